@@ -1,0 +1,58 @@
+"""Private learning people can actually run: DP-FTRL with correlated noise.
+
+>>> import dpftrl
+>>> everyone = dpftrl.MinSep(rounds=2052, min_sep=342)
+>>> loss = dpftrl.mechanism("blt-b400").loss(everyone)
+>>> print(f"{loss.max_loss:.2f} {loss.rms_loss:.2f} {loss.sensitivity.kind}")
+10.81 9.71 exact
+"""
+
+from dpftrl import errors
+from dpftrl.errors import DpftrlError
+from dpftrl.mechanisms import (
+    BLT,
+    Banded,
+    BandedInverse,
+    BinaryTree,
+    FullTree,
+    Independent,
+    Loss,
+    Mechanism,
+    SmoothTree,
+    SquareRoot,
+    StreamState,
+    Toeplitz,
+    ToeplitzMechanism,
+    load_mechanism,
+    mechanism,
+    save_mechanism,
+)
+from dpftrl.participation import FixedEpochs, MinSep, Participation
+from dpftrl.sensitivity import Sensitivity
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BLT",
+    "Banded",
+    "BandedInverse",
+    "BinaryTree",
+    "DpftrlError",
+    "FixedEpochs",
+    "FullTree",
+    "Independent",
+    "Loss",
+    "Mechanism",
+    "MinSep",
+    "Participation",
+    "Sensitivity",
+    "SmoothTree",
+    "SquareRoot",
+    "StreamState",
+    "Toeplitz",
+    "ToeplitzMechanism",
+    "errors",
+    "load_mechanism",
+    "mechanism",
+    "save_mechanism",
+]

@@ -1,0 +1,56 @@
+"""Checks on input, written so that NaN fails them."""
+
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from typing import SupportsIndex
+
+from dpftrl.errors import InvalidInput
+
+
+def whole_number(name: str, value: SupportsIndex, at_least: int = 1) -> int:
+    """Return `value` as an int, or say why it cannot be one.
+
+    >>> whole_number("rounds", 0)
+    Traceback (most recent call last):
+    dpftrl.errors.InvalidInput: rounds must be a whole number of at least 1, got 0
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or not number >= at_least:
+        raise InvalidInput(f"{name} must be a whole number of at least {at_least}, got {value!r}")
+    return number
+
+
+def finite_numbers(name: str, values: Iterable[float], at_least: int = 1) -> tuple[float, ...]:
+    """Return `values` as a tuple of finite floats, or name the first that is not.
+
+    >>> finite_numbers("theta", [0.5, float("nan")])
+    Traceback (most recent call last):
+    dpftrl.errors.InvalidInput: theta must be finite numbers, got nan at position 1
+    """
+    try:
+        given = tuple(values)
+        numbers = tuple(float(value) for value in given)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInput(f"{name} must be a sequence of numbers ({error})") from None
+    if isinstance(values, str | dict) or any(isinstance(value, str | bool) for value in given):
+        raise InvalidInput(f"{name} must be a sequence of numbers, got {values!r:.60}")
+    for position, number in enumerate(numbers):
+        if not math.isfinite(number):
+            raise InvalidInput(
+                f"{name} must be finite numbers, got {number} at position {position}"
+            )
+    if len(numbers) < at_least:
+        raise InvalidInput(f"{name} needs at least {at_least} number(s), got {len(numbers)}")
+    return numbers
+
+
+def all_within(name: str, values: Sequence[float], low: float, high: float) -> None:
+    """Refuse the first value outside [low, high]."""
+    for position, value in enumerate(values):
+        if not low <= value <= high:
+            limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+            raise InvalidInput(f"{name} must be {limits}, got {value!r} at position {position}")

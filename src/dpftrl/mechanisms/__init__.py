@@ -1,0 +1,32 @@
+"""Correlated noise mechanisms, one family a file."""
+
+from dpftrl.mechanisms.banded import Banded
+from dpftrl.mechanisms.banded_inverse import BandedInverse
+from dpftrl.mechanisms.base import Loss, Mechanism, StreamState
+from dpftrl.mechanisms.blt import BLT
+from dpftrl.mechanisms.files import load_mechanism, save_mechanism
+from dpftrl.mechanisms.independent import Independent
+from dpftrl.mechanisms.names import mechanism
+from dpftrl.mechanisms.smooth_tree import SmoothTree
+from dpftrl.mechanisms.square_root import SquareRoot
+from dpftrl.mechanisms.toeplitz import Toeplitz, ToeplitzMechanism
+from dpftrl.mechanisms.tree import BinaryTree, FullTree
+
+__all__ = [
+    "BLT",
+    "Banded",
+    "BandedInverse",
+    "BinaryTree",
+    "FullTree",
+    "Independent",
+    "Loss",
+    "Mechanism",
+    "SmoothTree",
+    "SquareRoot",
+    "StreamState",
+    "Toeplitz",
+    "ToeplitzMechanism",
+    "load_mechanism",
+    "mechanism",
+    "save_mechanism",
+]

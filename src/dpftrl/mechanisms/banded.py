@@ -1,0 +1,162 @@
+"""BandMF: general lower-triangular strategies with few bands."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self, final
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dpftrl.checks import whole_number
+from dpftrl.errors import InvalidInput
+from dpftrl.mechanisms.base import Matrix, Mechanism, Rows, StreamState, Vector
+from dpftrl.mechanisms.square_root import square_root_series
+from dpftrl.mechanisms.toeplitz import forward_substitution, invert_lower
+from dpftrl.participation import MinSep, Participation
+from dpftrl.sensitivity import Sensitivity
+from dpftrl.sensitivity.banded import banded_pattern_norm, banded_sensitivity
+from dpftrl.sensitivity.dense import brute_force, brute_force_is_cheap
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class Banded(Mechanism):
+    """C lower triangular, with entries only on the diagonal and the P - 1 diagonals below it.
+
+    Attributes:
+        columns: A read-only array of P x n numbers; columns[p, j] is C[j + p, j]. Entries that
+            would lie below the last row must be zero. BandMF gives all columns the same norm.
+
+    >>> Banded([[1.0, 1.0, 1.0], [0.5, 0.5, 0.0]]).strategy(3)
+    array([[1. , 0. , 0. ],
+           [0.5, 1. , 0. ],
+           [0. , 0.5, 1. ]])
+    """
+
+    family = "banded"
+
+    columns: Matrix
+    _digest: str
+
+    def __init__(self, columns: ArrayLike):
+        held = np.array(columns, dtype=np.float64, order="C")
+        if held.ndim != 2 or not 1 <= held.shape[0] <= held.shape[1]:
+            raise InvalidInput(
+                "columns must be an array of P bands by n >= P rounds, "
+                f"got one of shape {held.shape}"
+            )
+        if not np.all(np.isfinite(held)):
+            raise InvalidInput("columns must be finite numbers, got NaN or infinity")
+        if not np.all(held[0] > 0):
+            raise InvalidInput("the diagonal of C, columns[0], must be positive")
+        if np.any(held[_below_last_row(*held.shape)]):
+            raise InvalidInput("columns must be zero where they would reach below the last row")
+        held.flags.writeable = False
+        digest = hashlib.sha256(repr(held.shape).encode() + held.tobytes()).hexdigest()
+        object.__setattr__(self, "columns", held)
+        object.__setattr__(self, "_digest", digest)
+
+    @classmethod
+    def square_root(cls, bands: int, rounds: int) -> Self:
+        """The square root cut to its first bands, every column scaled to norm 1.
+
+        Where optimising BandMF starts from; close to it already.
+        """
+        rounds = whole_number("rounds", rounds)
+        c = square_root_series(min(whole_number("bands", bands), rounds))
+        columns = np.tile(c[:, None], rounds)
+        columns[_below_last_row(*columns.shape)] = 0.0
+        return cls(columns / np.linalg.norm(columns, axis=0))
+
+    @property
+    def name(self) -> str:
+        """With its number of bands."""
+        return f"banded:{len(self.columns)}"
+
+    @property
+    def rounds(self) -> int:
+        """As many as C has columns."""
+        return self.columns.shape[1]
+
+    def _leading(self, rounds: int) -> Matrix:
+        """The columns of the first `rounds` rows and columns of C."""
+        columns = self.columns[:rounds, : self.check_rounds(rounds)].copy()
+        columns[_below_last_row(*columns.shape)] = 0.0
+        return columns
+
+    def sensitivity(self, participation: Participation) -> Sensitivity:
+        """See `dpftrl.sensitivity.banded.banded_sensitivity`; brute force where that is cheap."""
+        columns = self._leading(participation.rounds)
+        found = banded_sensitivity(columns, participation)
+        if found.kind == "exact" or not isinstance(participation, MinSep):
+            return found
+        if brute_force_is_cheap(participation):
+            return brute_force(self.strategy(participation.rounds), participation)
+        return found
+
+    def pattern_norm(self, pattern: Sequence[int], rounds: int) -> float:
+        """The norm of the sum of the columns (in absolute value)."""
+        return banded_pattern_norm(self._leading(rounds), pattern)
+
+    def error_curve(self, rounds: int) -> Vector:
+        """Row norms of B = A C^-1, solved from B C = A a column at a time, last first.
+
+        Column j of B is (column j of A - sum_p C[j + p, j] column j + p of B) / C[j, j].
+        """
+        columns = self._leading(rounds)
+        bands = len(columns)
+        recent = np.zeros((bands, rounds))  # columns j + 1, j + 2, ... of B, as a ring
+        variance = np.zeros(rounds)
+        for j in reversed(range(rounds)):
+            below = np.arange(j + 1, min(j + bands, rounds))
+            column = -(columns[below - j, j] @ recent[below % bands])
+            column[j:] += 1.0
+            column /= columns[0, j]
+            recent[j % bands] = column
+            variance += column**2
+        return np.sqrt(variance)
+
+    def memory(self, rounds: int) -> int:
+        """One vector for each band but the diagonal."""
+        return min(len(self.columns), self.check_rounds(rounds)) - 1
+
+    def _step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]:
+        lags = np.arange(min(len(self.columns), state.round + 1))
+        row_of_c = self.columns[lags, state.round - lags]
+        return forward_substitution(state, rows, row_of_c, keep=len(self.columns) - 1)
+
+    def strategy(self, rounds: int) -> Matrix:
+        """C, written out."""
+        columns = self._leading(self.check_dense(rounds))
+        dense = np.zeros((rounds, rounds))
+        for p, band in enumerate(columns):
+            dense[np.arange(p, rounds), np.arange(rounds - p)] = band[: rounds - p]
+        return dense
+
+    def decoder(self, rounds: int) -> Matrix:
+        """C^-1."""
+        return invert_lower(self.strategy(rounds))
+
+    def parameters(self) -> dict[str, Any]:
+        """The array of columns."""
+        return {"columns": self.columns}
+
+    @classmethod
+    def from_parameters(cls, parameters: dict[str, Any]) -> Self:
+        """From the array of columns."""
+        return cls(**parameters)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Banded) and self._digest == other._digest
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
+
+    def __repr__(self) -> str:
+        bands, rounds = self.columns.shape
+        return f"Banded({bands} bands, {rounds} rounds, sha256 {self._digest[:8]})"
+
+
+def _below_last_row(bands: int, rounds: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    return np.add.outer(np.arange(bands), np.arange(rounds)) >= rounds

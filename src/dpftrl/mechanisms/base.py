@@ -1,0 +1,191 @@
+"""The one protocol that every mechanism family meets.
+
+A mechanism is a strategy C and a decoder D with D C = I. Training adds the rows of D Z to the sums
+of clipped updates, for Z of independent Gaussians; the release is then post-processing of C X + Z.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl.checks import whole_number
+from dpftrl.errors import RoundsExceeded, TooLarge
+from dpftrl.participation import Participation
+from dpftrl.sensitivity import Sensitivity
+
+Vector = NDArray[np.float64]
+Matrix = NDArray[np.float64]
+
+# Gives row i of Z, the independent Gaussians, for a block of coordinates. Asked twice for the same
+# row, it must give the same numbers.
+Rows = Callable[[int], Vector]
+
+# Rounds to which dense matrices, and vectors with one entry a round, are kept.
+DENSE_LIMIT = 10_000
+CURVE_LIMIT = 20_000_000
+
+
+class StreamState(NamedTuple):
+    """Where a stream of noise stands: all that the next step needs.
+
+    Whoever holds it together with a released model can take the noise off again: keep it secret.
+
+    Attributes:
+        round: Rounds made so far.
+        next_row: Rows of Z taken so far; the next one has this index.
+        buffers: One row for each model-sized vector that is kept.
+    """
+
+    round: int
+    next_row: int
+    buffers: Matrix
+
+
+@final
+@dataclass(frozen=True)
+class Loss:
+    """Error at a fixed privacy level: what mechanisms are compared by.
+
+    `max_loss` and `rms_loss` are the standard deviation of the noise on prefix sums, the largest
+    and the root mean square over rounds, with noise scaled to the sensitivity. Never squared.
+    """
+
+    max_error: float
+    rms_error: float
+    sensitivity: Sensitivity
+
+    @property
+    def max_loss(self) -> float:
+        """MaxError times sensitivity."""
+        return self.max_error * self.sensitivity.value
+
+    @property
+    def rms_loss(self) -> float:
+        """RmsError times sensitivity."""
+        return self.rms_error * self.sensitivity.value
+
+
+class Mechanism(ABC):
+    """A correlated noise mechanism: an immutable value."""
+
+    family: ClassVar[str]
+
+    @property
+    def name(self) -> str:
+        """What to call it in a table or on the command line."""
+        return self.family
+
+    @property
+    def rounds(self) -> int | None:
+        """The last number of rounds it supports; None if it runs on for ever."""
+        return None
+
+    @abstractmethod
+    def sensitivity(self, participation: Participation) -> Sensitivity:
+        """How far one client can move C X, at clip norm 1."""
+
+    @abstractmethod
+    def pattern_norm(self, pattern: Sequence[int], rounds: int) -> float:
+        """The most that one client with exactly this pattern can move C X, at clip norm 1."""
+
+    @abstractmethod
+    def error_curve(self, rounds: int) -> Vector:
+        """Standard deviation of the noise on each of the first `rounds` prefix sums, for unit Z."""
+
+    def max_error(self, rounds: int) -> float:
+        """The largest value of the error curve."""
+        return float(self.error_curve(rounds).max())
+
+    def rms_error(self, rounds: int) -> float:
+        """The root mean square of the error curve."""
+        return float(np.sqrt(np.mean(self.error_curve(rounds) ** 2)))
+
+    @final
+    def loss(self, participation: Participation) -> Loss:
+        """Errors and sensitivity for one participation."""
+        self.check_rounds(participation.rounds)
+        return Loss(
+            max_error=self.max_error(participation.rounds),
+            rms_error=self.rms_error(participation.rounds),
+            sensitivity=self.sensitivity(participation),
+        )
+
+    @abstractmethod
+    def memory(self, rounds: int) -> int:
+        """Model-sized vectors that a stream keeps between rounds."""
+
+    @final
+    def init(self, size: int) -> StreamState:
+        """A stream at round 0, for `size` coordinates."""
+        return StreamState(0, 0, np.zeros((0, whole_number("size", size))))
+
+    @final
+    def step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]:
+        """The next row of D Z, and the state after it.
+
+        A reference in float64, one block of coordinates at a time.
+        """
+        if self.rounds is not None and state.round >= self.rounds:
+            raise RoundsExceeded(
+                f"{self.name} was built for {self.rounds} rounds and has made them all; "
+                "build one for more rounds, or use a mechanism that runs on, such as blt"
+            )
+        return self._step(state, rows)
+
+    @abstractmethod
+    def _step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]: ...
+
+    @abstractmethod
+    def strategy(self, rounds: int) -> Matrix:
+        """C as a dense matrix, for few rounds."""
+
+    @abstractmethod
+    def decoder(self, rounds: int) -> Matrix:
+        """D as a dense matrix, for few rounds: D C is the identity."""
+
+    @abstractmethod
+    def parameters(self) -> dict[str, Any]:
+        """What distinguishes it within its family, ready for JSON (arrays may be numpy's)."""
+
+    @classmethod
+    @abstractmethod
+    def from_parameters(cls, parameters: dict[str, Any]) -> Self:
+        """The mechanism with these parameters, checked."""
+
+    @final
+    def check_rounds(self, rounds: int) -> int:
+        """Refuse a number of rounds that this mechanism does not support."""
+        rounds = whole_number("rounds", rounds)
+        if self.rounds is not None and rounds > self.rounds:
+            raise RoundsExceeded(
+                f"{self.name} supports {self.rounds} rounds, got {rounds}; "
+                "build one for more rounds, or use a mechanism that runs on, such as blt"
+            )
+        return rounds
+
+    @final
+    def check_curve(self, rounds: int) -> int:
+        """Refuse to make a vector with one entry a round that would fill the memory."""
+        if self.check_rounds(rounds) > CURVE_LIMIT:
+            raise TooLarge(
+                f"{self.name} needs one number a round, kept to {CURVE_LIMIT:,} rounds, "
+                f"got {rounds:,}; blt, tree and independent have closed forms for any number"
+            )
+        return rounds
+
+    @final
+    def check_dense(self, rounds: int) -> int:
+        """Refuse to write down a matrix that would fill the memory."""
+        if self.check_rounds(rounds) > DENSE_LIMIT:
+            raise TooLarge(
+                f"a dense {self.name} is kept to {DENSE_LIMIT} rounds, got {rounds}; "
+                "use the coefficients, the error curve or the stream instead"
+            )
+        return rounds
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,158 @@
+"""Mechanisms as files: JSON, with large matrices beside it in safetensors.
+
+A file says its format, its version, the family and the parameters. `about` is free for notes on
+where the mechanism comes from and is not read back. Floats read back to the last bit.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from dpftrl.errors import DpftrlError, InvalidInput
+from dpftrl.mechanisms.banded import Banded
+from dpftrl.mechanisms.banded_inverse import BandedInverse
+from dpftrl.mechanisms.base import Mechanism
+from dpftrl.mechanisms.blt import BLT
+from dpftrl.mechanisms.independent import Independent
+from dpftrl.mechanisms.smooth_tree import SmoothTree
+from dpftrl.mechanisms.square_root import SquareRoot
+from dpftrl.mechanisms.toeplitz import Toeplitz
+from dpftrl.mechanisms.tree import BinaryTree, FullTree
+
+FAMILIES: dict[str, type[Mechanism]] = {
+    kind.family: kind
+    for kind in (
+        Independent,
+        BLT,
+        SquareRoot,
+        Toeplitz,
+        Banded,
+        BandedInverse,
+        BinaryTree,
+        FullTree,
+        SmoothTree,
+    )
+}
+
+MOST_BYTES = 64 * 2**20
+
+
+class MechanismFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What the JSON holds."""
+
+    format: Literal["dpftrl mechanism"]
+    version: Literal[1]
+    family: str
+    parameters: dict[str, Any]
+    about: dict[str, Any] = {}
+
+
+class MatrixBeside(msgspec.Struct, forbid_unknown_fields=True):
+    """Stands in the parameters for a matrix in a safetensors file in the same folder."""
+
+    file: str
+    sha256: str
+
+
+def save_mechanism(
+    mechanism: Mechanism, path: str | os.PathLike[str], about: dict[str, Any] | None = None
+) -> None:
+    """Write a mechanism to a .json file, replacing one that is there."""
+    target = _json_path(path)
+    parameters = {
+        name: _matrix_out(name, value, target) for name, value in mechanism.parameters().items()
+    }
+    content = MechanismFile("dpftrl mechanism", 1, mechanism.family, parameters, about or {})
+    _replace(target, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+
+
+def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
+    """Read a mechanism from a .json file, or say what is wrong with it."""
+    target = _json_path(path)
+    try:
+        content = msgspec.json.decode(_read(target), type=MechanismFile)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{target} is not a mechanism file: {error}") from None
+    family = FAMILIES.get(content.family)
+    if family is None:
+        known = ", ".join(FAMILIES)
+        raise InvalidInput(f"{target}: no family {content.family!r:.60}; there are {known}")
+    parameters = {
+        name: _matrix_in(name, value, target) for name, value in content.parameters.items()
+    }
+    try:
+        return family.from_parameters(parameters)
+    except DpftrlError as error:
+        raise InvalidInput(f"{target}: {error}") from None
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"{target}: unfit parameters for {content.family} ({error})") from None
+
+
+def _json_path(path: str | os.PathLike[str]) -> Path:
+    target = Path(path)
+    if target.suffix != ".json":
+        raise InvalidInput(f"a mechanism file ends in .json, got {str(target)!r}")
+    return target
+
+
+def _matrix_out(name: str, value: Any, beside: Path) -> Any:
+    """Write a matrix beside the JSON and return the reference to it; leave the rest as it is."""
+    if not isinstance(value, np.ndarray):
+        return value
+    from safetensors.numpy import save
+
+    content = save({name: np.ascontiguousarray(value)})
+    target = beside.with_suffix(".safetensors")
+    _replace(target, content)
+    return {"file": target.name, "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _matrix_in(name: str, value: Any, beside: Path) -> Any:
+    """Read the matrix that a reference stands for; leave the rest as it is."""
+    if not isinstance(value, dict):
+        return value
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        where = msgspec.convert(value, MatrixBeside)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"{beside}: {name} is no reference to a matrix: {error}") from None
+    if Path(where.file).name != where.file or not where.file.endswith(".safetensors"):
+        raise InvalidInput(
+            f"{beside}: {name} must lie in the same folder and end in .safetensors, "
+            f"got {where.file!r:.80}"
+        )
+    target = beside.parent / where.file
+    content = _read(target, limit=2**32)
+    if hashlib.sha256(content).hexdigest() != where.sha256:
+        raise InvalidInput(f"{target} is not the matrix that {beside.name} was saved with")
+    try:
+        return load(content)[name]
+    except (SafetensorError, KeyError) as error:
+        raise InvalidInput(f"{target} holds no matrix {name!r}: {error}") from None
+
+
+def _read(path: Path, limit: int = MOST_BYTES) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size > limit:
+            raise InvalidInput(f"{path} has {size:,} bytes, more than any mechanism file")
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write beside the target first, so that a crash leaves the old file or the new one."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise InvalidInput(f"{path} cannot be written: {error.strerror}") from None
