@@ -4,7 +4,7 @@
 >>> everyone = dpftrl.MinSep(rounds=2052, min_sep=342)
 >>> loss = dpftrl.mechanism("blt-b400").loss(everyone)
 >>> print(f"{loss.max_loss:.2f} {loss.rms_loss:.2f} {loss.sensitivity.kind}")
-10.81 9.71 exact
+10.75 9.69 exact
 """
 
 from dpftrl import errors

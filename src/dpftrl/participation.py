@@ -41,6 +41,12 @@ class Participation(ABC):
         object.__setattr__(self, "min_sep", min_sep)
         object.__setattr__(self, "max_participations", min(cap, -(-rounds // min_sep)))
 
+    def __str__(self) -> str:
+        return (
+            f"{self.rounds:,} rounds, min-sep {self.min_sep:,}, "
+            f"at most {self.max_participations:,} participation(s)"
+        )
+
     @abstractmethod
     def patterns(self) -> Iterator[Pattern]:
         """Every non-empty pattern; use `pattern_count` first to learn how many there are."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dpftrl.checks import whole_number
-from dpftrl.errors import InvalidInput
+from dpftrl.errors import InvalidInput, TooLarge
 from dpftrl.mechanisms.base import Matrix, Mechanism, Rows, StreamState, Vector
 from dpftrl.mechanisms.square_root import square_root_series
 from dpftrl.mechanisms.toeplitz import forward_substitution, invert_lower
@@ -17,6 +17,12 @@ from dpftrl.participation import MinSep, Participation
 from dpftrl.sensitivity import Sensitivity
 from dpftrl.sensitivity.banded import banded_pattern_norm, banded_sensitivity
 from dpftrl.sensitivity.dense import brute_force, brute_force_is_cheap
+
+# Multiplications for one error curve (about a minute), entries of one matrix, and the least width
+# of a block that is solved for at once.
+MOST_WORK = 2e12
+MOST_ENTRIES = 2e8
+SMALLEST_BLOCK = 64
 
 
 @final
@@ -64,7 +70,13 @@ class Banded(Mechanism):
         Where optimising BandMF starts from; close to it already.
         """
         rounds = whole_number("rounds", rounds)
-        c = square_root_series(min(whole_number("bands", bands), rounds))
+        bands = min(whole_number("bands", bands), rounds)
+        if bands * rounds > MOST_ENTRIES:
+            raise TooLarge(
+                f"{bands:,} bands of {rounds:,} rounds are too much for a general matrix; "
+                "use band-sqrt, whose coefficients do not depend on the round"
+            )
+        c = square_root_series(bands)
         columns = np.tile(c[:, None], rounds)
         columns[_below_last_row(*columns.shape)] = 0.0
         return cls(columns / np.linalg.norm(columns, axis=0))
@@ -100,21 +112,23 @@ class Banded(Mechanism):
         return banded_pattern_norm(self._leading(rounds), pattern)
 
     def error_curve(self, rounds: int) -> Vector:
-        """Row norms of B = A C^-1, solved from B C = A a column at a time, last first.
-
-        Column j of B is (column j of A - sum_p C[j + p, j] column j + p of B) / C[j, j].
-        """
-        columns = self._leading(rounds)
-        bands = len(columns)
-        recent = np.zeros((bands, rounds))  # columns j + 1, j + 2, ... of B, as a ring
+        """Row norms of B = A C^-1, solved from B C = A a block of columns at a time, last first."""
+        columns = self._leading(self.check_curve(rounds))
+        width = max(len(columns), SMALLEST_BLOCK)
+        if rounds * rounds * width > MOST_WORK:
+            raise TooLarge(
+                f"the error of {self.name} at {rounds:,} rounds takes too long; "
+                "use fewer rounds, fewer bands, or a Toeplitz mechanism"
+            )
         variance = np.zeros(rounds)
-        for j in reversed(range(rounds)):
-            below = np.arange(j + 1, min(j + bands, rounds))
-            column = -(columns[below - j, j] @ recent[below % bands])
-            column[j:] += 1.0
-            column /= columns[0, j]
-            recent[j % bands] = column
-            variance += column**2
+        later = np.zeros((rounds, 0))  # the block of B to the right of this one
+        for start in reversed(range(0, rounds, width)):
+            stop = min(start + width, rounds)
+            block = _dense_columns(columns, start, stop)
+            prefix_sums = np.tri(rounds, stop - start, -start)
+            rest = prefix_sums - later @ block[stop - start :][: later.shape[1]]
+            later = np.linalg.solve(block[: stop - start].T, rest.T).T
+            variance += np.einsum("ij,ij->i", later, later)
         return np.sqrt(variance)
 
     def memory(self, rounds: int) -> int:
@@ -129,10 +143,7 @@ class Banded(Mechanism):
     def strategy(self, rounds: int) -> Matrix:
         """C, written out."""
         columns = self._leading(self.check_dense(rounds))
-        dense = np.zeros((rounds, rounds))
-        for p, band in enumerate(columns):
-            dense[np.arange(p, rounds), np.arange(rounds - p)] = band[: rounds - p]
-        return dense
+        return _dense_columns(columns, 0, rounds)[:rounds]
 
     def decoder(self, rounds: int) -> Matrix:
         """C^-1."""
@@ -156,6 +167,15 @@ class Banded(Mechanism):
     def __repr__(self) -> str:
         bands, rounds = self.columns.shape
         return f"Banded({bands} bands, {rounds} rounds, sha256 {self._digest[:8]})"
+
+
+def _dense_columns(columns: Matrix, start: int, stop: int) -> Matrix:
+    """Columns `start` to `stop` of C, dense, in the rows from `start` on that they can reach."""
+    bands, width = len(columns), stop - start
+    dense = np.zeros((width + bands, width))
+    for p in range(bands):
+        dense[np.arange(p, p + width), np.arange(width)] = columns[p, start:stop]
+    return dense
 
 
 def _below_last_row(bands: int, rounds: int) -> np.ndarray[Any, np.dtype[np.bool_]]:

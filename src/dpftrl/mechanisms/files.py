@@ -105,7 +105,7 @@ def _matrix_out(name: str, value: Any, beside: Path) -> Any:
         return value
     from safetensors.numpy import save
 
-    content = save({name: np.ascontiguousarray(value)})
+    content = save({name: np.array(value, dtype=np.float64, order="C")})
     target = beside.with_suffix(".safetensors")
     _replace(target, content)
     return {"file": target.name, "sha256": hashlib.sha256(content).hexdigest()}

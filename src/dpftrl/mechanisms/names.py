@@ -132,7 +132,7 @@ def mechanism(name: str, participation: Participation | None = None) -> Mechanis
     SquareRoot(bands=342)
     >>> mechanism("trea")
     Traceback (most recent call last):
-    dpftrl.errors.UnknownMechanism: there is no mechanism 'trea'; did you mean tree?
+    dpftrl.errors.UnknownMechanism: there is no mechanism 'trea'; did you mean tree or tree-vanilla?
     """
     family, colon, parameter = name.partition(":")
     for entry in CATALOGUE:

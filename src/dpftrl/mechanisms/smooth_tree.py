@@ -116,6 +116,15 @@ class SmoothTree(Mechanism):
         """The same for every prefix: as many nodes as there are ones."""
         return np.full(self.check_curve(rounds), (self.height / 2) ** 0.5)
 
+    def max_error(self, rounds: int) -> float:
+        """The same for every prefix."""
+        self.check_rounds(rounds)
+        return (self.height / 2) ** 0.5
+
+    def rms_error(self, rounds: int) -> float:
+        """The same for every prefix."""
+        return self.max_error(rounds)
+
     def memory(self, rounds: int) -> int:
         """The nodes of one prefix."""
         return self.height // 2 if self.check_rounds(rounds) > 1 else 0

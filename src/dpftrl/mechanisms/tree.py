@@ -6,7 +6,7 @@ the order in which they are completed: a round's own leaf first, then every bloc
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Self, final
 
 import numpy as np
@@ -264,6 +264,7 @@ def tree_strategy(rounds: int) -> Matrix:
     return dense
 
 
+@lru_cache(maxsize=64)
 def tree_sensitivity(participation: Participation) -> Sensitivity:
     """Sensitivity of the complete dyadic blocks within the rounds."""
     rounds = participation.rounds

@@ -18,6 +18,8 @@ Matrix = NDArray[np.float64]
 # Multiplications, and table entries, beyond which cheaper bounds take the programme's place.
 MOST_WORK = 2e10
 MOST_ENTRIES = 1e8
+# Patterns that are tried one by one where a participation has no more.
+MOST_PATTERNS = 20_000
 
 
 def banded_sensitivity(columns: Matrix, participation: Participation) -> Sensitivity:
@@ -32,7 +34,7 @@ def banded_sensitivity(columns: Matrix, participation: Participation) -> Sensiti
     bands, rounds = columns.shape
     most = participation.max_participations
     gaps = range(participation.min_sep, min(bands, rounds))
-    if isinstance(participation, FixedEpochs):
+    if isinstance(participation, FixedEpochs) and participation.pattern_count() <= MOST_PATTERNS:
         return _worst_of_few(columns, participation)
     energy = np.einsum("pj,pj->j", columns, columns)
     if not gaps:

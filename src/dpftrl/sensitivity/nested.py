@@ -23,7 +23,9 @@ from dpftrl.participation import FixedEpochs, Participation, Pattern
 from dpftrl.sensitivity.result import Sensitivity
 
 # Table entries after which the programme gives way to a bound: under a minute on slow machines.
-MOST_WORK = 1_500_000_000
+MOST_WORK = 1_000_000_000
+# Patterns that are tried one by one where a participation has no more.
+MOST_PATTERNS = 20_000
 # What one numpy call costs, in table entries.
 CALL_COST = 3_000
 
@@ -126,7 +128,8 @@ def nested_sensitivity(
         so the programme is exact. Where it would take over a minute, each level's share is bounded
         on its own: a block of m rounds holds at most ceil(m / min_sep) of the participations.
     """
-    if isinstance(participation, FixedEpochs):
+    few = isinstance(participation, FixedEpochs) and participation.pattern_count() <= MOST_PATTERNS
+    if few:
         worst = max(participation.patterns(), key=pattern_norm)
         return Sensitivity.exact(pattern_norm(worst), worst)
     earliest = participation.earliest()
@@ -139,9 +142,12 @@ def nested_sensitivity(
         min(participation.min_sep, participation.rounds), participation.max_participations
     )
     try:
-        return Sensitivity.exact(blocks.best(build(blocks)) ** 0.5)
+        best = blocks.best(build(blocks)) ** 0.5
     except TooLarge:
         return quick
+    if isinstance(participation, FixedEpochs):  # exact for any gaps of at least so many rounds
+        return Sensitivity.between(attained, best, earliest)
+    return Sensitivity.exact(best)
 
 
 def _level_bound(sizes: dict[int, int], participation: Participation) -> int:

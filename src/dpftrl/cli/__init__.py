@@ -1,0 +1,1 @@
+"""The `dpftrl` command: one file a command, no maths."""

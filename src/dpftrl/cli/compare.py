@@ -1,0 +1,105 @@
+"""`dpftrl compare`: mechanisms side by side."""
+
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from dpftrl.cli.loss import loss_as_json
+from dpftrl.cli.options import json_option, participation_options, resolve
+from dpftrl.cli.output import number, print_json, print_table, sensitivity_text, working
+from dpftrl.errors import RoundsExceeded, TooLarge
+from dpftrl.participation import Participation
+from dpftrl.report.plots import Rival, plot_comparison
+
+RIVALS = (
+    "blt-b100",
+    "blt-b400",
+    "blt-b1000",
+    "banded",
+    "band-sqrt",
+    "inv-sqrt",
+    "sqrt",
+    "tree-full",
+    "tree",
+    "tree-vanilla",
+    "smooth-tree",
+    "independent",
+)
+BAR = 24
+
+
+@click.command()
+@click.argument("names", metavar="[MECH]...", nargs=-1)
+@participation_options
+@click.option(
+    "--sort",
+    type=click.Choice(["rms", "max"]),
+    default="rms",
+    show_default=True,
+    help="Which loss to order by.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw it: FILE.png, .svg or .pdf.",
+)
+@json_option
+def compare(
+    names: tuple[str, ...],
+    participation: Participation,
+    sort: str,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare mechanisms for one participation, the best first.
+
+    Without MECH it takes all that need no further choice. A mechanism that does not support so many
+    rounds, or would take too long, is listed with the reason.
+    """
+    found: list[Rival] = []
+    left_out: dict[str, str] = {}
+    for name in dict.fromkeys(names or RIVALS):
+        with working(f"computing {name}"):
+            try:
+                mechanism = resolve(name, participation)
+                label = name if name.endswith(".json") else mechanism.name
+                found.append(Rival(label, mechanism, mechanism.loss(participation)))
+            except (RoundsExceeded, TooLarge) as reason:
+                left_out[name] = str(reason)
+    found.sort(key=lambda rival: _loss(rival, sort))
+    if plot is not None:
+        with working(f"drawing {plot}"):
+            plot_comparison(found, participation, plot)
+    if as_json:
+        rows = [loss_as_json(rival.mechanism, participation, rival.loss) for rival in found]
+        print_json({"mechanisms": rows, "left_out": left_out})
+        return
+    print_table(_table(found, participation, sort))
+    for name, reason in left_out.items():
+        click.echo(f"left out: {name}: {reason}", err=True)
+    if plot is not None:
+        click.echo(f"picture: {plot}", err=True)
+
+
+def _table(found: list[Rival], participation: Participation, sort: str) -> Table:
+    table = Table(title=str(participation))
+    table.add_column("mechanism", no_wrap=True)
+    for heading in ("max loss", "rms loss", "sensitivity", "memory"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column(f"{sort} loss", no_wrap=True)
+    scale = max((_loss(rival, sort) for rival in found), default=1.0)
+    for rival in found:
+        table.add_row(
+            rival.label,
+            number(rival.loss.max_loss),
+            number(rival.loss.rms_loss),
+            sensitivity_text(rival.loss.sensitivity),
+            f"{rival.mechanism.memory(participation.rounds):,}",
+            "█" * max(1, round(BAR * _loss(rival, sort) / scale)),
+        )
+    return table
+
+
+def _loss(rival: Rival, sort: str) -> float:
+    return rival.loss.rms_loss if sort == "rms" else rival.loss.max_loss

@@ -1,0 +1,59 @@
+"""`dpftrl loss`: error and sensitivity of one mechanism."""
+
+from typing import Any
+
+import click
+from rich.table import Table
+
+from dpftrl.cli.options import describe, json_option, participation_options, resolve
+from dpftrl.cli.output import number, print_json, print_table, sensitivity_text, working
+from dpftrl.mechanisms import Loss, Mechanism
+from dpftrl.participation import Participation
+
+
+@click.command()
+@click.argument("name", metavar="MECH")
+@participation_options
+@json_option
+def loss(name: str, participation: Participation, as_json: bool) -> None:
+    """Error, sensitivity and loss of one mechanism.
+
+    Errors are standard deviations of the noise on prefix sums, the largest and the root mean square
+    over rounds, for independent noise of standard deviation 1. Loss is error times sensitivity: the
+    error at a fixed privacy level, by which mechanisms compare.
+    """
+    with working(f"computing {name}"):
+        mechanism = resolve(name, participation)
+        result = mechanism.loss(participation)
+    if as_json:
+        print_json(loss_as_json(mechanism, participation, result))
+        return
+    table = Table(title=f"{mechanism.name}, {participation}", show_header=False)
+    table.add_row("max loss", number(result.max_loss))
+    table.add_row("rms loss", number(result.rms_loss))
+    table.add_row("max error", number(result.max_error))
+    table.add_row("rms error", number(result.rms_error))
+    kind = result.sensitivity.kind
+    table.add_row("sensitivity", f"{sensitivity_text(result.sensitivity)} ({kind})")
+    if kind != "exact":
+        table.add_row("worst pattern found", number(result.sensitivity.lower_bound))
+    table.add_row("memory", f"{mechanism.memory(participation.rounds):,} model-sized vectors")
+    print_table(table)
+
+
+def loss_as_json(
+    mechanism: Mechanism, participation: Participation, result: Loss
+) -> dict[str, Any]:
+    """One mechanism's losses, as every command prints them."""
+    return {
+        "mechanism": mechanism.name,
+        **describe(participation),
+        "max_loss": result.max_loss,
+        "rms_loss": result.rms_loss,
+        "max_error": result.max_error,
+        "rms_error": result.rms_error,
+        "sensitivity": result.sensitivity.value,
+        "sensitivity_kind": result.sensitivity.kind,
+        "sensitivity_lower_bound": result.sensitivity.lower_bound,
+        "memory": mechanism.memory(participation.rounds),
+    }

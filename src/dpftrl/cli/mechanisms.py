@@ -1,0 +1,58 @@
+"""`dpftrl mechanisms`: what there is."""
+
+from typing import Any
+
+import click
+from rich.table import Table
+
+from dpftrl.cli.options import Count, json_option
+from dpftrl.cli.output import print_json, print_table
+from dpftrl.mechanisms.names import CATALOGUE, mechanism
+from dpftrl.participation import MinSep
+
+EXAMPLES = {
+    "toeplitz": "toeplitz:1,0.5,0.25",
+    "banded-inverse": "banded-inverse:1,-0.5,-0.1",
+    "lambda": "lambda:0.9",
+}
+
+
+@click.command()
+@click.option("--rounds", type=Count(), default=2048, show_default=True, help="Rounds to run for.")
+@click.option("--min-sep", type=Count(), help="Bands where P is open.  [default: rounds / 6]")
+@json_option
+def mechanisms(rounds: int, min_sep: int | None, as_json: bool) -> None:
+    """List the mechanisms: what they are, the memory they take, the rounds they support.
+
+    Memory is in model-sized vectors that a stream keeps between rounds. Where a name leaves P open,
+    the table takes P = min-sep.
+    """
+    wanted = MinSep(rounds, min_sep or max(1, rounds // 6))
+    rows: list[dict[str, Any]] = []
+    for entry in CATALOGUE:
+        built = mechanism(EXAMPLES.get(entry.name, entry.name), wanted)
+        rows.append(
+            {
+                "name": entry.form,
+                "summary": entry.summary,
+                "memory": built.memory(rounds),
+                "rounds_supported": built.rounds,
+            }
+        )
+    if as_json:
+        print_json({"rounds": rounds, "min_sep": wanted.min_sep, "mechanisms": rows})
+        return
+    table = Table(title=f"Mechanisms, at {rounds:,} rounds and min-sep {wanted.min_sep:,}")
+    table.add_column("MECH", no_wrap=True)
+    table.add_column("what it is")
+    table.add_column("memory", justify="right")
+    table.add_column("rounds", justify="right")
+    for row in rows:
+        supported = row["rounds_supported"]
+        table.add_row(
+            row["name"],
+            row["summary"],
+            f"{row['memory']:,}",
+            "any" if supported is None else f"{supported:,}",
+        )
+    print_table(table)

@@ -1,0 +1,65 @@
+"""How commands print: tables for people, JSON for machines."""
+
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import click
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from dpftrl.sensitivity import Sensitivity
+
+# Without a terminal there is no width to fit into.
+PLAIN_WIDTH = 120
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def print_json(content: Any) -> None:
+    """Indented JSON on standard output."""
+    encoded = msgspec.json.encode(content, enc_hook=_plain)
+    click.echo(msgspec.json.format(encoded, indent=2).decode())
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    raise NotImplementedError(f"cannot write {type(value).__name__} as JSON")
+
+
+def print_table(table: Table) -> None:
+    """A table, in colour only on a terminal."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PLAIN_WIDTH)
+    console.print(table)
+
+
+def working(what: str) -> AbstractContextManager[Any]:
+    """Show on standard error that something is being computed, if a person is looking."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    return Console(stderr=True).status(what)
+
+
+def number(value: float) -> str:
+    """Four significant places or so, as a table wants them."""
+    return f"{value:,.3f}" if 0.01 <= abs(value) < 1e6 else f"{value:.4g}"
+
+
+def sensitivity_text(sensitivity: Sensitivity) -> str:
+    """The value, with a sign for a bound."""
+    sign = "" if sensitivity.kind == "exact" else "≤ "
+    return sign + number(sensitivity.value)
+
+
+def sparkline(values: np.ndarray[Any, np.dtype[np.float64]], width: int = 60) -> str:
+    """The size of numbers as a row of blocks, the largest full height, on a logarithmic scale."""
+    size = np.abs(values[:width])
+    if not size.max() > 0:
+        return BLOCKS[0] * len(size)
+    floor = size.max() * 1e-4
+    height = 1 + np.log10(np.maximum(size, floor) / size.max()) / 4
+    return "".join(BLOCKS[round(h * (len(BLOCKS) - 1))] for h in height)

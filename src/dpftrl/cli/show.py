@@ -1,0 +1,76 @@
+"""`dpftrl show`: what a mechanism is made of."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.table import Table
+
+from dpftrl.cli.options import Count, json_option, resolve
+from dpftrl.cli.output import print_json, print_table, sparkline
+from dpftrl.errors import InvalidInput
+from dpftrl.mechanisms import Mechanism, ToeplitzMechanism
+from dpftrl.participation import MinSep
+from dpftrl.report.plots import plot_coefficients
+
+
+@click.command()
+@click.argument("name", metavar="FILE|MECH")
+@click.option("--rounds", type=Count(), default=60, show_default=True, help="Coefficients to show.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw them: FILE.png, .svg or .pdf.",
+)
+@json_option
+def show(name: str, rounds: int, plot: Path | None, as_json: bool) -> None:
+    """Show a saved mechanism: its family, parameters, and coefficients drawn.
+
+    Drawn are the first column of C, which is what a client's update spreads to, and the last row of
+    C^-1 read backwards, which is how much of each earlier noise the newest carries.
+    """
+    mechanism = resolve(name, MinSep(rounds, rounds))
+    shown = min(rounds, mechanism.rounds or rounds)
+    strategy, inverse = _coefficients(mechanism, shown)
+    if plot is not None:
+        plot_coefficients({mechanism.name: (strategy, inverse)}, plot)
+    if as_json:
+        print_json(
+            {
+                "mechanism": mechanism.name,
+                "family": mechanism.family,
+                "parameters": mechanism.parameters(),
+                "rounds_supported": mechanism.rounds,
+                "memory": mechanism.memory(shown),
+                "strategy_coefficients": strategy,
+                "inverse_coefficients": inverse,
+            }
+        )
+        return
+    table = Table(title=name, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    table.add_row("mechanism", mechanism.name)
+    table.add_row("value", repr(mechanism))
+    supported = mechanism.rounds
+    table.add_row("rounds", "any" if supported is None else f"{supported:,}")
+    table.add_row("memory", f"{mechanism.memory(shown):,} model-sized vectors at {shown:,} rounds")
+    table.add_row("C", f"{sparkline(strategy)}  {strategy[0]:.4g} ... {strategy[-1]:.4g}")
+    table.add_row("C^-1", f"{sparkline(inverse)}  {inverse[0]:.4g} ... {inverse[-1]:.4g}")
+    print_table(table)
+    if plot is not None:
+        click.echo(f"picture: {plot}", err=True)
+
+
+def _coefficients(mechanism: Mechanism, rounds: int) -> tuple[Any, Any]:
+    if isinstance(mechanism, ToeplitzMechanism):
+        inverse = mechanism.inverse_coefficients(mechanism.check_curve(rounds))
+        strategy = np.zeros(rounds)
+        given = mechanism.coefficients(rounds)
+        strategy[: len(given)] = given
+        return strategy, inverse
+    strategy, decoder = mechanism.strategy(rounds), mechanism.decoder(rounds)
+    if not strategy.any():
+        raise InvalidInput(f"{mechanism.name} has nothing to draw")
+    return strategy[:, 0], decoder[-1, ::-1]
