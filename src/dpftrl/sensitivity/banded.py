@@ -39,7 +39,7 @@ def banded_sensitivity(columns: Matrix, participation: Participation) -> Sensiti
     energy = np.einsum("pj,pj->j", columns, columns)
     if not gaps:
         equal_norms = Sensitivity.between(
-            _attained(columns, participation.earliest()), (most * energy.max()) ** 0.5
+            _attained(columns, participation.earliest()), (most * float(energy.max())) ** 0.5
         )
         if equal_norms.kind == "exact":
             return equal_norms
