@@ -1,0 +1,201 @@
+"""The best BLT for a participation, in milliseconds at any number of rounds."""
+
+import time
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl.checks import whole_number
+from dpftrl.errors import InvalidInput
+from dpftrl.mechanisms import BLT
+from dpftrl.optimize.blt_chain import chain, free_numbers, pull_back
+from dpftrl.optimize.blt_objective import BltObjective
+from dpftrl.optimize.newton import Function, Minimum, minimise
+from dpftrl.optimize.result import Objective, Optimised, check_objective
+from dpftrl.participation import Participation
+
+Array = NDArray[np.float64]
+
+# Up to so many buffers, fixed starts find the best; from there on the best with one buffer less
+# shows the way.
+DIRECT = 4
+# Newton steps for every start, for the better half, and for the best.
+COARSE, MIDDLE, FINE = 4, 6, 200
+KEPT = (8, 3)
+MOST_BUFFERS = 32
+AUTO_BUFFERS = 8
+AUTO_WITHIN = 1e-3
+
+
+class _Best(NamedTuple):
+    slow: Array
+    fast: Array
+    value: float
+    gradient_norm: float
+
+
+def optimize_blt(
+    participation: Participation,
+    buffers: int | Literal["auto"] = "auto",
+    objective: Objective = "max",
+) -> Optimised[BLT]:
+    """The BLT with the smallest loss.
+
+    Args:
+        participation: What to optimise for.
+        buffers: How many buffers, at most; `auto` takes the fewest that are within 0.1% of what
+            more would give. The best may need less: buffers that coincide are merged.
+        objective: `max` for MaxLoss, `rms` for RmsLoss.
+
+    The same input gives the same output, bit for bit.
+
+    >>> from dpftrl.participation import MinSep
+    >>> found = optimize_blt(MinSep(rounds=2052, min_sep=342), buffers=2)
+    >>> print(f"{found.loss.max_loss:.4f}")
+    10.8063
+    """
+    start = time.perf_counter()
+    check_objective(objective)
+    best = (
+        _auto(participation, objective)
+        if buffers == "auto"
+        else _search(participation, objective, _checked(buffers, participation))
+    )
+    mechanism = _finished(best)
+    return Optimised(
+        mechanism,
+        participation,
+        objective,
+        mechanism.loss(participation),
+        best.gradient_norm,
+        time.perf_counter() - start,
+    )
+
+
+def _checked(buffers: int, participation: Participation) -> int:
+    buffers = whole_number("buffers", buffers)
+    if buffers > min(participation.rounds, MOST_BUFFERS):
+        raise InvalidInput(
+            f"buffers must be at most the rounds, and {MOST_BUFFERS}, got {buffers} "
+            f"for {participation.rounds} rounds"
+        )
+    return buffers
+
+
+def _auto(participation: Participation, objective: Objective) -> _Best:
+    """The fewest buffers within a tolerance of the most that are worth trying."""
+    most = min(AUTO_BUFFERS, participation.rounds)
+    found: list[_Best] = []
+    for buffers in range(1, most + 1):
+        found.append(_search(participation, objective, buffers, found[-1] if found else None))
+        if len(found) > 2 and found[-3].value - found[-1].value < AUTO_WITHIN / 10:
+            break
+    return next(best for best in found if best.value <= found[-1].value + AUTO_WITHIN)
+
+
+def _search(
+    participation: Participation,
+    objective: Objective,
+    buffers: int,
+    smaller: _Best | None = None,
+) -> _Best:
+    """Newton's method from several starts, of which fewer and fewer are followed."""
+    if buffers > DIRECT and smaller is None:
+        smaller = _search(participation, objective, buffers - 1)
+    function = _free_function(BltObjective(participation, objective))
+    points = _starts(participation, buffers)
+    if smaller is not None and len(smaller.slow) == buffers - 1:
+        points = np.concatenate([points, _with_one_more(smaller)])
+    for steps, kept in zip((COARSE, MIDDLE), KEPT, strict=True):
+        points = _most_promising(minimise(function, points, steps, 1e-10), kept)
+    end = minimise(function, points, FINE, 1e-12)
+    best = int(end.values.argmin())
+    slow, fast = chain(end.points[[best]])
+    gradient = float(np.abs(end.gradients[best]).max())
+    found = _Best(slow[0], fast[0], float(end.values[best]), gradient)
+    return found if smaller is None or found.value < smaller.value else smaller
+
+
+def _free_function(objective: BltObjective) -> Function:
+    def function(free: Array) -> tuple[Array, Array]:
+        with np.errstate(all="ignore"):  # a chain whose links meet has no finite loss
+            slow, fast = chain(free)
+            values, by_slow, by_fast = objective(slow, fast)
+            gradients = pull_back(free, by_slow, by_fast)
+        broken = ~(np.isfinite(values) & np.isfinite(gradients).all(axis=1))
+        values[broken], gradients[broken] = np.inf, 0.0
+        return values, gradients
+
+    return function
+
+
+def _starts(participation: Participation, buffers: int) -> Array:
+    """Chains spread evenly on a logarithmic scale, and points spread evenly over the free numbers.
+
+    Optima for MaxLoss start near rate 0, those for RmsLoss at a few over the rounds, sometimes with
+    one more pair near 0.
+    """
+    rounds, gap = participation.rounds, min(participation.min_sep, participation.rounds)
+    ends = [(1e-3, 0.5), (0.1, 0.3), (1.0, 0.8), (4.0, 0.9), (0.3 * rounds / gap, 0.5)]
+    rates = [np.geomspace(low / (8 + rounds), high, 2 * buffers) for low, high in ends]
+    if buffers > 1:
+        rest = np.geomspace(6 / (8 + rounds), 0.9, 2 * buffers - 2)
+        rates.append(np.append([1e-6 / rounds, 0.03 / rounds], rest))
+    spread = free_numbers(np.array(rates)[:, ::2], np.array(rates)[:, 1::2])
+    return np.concatenate([spread, _evenly(12, 2 * buffers)])
+
+
+def _evenly(count: int, size: int) -> Array:
+    """Points of a low-discrepancy sequence (an additive recurrence), between -6 and 6."""
+    root = 2.0
+    for _ in range(50):  # the root of x^(size+1) = x + 1
+        root = (1 + root) ** (1 / (size + 1))
+    strides = root ** -np.arange(1.0, size + 1)
+    return 12 * ((0.5 + np.arange(1, count + 1)[:, None] * strides) % 1) - 6
+
+
+def _with_one_more(best: _Best) -> Array:
+    """The chain with another pair of rates in each gap that has room for one."""
+    chains: list[tuple[Array, Array]] = []
+    slow, fast = best.slow, best.fast
+    lower = np.append(slow[0] * 1e-2, fast[:-1])
+    for place, (low, high) in enumerate(zip(lower, slow, strict=True)):
+        inner = low * (high / low) ** np.array([1 / 3, 2 / 3])
+        chains.append((np.insert(slow, place, inner[0]), np.insert(fast, place, inner[1])))
+    top = min(fast[-1], 0.999)
+    for place, (low, high) in enumerate(zip(slow, np.append(fast[:-1], top), strict=True)):
+        inner = low * (high / low) ** np.array([1 / 3, 2 / 3])
+        chains.append((np.insert(slow, place + 1, inner[1]), np.insert(fast, place, inner[0])))
+    with np.errstate(all="ignore"):
+        free = free_numbers(np.array([a for a, _ in chains]), np.array([b for _, b in chains]))
+    return free[np.isfinite(free).all(axis=1)]
+
+
+def _most_promising(reached: Minimum, count: int) -> Array:
+    """The best points, without those that reached the same place."""
+    order = np.argsort(reached.values, kind="stable")
+    values = reached.values[order]
+    fresh = np.append(True, np.diff(values) > 1e-9) & np.isfinite(values)
+    return reached.points[order[fresh][:count]]
+
+
+def _finished(best: _Best) -> BLT:
+    """The mechanism of a chain, with buffers that coincide merged and idle ones left out."""
+    slow, fast = best.slow, best.fast
+    apart = fast[None, :] - slow[:, None]
+    within = slow[None, :] - slow[:, None] + np.eye(len(slow))
+    omega = (apart / within).prod(axis=1)
+    theta: list[float] = []
+    scales: list[float] = []
+    for decay, scale in zip((1 - slow).tolist(), omega.tolist(), strict=True):
+        if theta and theta[-1] - decay <= 1e-12:
+            scales[-1] += scale
+        elif scale > 1e-15:
+            theta.append(decay)
+            scales.append(scale)
+    if not theta:  # the best is independent noise
+        theta, scales = [0.0], [0.0]
+    while sum(scales) > 1:  # by the last digit: the sensitivity is exact only up to 1
+        scales = [scale * (1 - 2**-52) for scale in scales]
+    return BLT(theta, scales)

@@ -1,0 +1,51 @@
+"""What every optimiser returns."""
+
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar, final
+
+from dpftrl.errors import InvalidInput
+from dpftrl.mechanisms import Loss, Mechanism
+from dpftrl.participation import Participation
+
+Objective = Literal["max", "rms"]
+Found = TypeVar("Found", bound=Mechanism, covariant=True)
+
+
+@final
+@dataclass(frozen=True)
+class Optimised(Generic[Found]):
+    """A mechanism, what it was optimised for, and how well that went.
+
+    Attributes:
+        mechanism: The mechanism found.
+        participation: What it was optimised for.
+        objective: Which loss was made small.
+        loss: Its losses, recomputed from the finished mechanism.
+        gradient_norm: The largest derivative of the log loss by the free parameters at the end:
+            near zero at a local optimum.
+        seconds: How long it took.
+    """
+
+    mechanism: Found
+    participation: Participation
+    objective: Objective
+    loss: Loss
+    gradient_norm: float
+    seconds: float
+
+    @property
+    def value(self) -> float:
+        """The loss that was made small."""
+        return loss_value(self.loss, self.objective)
+
+
+def loss_value(loss: Loss, objective: Objective) -> float:
+    """The loss that an objective names."""
+    return loss.max_loss if objective == "max" else loss.rms_loss
+
+
+def check_objective(objective: str) -> Objective:
+    """Refuse an objective that does not exist."""
+    if objective not in ("max", "rms"):
+        raise InvalidInput(f"objective must be max or rms, got {objective!r}")
+    return objective
