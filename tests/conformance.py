@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject, SearchStrategy
 from numpy.typing import NDArray
@@ -73,6 +74,7 @@ def blts(draw: st.DrawFn, above_one: bool = False) -> dpftrl.BLT:
     if above_one:
         # The noise stays bounded up to sum(omega / (1 + theta)) = 1.
         limit = 1 / (raw / (1 + np.array(theta))).sum()
+        assume(limit > 1 + 1e-6)
         total = 1 + draw(floats(0.01, 1)) * min(0.1, limit - 1) * (1 - 1e-9)
     else:
         total = draw(st.one_of(floats(0, 1), st.just(1.0)))

@@ -12,7 +12,10 @@ and exits with code 2.
 
 
 class DpftrlError(ValueError):
-    """Base of every error that a user's input can cause."""
+    """Base of every error that a user's input can cause; its message is one line."""
+
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.split()))
 
 
 class InvalidInput(DpftrlError):

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Self, final
 
 from dpftrl.checks import whole_number
+from dpftrl.errors import InvalidInput
 
 Pattern = tuple[int, ...]
 UNCAPPED = sys.maxsize
+MOST_ROUNDS = 10**18
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Participation(ABC):
 
     def __post_init__(self) -> None:
         rounds = whole_number("rounds", self.rounds)
+        if rounds > MOST_ROUNDS:
+            raise InvalidInput(f"rounds must be at most {MOST_ROUNDS:,}, got {rounds}")
         min_sep = whole_number("min_sep", self.min_sep)
         cap = whole_number("max_participations", self.max_participations)
         object.__setattr__(self, "rounds", rounds)

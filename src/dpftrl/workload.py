@@ -5,6 +5,7 @@ m_t = momentum * m_(t-1) + x_t of the updates x. That is y = A x with A lower tr
 A adds up: the prefix sum.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self, final
@@ -65,8 +66,8 @@ class Workload:
     ) -> Self:
         """A workload whose learning rates are written out, or named.
 
-        `cooldown:last-quarter:0.05` keeps the rate at 1, then lowers it in equal steps over the last
-        quarter of the rounds to 0.05 in the last.
+        `cooldown:last-quarter:0.05` keeps the rate at 1, then lowers it in equal steps over the
+        last quarter of the rounds, to 0.05.
 
         >>> Workload.with_schedule("cooldown:last-half:0.5", rounds=4).learning_rates
         (1.0, 1.0, 0.75, 0.5)
@@ -78,7 +79,7 @@ class Workload:
     @property
     def is_prefix_sum(self) -> bool:
         """Whether A just adds up."""
-        return self == Workload() or (self.is_toeplitz and not self.momentum + self.weight_decay)
+        return self.is_toeplitz and not self.momentum and not self.weight_decay
 
     @property
     def is_toeplitz(self) -> bool:
@@ -134,19 +135,21 @@ class Workload:
         return self.apply(np.eye(rounds))
 
 
+PREFIX_SUM = Workload()
+
+
 def _named_schedule(text: str, rounds: int) -> tuple[float, ...]:
-    kind, _, rest = text.partition(":")
-    part, _, end = rest.partition(":")
-    try:
-        share = PARTS[part.removeprefix("last-")]
-        (last,) = finite_numbers("the last learning rate", [float(end)])
-        if kind != "cooldown" or not part.startswith("last-") or not last > 0:
-            raise ValueError
-    except (KeyError, ValueError):
+    match = re.fullmatch(r"cooldown:last-(\w+):([0-9.e-]+)", text)
+    share = PARTS.get(match[1]) if match else None
+    if match is None or share is None:
         raise InvalidInput(
             "a schedule is a list of learning rates, or like cooldown:last-quarter:0.05 "
-            f"(half, third, quarter, fifth or tenth), got {text!r:.80}"
-        ) from None
+            f"({', '.join(PARTS)}), got {text!r:.80}"
+        )
+    try:
+        last = float(match[2])
+    except ValueError:
+        raise InvalidInput(f"{match[2]!r} in {text!r} is not a learning rate") from None
     cooling = max(1, round(share * rounds))
     falling = np.linspace(1.0, last, cooling + 1)[1:]
     return tuple(np.append(np.ones(rounds - cooling), falling).tolist())

@@ -1,7 +1,6 @@
 """BandMF: general lower-triangular strategies with few bands."""
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self, final
 
@@ -13,7 +12,7 @@ from dpftrl.errors import InvalidInput, TooLarge
 from dpftrl.mechanisms.base import Matrix, Mechanism, Rows, StreamState, Vector
 from dpftrl.mechanisms.square_root import square_root_series
 from dpftrl.mechanisms.toeplitz import forward_substitution, invert_lower
-from dpftrl.participation import MinSep, Participation
+from dpftrl.participation import MinSep, Participation, Pattern
 from dpftrl.sensitivity import Sensitivity
 from dpftrl.sensitivity.banded import banded_pattern_norm, banded_sensitivity
 from dpftrl.sensitivity.dense import brute_force, brute_force_is_cheap
@@ -46,7 +45,7 @@ class Banded(Mechanism):
     _digest: str
 
     def __init__(self, columns: ArrayLike):
-        held = np.array(columns, dtype=np.float64, order="C")
+        held = _numbers(columns)
         if held.ndim != 2 or not 1 <= held.shape[0] <= held.shape[1]:
             raise InvalidInput(
                 "columns must be an array of P bands by n >= P rounds, "
@@ -107,7 +106,7 @@ class Banded(Mechanism):
             return brute_force(self.strategy(participation.rounds), participation)
         return found
 
-    def pattern_norm(self, pattern: Sequence[int], rounds: int) -> float:
+    def _pattern_norm(self, pattern: Pattern, rounds: int) -> float:
         """The norm of the sum of the columns (in absolute value)."""
         return banded_pattern_norm(self._leading(rounds), pattern)
 
@@ -126,7 +125,8 @@ class Banded(Mechanism):
             stop = min(start + width, rounds)
             block = _dense_columns(columns, start, stop)
             prefix_sums = np.tri(rounds, stop - start, -start)
-            rest = prefix_sums - later @ block[stop - start :][: later.shape[1]]
+            reach = min(len(columns), later.shape[1])
+            rest = prefix_sums - later[:, :reach] @ block[stop - start :][:reach]
             later = np.linalg.solve(block[: stop - start].T, rest.T).T
             variance += np.einsum("ij,ij->i", later, later)
         return np.sqrt(variance)
@@ -167,6 +167,16 @@ class Banded(Mechanism):
     def __repr__(self) -> str:
         bands, rounds = self.columns.shape
         return f"Banded({bands} bands, {rounds} rounds, sha256 {self._digest[:8]})"
+
+
+def _numbers(columns: ArrayLike) -> Matrix:
+    try:
+        given = np.array(columns, order="C")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInput(f"columns must be an array of numbers ({error})") from None
+    if given.dtype.kind not in "iuf":
+        raise InvalidInput(f"columns must be an array of numbers, got {given.dtype} in it")
+    return given.astype(np.float64)
 
 
 def _dense_columns(columns: Matrix, start: int, stop: int) -> Matrix:

@@ -57,7 +57,7 @@ class BandedInverse(ToeplitzMechanism):
     def name(self) -> str:
         """`inv-sqrt:P` or `lambda:L` where it is one of those."""
         if len(self.c_hat) == 2 and self.c_hat[0] == 1 and -1 <= self.c_hat[1] <= 0:
-            return f"lambda:{-self.c_hat[1]:g}"
+            return f"lambda:{abs(self.c_hat[1])!r}"
         if self == BandedInverse.square_root(len(self.c_hat)):
             return f"inv-sqrt:{len(self.c_hat)}"
         return self.family
@@ -85,7 +85,7 @@ class BandedInverse(ToeplitzMechanism):
 
     def memory(self, rounds: int) -> int:
         """One vector for each coefficient of the inverse but the first."""
-        return min(len(self.c_hat), rounds) - 1
+        return min(len(self.c_hat), self.check_rounds(rounds)) - 1
 
     def _step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]:
         """A moving average over the rows of Z, which the buffers hold, newest first."""

@@ -7,14 +7,15 @@ of clipped updates, for Z of independent Gaussians; the release is then post-pro
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl.checks import whole_number
-from dpftrl.errors import RoundsExceeded, TooLarge
-from dpftrl.participation import Participation
+from dpftrl.errors import InvalidInput, RoundsExceeded, TooLarge
+from dpftrl.participation import Participation, Pattern
 from dpftrl.sensitivity import Sensitivity
 
 Vector = NDArray[np.float64]
@@ -88,9 +89,25 @@ class Mechanism(ABC):
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """How far one client can move C X, at clip norm 1."""
 
-    @abstractmethod
+    @final
     def pattern_norm(self, pattern: Sequence[int], rounds: int) -> float:
-        """The most that one client with exactly this pattern can move C X, at clip norm 1."""
+        """The most that one client with exactly this pattern can move C X, at clip norm 1.
+
+        A bound where the strategy has entries of both signs.
+        """
+        taken = tuple(whole_number("a round of the pattern", t, at_least=0) for t in pattern)
+        last = self.check_rounds(rounds) - 1
+        if (
+            any(later <= sooner for sooner, later in pairwise(taken))
+            or max(taken, default=0) > last
+        ):
+            raise InvalidInput(
+                f"a pattern has increasing rounds from 0 to {last}, got {taken!s:.80}"
+            )
+        return self._pattern_norm(taken, rounds)
+
+    @abstractmethod
+    def _pattern_norm(self, pattern: Pattern, rounds: int) -> float: ...
 
     @abstractmethod
     def error_curve(self, rounds: int) -> Vector:

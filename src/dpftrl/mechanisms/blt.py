@@ -106,14 +106,16 @@ class BLT(ToeplitzMechanism):
     def _distinct(self) -> Exponentials:
         """Rates and scales with coinciding buffers merged and idle ones left out, slowest first.
 
-        This changes no coefficient: buffers of equal decay carry the same content.
+        Buffers of equal decay carry the same content, so that this changes no coefficient (decays
+        below 1e-16 count as zero, which changes none by more than that).
         """
-        decays = np.unique([q for q, w in zip(self.theta, self.omega, strict=True) if w > 0])[::-1]
-        scales = [
-            sum(w for q, w in zip(self.theta, self.omega, strict=True) if q == decay)
-            for decay in decays
-        ]
-        return Exponentials(1 - decays, np.array(scales))
+        merged: dict[float, list[float]] = {}
+        for decay, scale in zip(self.theta, self.omega, strict=True):
+            if scale > 0:
+                merged.setdefault(1 - decay, []).append(scale)
+        rates = sorted(merged)
+        scales = [math.fsum(merged[rate]) for rate in rates]
+        return Exponentials(np.array(rates), np.array(scales))
 
     @cached_property
     def _inverse(self) -> Exponentials:
@@ -212,7 +214,7 @@ class BLT(ToeplitzMechanism):
 
     def memory(self, rounds: int) -> int:
         """One vector a buffer."""
-        return self.buffers if rounds > 1 else 0
+        return self.buffers if self.check_rounds(rounds) > 1 else 0
 
     def _step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]:
         """Algorithm 3 of the paper: subtract what the buffers hold, then decay and refill them."""

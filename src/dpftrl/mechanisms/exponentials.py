@@ -49,22 +49,22 @@ def inverse_decays(rates: Vector, omega: Vector) -> InverseDecays:
 
 def _secular_roots(rates: Vector, omega: Vector) -> tuple[NDArray[np.intp], Vector]:
     """For each root, the index of the nearer rate and the signed distance from it."""
-    ends = np.append(rates[1:], rates[-1] + omega.sum())
-    half = (ends - rates) / 2
-    middle = 1 + (omega[:, None] / (rates[:, None] - (rates + half)[None, :])).sum(axis=0)
+    half = np.append(np.diff(rates), omega.sum()) / 2
+    apart = rates[:, None] - rates[None, :]
+    middle = 1 + (omega[:, None] / (apart - half[None, :])).sum(axis=0)
     lower = middle >= 0  # the root is in the lower half of its gap
     lower[-1] = True  # there is no rate above the last gap
     half[-1] *= 2
     index = np.arange(len(rates))
     centre = np.where(lower, index, np.minimum(index + 1, len(rates) - 1))
     sign = np.where(lower, 1.0, -1.0)
-    distance = rates[:, None] - rates[centre][None, :]
+    distance = apart[:, centre]
     others = np.where(index[:, None] == centre[None, :], 0.0, omega[:, None])
     low, high = np.full(len(rates), 5e-324), half
     for _ in range(70):  # bisection on a logarithmic scale, down to the last bit
         guess = np.sqrt(low) * np.sqrt(high)
-        apart = np.where(others == 0, 1.0, distance - (sign * guess)[None, :])
-        value = guess * (1 + (others / apart).sum(axis=0)) - sign * omega[centre]
+        from_root = np.where(others == 0, 1.0, distance - (sign * guess)[None, :])
+        value = guess * (1 + (others / from_root).sum(axis=0)) - sign * omega[centre]
         beyond = sign * value >= 0
         low, high = np.where(beyond, low, guess), np.where(beyond, guess, high)
     return centre, sign * high

@@ -4,6 +4,7 @@ A file says its format, its version, the family and the parameters. `about` is f
 where the mechanism comes from and is not read back. Floats read back to the last bit.
 """
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -106,9 +107,11 @@ def _matrix_out(name: str, value: Any, beside: Path) -> Any:
     from safetensors.numpy import save
 
     content = save({name: np.array(value, dtype=np.float64, order="C")})
-    target = beside.with_suffix(".safetensors")
+    digest = hashlib.sha256(content).hexdigest()
+    # A name of its own, so that the JSON that is there keeps its matrix until it is replaced.
+    target = beside.with_name(f"{beside.stem}-{digest[:16]}.safetensors")
     _replace(target, content)
-    return {"file": target.name, "sha256": hashlib.sha256(content).hexdigest()}
+    return {"file": target.name, "sha256": digest}
 
 
 def _matrix_in(name: str, value: Any, beside: Path) -> Any:
@@ -143,8 +146,9 @@ def _read(path: Path, limit: int = MOST_BYTES) -> bytes:
         if size > limit:
             raise InvalidInput(f"{path} has {size:,} bytes, more than any mechanism file")
         return path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidInput(f"{path} cannot be read: {reason}") from None
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -153,6 +157,8 @@ def _replace(path: Path, content: bytes) -> None:
     try:
         draft.write_bytes(content)
         draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise InvalidInput(f"{path} cannot be written: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        with contextlib.suppress(OSError, ValueError):
+            draft.unlink(missing_ok=True)
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidInput(f"{path} cannot be written: {reason}") from None

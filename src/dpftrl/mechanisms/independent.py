@@ -1,13 +1,12 @@
 """Independent noise: DP-SGD and DP-FedAvg."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self, final
 
 import numpy as np
 
 from dpftrl.mechanisms.base import Matrix, Mechanism, Rows, StreamState, Vector
-from dpftrl.participation import Participation
+from dpftrl.participation import Participation, Pattern
 from dpftrl.sensitivity import Sensitivity
 
 
@@ -22,7 +21,7 @@ class Independent(Mechanism):
         """Exact: k orthogonal columns of norm 1."""
         return Sensitivity.exact(participation.max_participations**0.5)
 
-    def pattern_norm(self, pattern: Sequence[int], rounds: int) -> float:
+    def _pattern_norm(self, pattern: Pattern, rounds: int) -> float:
         """One for each participation, squared and added."""
         self.check_rounds(rounds)
         return len(pattern) ** 0.5

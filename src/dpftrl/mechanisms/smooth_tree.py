@@ -7,7 +7,7 @@ digit 1 of its number, so that every prefix sum carries the same amount of noise
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self, final
 
@@ -16,7 +16,7 @@ import numpy as np
 from dpftrl.checks import whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms.base import Matrix, Mechanism, Rows, StreamState, Vector
-from dpftrl.participation import Participation
+from dpftrl.participation import Participation, Pattern
 from dpftrl.sensitivity import Sensitivity
 from dpftrl.sensitivity.nested import NestedBlocks, Tables, nested_sensitivity
 
@@ -90,7 +90,7 @@ class SmoothTree(Mechanism):
         return nested_sensitivity(
             participation,
             lambda blocks: _tables(blocks, {}, self.height, half, rounds),
-            pattern_norm=lambda pattern: self.pattern_norm(pattern, rounds),
+            pattern_norm=lambda pattern: self._pattern_norm(pattern, rounds),
             block_sizes=self._block_sizes(rounds),
         )
 
@@ -99,7 +99,7 @@ class SmoothTree(Mechanism):
         _add_sizes(levels, self.height, self.height // 2, rounds, 1)
         return [dict(level) for level in levels]
 
-    def pattern_norm(self, pattern: Sequence[int], rounds: int) -> float:
+    def _pattern_norm(self, pattern: Pattern, rounds: int) -> float:
         """The participations in each block that was used, squared and added."""
         inside: Counter[tuple[int, int]] = Counter()
         for taken in pattern:

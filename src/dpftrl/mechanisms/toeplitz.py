@@ -10,7 +10,7 @@ import numpy as np
 from dpftrl.checks import all_within, finite_numbers
 from dpftrl.errors import InvalidInput, TooLarge
 from dpftrl.mechanisms.base import Matrix, Mechanism, Rows, StreamState, Vector
-from dpftrl.participation import Participation
+from dpftrl.participation import Participation, Pattern
 from dpftrl.sensitivity import Sensitivity
 from dpftrl.sensitivity.toeplitz import toeplitz_pattern_norm, toeplitz_sensitivity
 
@@ -50,7 +50,7 @@ class ToeplitzMechanism(Mechanism):
         rounds = self.check_curve(participation.rounds)
         return toeplitz_sensitivity(self.coefficients(rounds), participation)
 
-    def pattern_norm(self, pattern: Sequence[int], rounds: int) -> float:
+    def _pattern_norm(self, pattern: Pattern, rounds: int) -> float:
         """The norm of the sum of the columns (in absolute value)."""
         return toeplitz_pattern_norm(self.coefficients(self.check_curve(rounds)), pattern, rounds)
 
@@ -97,7 +97,7 @@ class Toeplitz(ToeplitzMechanism):
 
     def memory(self, rounds: int) -> int:
         """One vector for each coefficient but the first."""
-        return min(len(self.c), rounds) - 1
+        return min(len(self.c), self.check_rounds(rounds)) - 1
 
     def _step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]:
         return forward_substitution(state, rows, np.array(self.c), keep=len(self.c) - 1)

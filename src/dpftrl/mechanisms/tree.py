@@ -15,7 +15,7 @@ from dpftrl.checks import whole_number
 from dpftrl.errors import InvalidInput, TooLarge
 from dpftrl.mechanisms.base import DENSE_LIMIT, Matrix, Mechanism, Rows, StreamState, Vector
 from dpftrl.mechanisms.toeplitz import forward_substitution, invert_lower
-from dpftrl.participation import FixedEpochs, MinSep, Participation
+from dpftrl.participation import FixedEpochs, MinSep, Participation, Pattern
 from dpftrl.sensitivity import Sensitivity
 from dpftrl.sensitivity.nested import NestedBlocks, Tables, nested_sensitivity
 
@@ -48,7 +48,7 @@ class BinaryTree(Mechanism):
         """See `dpftrl.sensitivity.nested.nested_sensitivity`."""
         return tree_sensitivity(participation)
 
-    def pattern_norm(self, pattern: Sequence[int], rounds: int) -> float:
+    def _pattern_norm(self, pattern: Pattern, rounds: int) -> float:
         """The participations in each node, squared and added."""
         return tree_pattern_norm(pattern, self.check_rounds(rounds))
 
@@ -184,7 +184,7 @@ class FullTree(Mechanism):
         attained = np.linalg.norm(self._factor[:made, :made][:, earliest].sum(axis=1))
         return Sensitivity.between(float(attained), found.value, earliest)
 
-    def pattern_norm(self, pattern: Sequence[int], rounds: int) -> float:
+    def _pattern_norm(self, pattern: Pattern, rounds: int) -> float:
         """That of the tree (a bound if fewer rounds are made than it was built for)."""
         self.check_rounds(rounds)
         return tree_pattern_norm(pattern, self.n)

@@ -1,6 +1,7 @@
 """The best BLT for a participation, in milliseconds at any number of rounds."""
 
 import time
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -10,10 +11,13 @@ from dpftrl.checks import whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import BLT
 from dpftrl.optimize.blt_chain import chain, free_numbers, pull_back
-from dpftrl.optimize.blt_objective import BltObjective
+from dpftrl.optimize.blt_objective import BltObjective, output_scales
+from dpftrl.optimize.blt_workload import BltWorkloadObjective
 from dpftrl.optimize.newton import Function, Minimum, minimise
 from dpftrl.optimize.result import Objective, Optimised, check_objective
+from dpftrl.optimize.workload_loss import workload_loss
 from dpftrl.participation import Participation
+from dpftrl.workload import PREFIX_SUM, Workload
 
 Array = NDArray[np.float64]
 
@@ -28,7 +32,13 @@ AUTO_BUFFERS = 8
 AUTO_WITHIN = 1e-3
 
 
-class _Best(NamedTuple):
+# Values, and derivatives by the rates of C and of C^-1, for one BLT a row.
+ChainFunction = Callable[[Array, Array], tuple[Array, Array, Array]]
+
+
+class Chain(NamedTuple):
+    """A BLT by its rates, with the log loss there."""
+
     slow: Array
     fast: Array
     value: float
@@ -39,6 +49,7 @@ def optimize_blt(
     participation: Participation,
     buffers: int | Literal["auto"] = "auto",
     objective: Objective = "max",
+    workload: Workload = PREFIX_SUM,
 ) -> Optimised[BLT]:
     """The BLT with the smallest loss.
 
@@ -47,6 +58,8 @@ def optimize_blt(
         buffers: How many buffers, at most; `auto` takes the fewest that are within 0.1% of what
             more would give. The best may need less: buffers that coincide are merged.
         objective: `max` for MaxLoss, `rms` for RmsLoss.
+        workload: What the server does with the updates. Anything but the prefix sum takes seconds
+            instead of milliseconds, growing with the rounds.
 
     The same input gives the same output, bit for bit.
 
@@ -60,20 +73,32 @@ def optimize_blt(
     best = (
         _auto(participation, objective)
         if buffers == "auto"
-        else _search(participation, objective, _checked(buffers, participation))
+        else search(participation, objective, check_buffers(buffers, participation))
     )
-    mechanism = _finished(best)
+    if not workload.is_prefix_sum:
+        best = _adapted(best, BltWorkloadObjective(participation, objective, workload))
+    mechanism = finished(best.slow, best.fast)
     return Optimised(
         mechanism,
         participation,
         objective,
-        mechanism.loss(participation),
+        workload_loss(mechanism, participation, workload),
         best.gradient_norm,
         time.perf_counter() - start,
     )
 
 
-def _checked(buffers: int, participation: Participation) -> int:
+def _adapted(best: Chain, objective: BltWorkloadObjective) -> Chain:
+    """The best chain for a workload, from the best for the prefix sum."""
+    with np.errstate(all="ignore"):
+        start = free_numbers(best.slow[None], best.fast[None]).clip(-30, 30)
+    end = minimise(free_function(objective), start, FINE, 1e-10)
+    slow, fast = chain(end.points)
+    return Chain(slow[0], fast[0], float(end.values[0]), float(np.abs(end.gradients).max()))
+
+
+def check_buffers(buffers: int, participation: Participation) -> int:
+    """Refuse a number of buffers that makes no sense."""
     buffers = whole_number("buffers", buffers)
     if buffers > min(participation.rounds, MOST_BUFFERS):
         raise InvalidInput(
@@ -83,41 +108,48 @@ def _checked(buffers: int, participation: Participation) -> int:
     return buffers
 
 
-def _auto(participation: Participation, objective: Objective) -> _Best:
+def _auto(participation: Participation, objective: Objective) -> Chain:
     """The fewest buffers within a tolerance of the most that are worth trying."""
     most = min(AUTO_BUFFERS, participation.rounds)
-    found: list[_Best] = []
+    found: list[Chain] = []
     for buffers in range(1, most + 1):
-        found.append(_search(participation, objective, buffers, found[-1] if found else None))
+        found.append(search(participation, objective, buffers, found[-1] if found else None))
         if len(found) > 2 and found[-3].value - found[-1].value < AUTO_WITHIN / 10:
             break
     return next(best for best in found if best.value <= found[-1].value + AUTO_WITHIN)
 
 
-def _search(
+def search(
     participation: Participation,
     objective: Objective,
     buffers: int,
-    smaller: _Best | None = None,
-) -> _Best:
-    """Newton's method from several starts, of which fewer and fewer are followed."""
+    smaller: Chain | None = None,
+) -> Chain:
+    """The best chain with so many buffers; one with fewer, if given, shows where to add."""
     if buffers > DIRECT and smaller is None:
-        smaller = _search(participation, objective, buffers - 1)
-    function = _free_function(BltObjective(participation, objective))
-    points = _starts(participation, buffers)
+        smaller = search(participation, objective, buffers - 1)
+    function = free_function(BltObjective(participation, objective))
+    points = starts(participation, buffers)
     if smaller is not None and len(smaller.slow) == buffers - 1:
         points = np.concatenate([points, _with_one_more(smaller)])
-    for steps, kept in zip((COARSE, MIDDLE), KEPT, strict=True):
-        points = _most_promising(minimise(function, points, steps, 1e-10), kept)
-    end = minimise(function, points, FINE, 1e-12)
+    end = minimise_in_stages(function, points)
     best = int(end.values.argmin())
     slow, fast = chain(end.points[[best]])
     gradient = float(np.abs(end.gradients[best]).max())
-    found = _Best(slow[0], fast[0], float(end.values[best]), gradient)
+    found = Chain(slow[0], fast[0], float(end.values[best]), gradient)
     return found if smaller is None or found.value < smaller.value else smaller
 
 
-def _free_function(objective: BltObjective) -> Function:
+def minimise_in_stages(function: Function, points: Array) -> Minimum:
+    """A few steps from every start, some more from the better ones, and the best to the end."""
+    for steps, kept in zip((COARSE, MIDDLE), KEPT, strict=True):
+        points = _most_promising(minimise(function, points, steps, 1e-10), kept)
+    return minimise(function, points, FINE, 1e-12)
+
+
+def free_function(objective: ChainFunction) -> Function:
+    """A function of the free numbers, from one of the chain's rates."""
+
     def function(free: Array) -> tuple[Array, Array]:
         with np.errstate(all="ignore"):  # a chain whose links meet has no finite loss
             slow, fast = chain(free)
@@ -130,7 +162,7 @@ def _free_function(objective: BltObjective) -> Function:
     return function
 
 
-def _starts(participation: Participation, buffers: int) -> Array:
+def starts(participation: Participation, buffers: int) -> Array:
     """Chains spread evenly on a logarithmic scale, and points spread evenly over the free numbers.
 
     Optima for MaxLoss start near rate 0, those for RmsLoss at a few over the rounds, sometimes with
@@ -155,7 +187,7 @@ def _evenly(count: int, size: int) -> Array:
     return 12 * ((0.5 + np.arange(1, count + 1)[:, None] * strides) % 1) - 6
 
 
-def _with_one_more(best: _Best) -> Array:
+def _with_one_more(best: Chain) -> Array:
     """The chain with another pair of rates in each gap that has room for one."""
     chains: list[tuple[Array, Array]] = []
     slow, fast = best.slow, best.fast
@@ -180,12 +212,10 @@ def _most_promising(reached: Minimum, count: int) -> Array:
     return reached.points[order[fresh][:count]]
 
 
-def _finished(best: _Best) -> BLT:
+def finished(slow: Array, fast: Array) -> BLT:
     """The mechanism of a chain, with buffers that coincide merged and idle ones left out."""
-    slow, fast = best.slow, best.fast
-    apart = fast[None, :] - slow[:, None]
-    within = slow[None, :] - slow[:, None] + np.eye(len(slow))
-    omega = (apart / within).prod(axis=1)
+    with np.errstate(all="ignore"):
+        omega = output_scales(slow[None], fast[None])[0]
     theta: list[float] = []
     scales: list[float] = []
     for decay, scale in zip((1 - slow).tolist(), omega.tolist(), strict=True):

@@ -1,8 +1,8 @@
 """The interlaced chain of rates from free numbers: no bounds, no barrier.
 
-Each rate below the top pair is a fraction of the one above it, r_d a fraction of 1; the fractions are
-logistic functions of free numbers. s_d, alone, may pass 1 (a negative decay of the inverse), up to
-where sum(omega) = sum(s) - sum(r) reaches 1.
+Each rate below the top pair is a fraction of the one above it, r_d a fraction of 1; the fractions
+are logistic functions of free numbers. s_d, alone, may pass 1 (a negative decay of the inverse), up
+to where sum(omega) = sum(s) - sum(r) reaches 1.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ Array = NDArray[np.float64]
 
 def chain(free: Array) -> tuple[Array, Array]:
     """Rates r and s, one row a BLT, from free numbers ordered as r_1, s_1, ..., r_d, s_d."""
-    below, slow, lower_fast = _below_top(free)
+    _, slow, lower_fast = _below_top(free)
     share = _logistic(free[:, -1:])
     most = 1 + slow.sum(axis=1, keepdims=True) - lower_fast.sum(axis=1, keepdims=True)
     top = slow[:, -1:] * (1 - share) + most * share

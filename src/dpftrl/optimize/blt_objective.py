@@ -1,22 +1,21 @@
 """Loss of many BLTs at once with its gradient, in closed form at any number of rounds.
 
 A BLT is given by its chain of rates, one minus each decay of C and of its inverse in turn:
-r_1 < s_1 < r_2 < s_2 < ... < r_d < s_d. A batch shares one set of numpy calls, so that many BLTs cost
-little more than one. Formulas are those of `dpftrl.mechanisms.blt`, with their derivatives.
+r_1 < s_1 < r_2 < s_2 < ... < r_d < s_d. A batch shares one set of numpy calls, so that many BLTs
+cost little more than one. Formulas are those of `dpftrl.mechanisms.blt`, with their derivatives.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, final
+from typing import NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl.optimize.result import Objective
 from dpftrl.participation import Participation
 
 Array = NDArray[np.float64]
-Objective = Literal["max", "rms"]
-
 SERIES_TERMS = 14
 SERIES_BELOW = 0.5
 
@@ -108,12 +107,18 @@ class BltObjective:
         Returns:
             The log loss of each BLT, and its derivatives by r and by s.
         """
-        apart = fast[:, None, :] - slow[:, :, None]  # s_j - r_i, at [i, j]
+        apart = _apart(slow, fast)
         error, error_slow, error_fast = self._error(slow, fast, apart)
         moved, moved_slow, moved_fast = self._sensitivity(slow, apart)
         by_slow = error_slow / error[:, None] + moved_slow / moved[:, None]
         by_fast = error_fast / error[:, None] + moved_fast / moved[:, None]
         return 0.5 * np.log(error * moved), 0.5 * by_slow, 0.5 * by_fast
+
+    def log_sensitivity(self, slow: Array, fast: Array) -> tuple[Array, Array, Array]:
+        """The part of the value and of the derivatives that the sensitivity makes up."""
+        moved, by_slow, by_fast = self._sensitivity(slow, _apart(slow, fast))
+        scale = 0.5 / moved[:, None]
+        return 0.5 * np.log(moved), scale * by_slow, scale * by_fast
 
     def _error(self, slow: Array, fast: Array, apart: Array) -> tuple[Array, Array, Array]:
         """The squared error: a quadratic form in the weights of B."""
@@ -179,6 +184,16 @@ class BltObjective:
         return value.sum(axis=1) / 2, by_slow, by_fast
 
 
+def output_scales(slow: Array, fast: Array) -> Array:
+    """Omega of each BLT, from its chain."""
+    return (_apart(slow, fast) / _differences(slow)[0]).prod(axis=2)
+
+
+def _apart(slow: Array, fast: Array) -> Array:
+    """s_j - r_i, at [i, j]."""
+    return fast[:, None, :] - slow[:, :, None]
+
+
 def _times(matrices: Array, vectors: Array) -> Array:
     return (matrices @ vectors[:, :, None])[:, :, 0]
 
@@ -209,7 +224,7 @@ def _moments(ahead: Array, repeats: int) -> tuple[Array, Array]:
     """
     batch, count = ahead.shape
     size = 2 * count + 1
-    diagonal = np.arange(count)
+    diagonal = np.arange(int(count))
     one = np.zeros((batch, size, size))
     one[:, : count + 1, 0] = 1.0
     one[:, 1 + diagonal, 1 + diagonal] = ahead

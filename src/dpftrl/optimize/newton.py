@@ -39,7 +39,7 @@ def minimise(
     values, gradients = function(points)
     active = np.arange(len(points))
     for _ in range(steps):
-        found = _step(function, points[active], values[active], gradients[active])
+        found = _step(function, points[active], gradients[active])
         gain = values[active] - found.values
         better = gain > 0
         chosen = active[better]
@@ -52,7 +52,7 @@ def minimise(
     return Minimum(points, values, gradients)
 
 
-def _step(function: Function, points: Array, values: Array, gradients: Array) -> Minimum:
+def _step(function: Function, points: Array, gradients: Array) -> Minimum:
     """The best of several damped Newton steps from each point."""
     curvature, axes = np.linalg.eigh(_hessian(function, points, gradients))
     slope = (axes.swapaxes(1, 2) @ gradients[:, :, None])[:, :, 0]
@@ -65,7 +65,7 @@ def _step(function: Function, points: Array, values: Array, gradients: Array) ->
     found, slopes = function(trials.reshape(-1, size_of_point))
     found = np.where(np.isfinite(found), found, np.inf).reshape(count, choices)
     best = found.argmin(axis=1)
-    row = np.arange(count)
+    row = np.arange(int(count))
     return Minimum(
         trials[row, best],
         found[row, best],

@@ -31,6 +31,11 @@ def banded_sensitivity(columns: Matrix, participation: Participation) -> Sensiti
         (then only consecutive participations interact, which the programme weighs exactly).
         Elsewhere interactions beyond the consecutive ones are bounded one participation at a time.
     """
+    scale = float(np.abs(columns).max())  # so that squares neither overflow nor vanish
+    return _banded_sensitivity(columns / scale, participation).times(scale)
+
+
+def _banded_sensitivity(columns: Matrix, participation: Participation) -> Sensitivity:
     bands, rounds = columns.shape
     most = participation.max_participations
     gaps = range(participation.min_sep, min(bands, rounds))
@@ -48,12 +53,15 @@ def banded_sensitivity(columns: Matrix, participation: Participation) -> Sensiti
         return _majorant_bound(columns, participation)
     pairs = {gap: 2 * np.abs(gram_at_gap(columns, gap)) for gap in gaps}
     bound, pattern = _best_pattern(energy, pairs, participation)
+    if isinstance(participation, FixedEpochs):  # covered by any gaps, but the pattern may not be
+        pattern = participation.earliest()
     return Sensitivity.between(_attained(columns, pattern), bound**0.5, pattern)
 
 
 def banded_pattern_norm(columns: Matrix, pattern: Sequence[int]) -> float:
     """The most that a client with exactly this pattern can add (a bound if signs are mixed)."""
-    return _attained(np.abs(columns), pattern)
+    scale = float(np.abs(columns).max())
+    return scale * _attained(np.abs(columns) / scale, pattern)
 
 
 def gram_at_gap(columns: Matrix, gap: int) -> NDArray[np.float64]:
@@ -73,9 +81,9 @@ def _attained(columns: Matrix, pattern: Sequence[int]) -> float:
 
 
 def _worst_of_few(columns: Matrix, participation: Participation) -> Sensitivity:
-    worst = max(participation.patterns(), key=lambda pattern: banded_pattern_norm(columns, pattern))
-    attained = max(_attained(columns, pattern) for pattern in participation.patterns())
-    return Sensitivity.between(attained, banded_pattern_norm(columns, worst), worst)
+    worst = max(participation.patterns(), key=lambda pattern: _attained(columns, pattern))
+    bound = max(banded_pattern_norm(columns, pattern) for pattern in participation.patterns())
+    return Sensitivity.between(_attained(columns, worst), bound, worst)
 
 
 def _majorant_bound(columns: Matrix, participation: Participation) -> Sensitivity:

@@ -26,6 +26,8 @@ from dpftrl.sensitivity.result import Sensitivity
 MOST_WORK = 1_000_000_000
 # Patterns that are tried one by one where a participation has no more.
 MOST_PATTERNS = 20_000
+# The longest pattern, and the largest separation, for which there is a table.
+MOST_ROUNDS = 10_000_000
 # What one numpy call costs, in table entries.
 CALL_COST = 3_000
 
@@ -132,11 +134,14 @@ def nested_sensitivity(
     if few:
         worst = max(participation.patterns(), key=pattern_norm)
         return Sensitivity.exact(pattern_norm(worst), worst)
-    earliest = participation.earliest()
-    attained = pattern_norm(earliest)
+    most = participation.max_participations
+    earliest = participation.earliest() if most <= MOST_ROUNDS else None
+    attained = (
+        most**0.5 if earliest is None else pattern_norm(earliest)
+    )  # leaves alone count so much
     bound = sum(_level_bound(sizes, participation) for sizes in block_sizes) ** 0.5
     quick = Sensitivity.between(attained, bound, earliest)
-    if quick.kind == "exact":
+    if quick.kind == "exact" or min(participation.min_sep, participation.rounds) > MOST_ROUNDS:
         return quick
     blocks = NestedBlocks(
         min(participation.min_sep, participation.rounds), participation.max_participations

@@ -44,6 +44,10 @@ class Sensitivity:
             return cls.exact(max(upper_bound, lower_bound), pattern)
         return cls(upper_bound, lower_bound, pattern)
 
+    def times(self, scale: float) -> Self:
+        """The sensitivity of a strategy so many times as large."""
+        return type(self)(self.value * scale, self.lower_bound * scale, self.pattern)
+
     @property
     def kind(self) -> Kind:
         """Whether `value` is the sensitivity itself or only bounds it from above."""

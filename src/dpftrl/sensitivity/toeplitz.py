@@ -36,24 +36,29 @@ def toeplitz_sensitivity(
     'upper bound'
     """
     c = c[: participation.rounds]
+    scale = float(np.abs(c).max()) or 1.0  # so that squares neither overflow nor vanish
+    c = c / scale
     majorant = non_increasing_majorant(c)
     slack = rounding * majorant[0]
     if np.all(c >= -slack) and np.all(majorant - c <= slack):
-        return Sensitivity.exact(float(np.linalg.norm(column_sum(majorant, participation))))
+        exact = float(np.linalg.norm(column_sum(majorant, participation)))
+        return Sensitivity.exact(exact).times(scale)
     attained = float(np.linalg.norm(column_sum(c, participation)))
     if len(c) <= participation.min_sep:
-        return Sensitivity.exact(attained)
+        return Sensitivity.exact(attained).times(scale)
     bound = float(np.linalg.norm(column_sum(majorant, participation)))
-    return Sensitivity.between(attained, bound)
+    return Sensitivity.between(attained, bound).times(scale)
 
 
 def toeplitz_pattern_norm(c: Vector, pattern: Sequence[int], rounds: int) -> float:
     """The most that a client with exactly this pattern can add (a bound if c has mixed signs)."""
     size = np.abs(c[:rounds])
+    scale = float(size.max()) or 1.0
+    size = size / scale
     total = np.zeros(rounds)
     for start in pattern:
         total[start : start + len(size)] += size[: rounds - start]
-    return float(np.linalg.norm(total))
+    return scale * float(np.linalg.norm(total))
 
 
 def non_increasing_majorant(c: Vector) -> Vector:

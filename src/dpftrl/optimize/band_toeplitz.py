@@ -1,0 +1,114 @@
+"""BandToep: the best Toeplitz strategy with so many bands."""
+
+import time
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl.mechanisms import Toeplitz
+from dpftrl.mechanisms.square_root import square_root_series
+from dpftrl.optimize.projected import Function, Projected, minimise_projected
+from dpftrl.optimize.requests import Progress, check_bands
+from dpftrl.optimize.result import Objective, Optimised, check_objective
+from dpftrl.optimize.series import reciprocal, reciprocal_pull_back
+from dpftrl.optimize.toeplitz_error import ToeplitzError, log_sensitivity
+from dpftrl.optimize.workload_loss import workload_loss
+from dpftrl.participation import Participation
+from dpftrl.workload import Workload
+
+Vector = NDArray[np.float64]
+
+PREFIX_SUM = Workload()
+# The largest row norm under a learning-rate schedule is approached by p-norms that get sharper.
+SHARPNESS = (30.0, 300.0, 3000.0)
+
+
+def optimize_band_toeplitz(
+    participation: Participation,
+    bands: int,
+    objective: Objective = "rms",
+    workload: Workload = PREFIX_SUM,
+    progress: Progress | None = None,
+) -> Optimised[Toeplitz]:
+    """The Toeplitz strategy with `bands` non-negative coefficients that has the smallest loss.
+
+    With as many bands as min_sep at most, every such strategy has an exact sensitivity; with more,
+    the search is over coefficients that do not increase, whose sensitivity is exact too. With as
+    many bands as rounds this is the best that any such Toeplitz mechanism can do.
+
+    Args:
+        participation: What to optimise for.
+        bands: Number of coefficients (the first is 1; the best may end in zeros).
+        objective: `max` for MaxLoss, `rms` for RmsLoss.
+        workload: What the server does with the updates.
+        progress: Called after each step.
+
+    >>> from dpftrl.participation import MinSep
+    >>> found = optimize_band_toeplitz(MinSep(rounds=256, min_sep=32), bands=32)
+    >>> print(f"{found.loss.rms_loss:.3f} {found.loss.sensitivity.kind}")
+    8.194 exact
+    """
+    started = time.perf_counter()
+    check_objective(objective)
+    bands = check_bands(bands, participation.rounds)
+    end = _search(participation, bands, objective, workload, progress)
+    mechanism = Toeplitz((end.point / end.point[0]).tolist())
+    return Optimised(
+        mechanism,
+        participation,
+        objective,
+        workload_loss(mechanism, participation, workload),
+        end.gradient_norm,
+        time.perf_counter() - started,
+    )
+
+
+def _search(
+    participation: Participation,
+    bands: int,
+    objective: Objective,
+    workload: Workload,
+    progress: Progress | None,
+) -> Projected:
+    project = falling if bands > participation.min_sep else non_negative
+    smooth = objective == "rms" or workload.is_toeplitz
+    end = Projected(square_root_series(bands), np.inf, np.inf)
+    for sharpness in SHARPNESS[-1:] if smooth else SHARPNESS:
+        error = ToeplitzError(workload, participation.rounds, objective, sharpness)
+        function = log_loss(error, participation)
+        end = minimise_projected(function, project, end.point, progress=progress)
+    return end
+
+
+def log_loss(error: ToeplitzError, participation: Participation) -> Function:
+    """The log loss by the first coefficients of C, which need not be scaled."""
+
+    def function(c: Vector) -> tuple[float, Vector]:
+        padded = np.zeros(participation.rounds)
+        padded[: len(c)] = c
+        with np.errstate(all="ignore"):  # an inverse that overflows is no step to take
+            if not c[0] > 0:
+                return np.inf, np.zeros(len(c))
+            inverse = reciprocal(c, participation.rounds)
+            if not np.isfinite(inverse @ inverse):
+                return np.inf, np.zeros(len(c))
+            value, by_inverse = error(inverse)
+            size, by_c = log_sensitivity(padded, participation)
+            slope = reciprocal_pull_back(by_inverse, inverse, len(c))
+        return value + size, slope + by_c[: len(c)]
+
+    return function
+
+
+def non_negative(c: Vector) -> Vector:
+    """The nearest non-negative coefficients."""
+    return np.maximum(c, 0.0)
+
+
+def falling(c: Vector) -> Vector:
+    """The nearest non-negative coefficients of which none is larger than the one before it."""
+    from scipy import optimize
+
+    nearest = cast(Vector, cast(Any, optimize).isotonic_regression(c, increasing=False).x)
+    return np.maximum(np.minimum.accumulate(nearest), 0.0)

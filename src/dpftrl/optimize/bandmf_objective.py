@@ -1,0 +1,101 @@
+"""The error of a general banded strategy whose columns have norm 1, with its derivatives."""
+
+from typing import Any, cast, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl.workload import Workload
+
+Vector = NDArray[np.float64]
+Matrix = NDArray[np.float64]
+
+SMALLEST_BLOCK = 64
+
+
+def rows_reached(rounds: int, bands: int) -> NDArray[np.intp]:
+    """The row of C that each entry of an array of columns stands in; it has n, from 0."""
+    return np.arange(rounds)[:, None] + np.arange(bands)[None, :]
+
+
+@final
+class BandedError:
+    """log RmsError of B = A C^-1, as a function of columns that are scaled to norm 1 first.
+
+    Columns come as an array of n x P numbers: entry (j, p) stands for C[j + p, j], and those below
+    the last row are ignored. With D = C^-1 the derivatives of ||B||^2 by C are -2 (B^T B) D^T, of
+    which only the bands are computed.
+
+    Attributes:
+        reaches: Which entries of the array lie inside C.
+        scale: How far a step should move each entry relative to the others, which makes the
+            problem better conditioned: early rounds weigh more, and so does the diagonal.
+    """
+
+    def __init__(self, rounds: int, bands: int, workload: Workload):
+        self.rounds, self.bands, self.workload = rounds, bands, workload
+        self.reaches = rows_reached(rounds, bands) < rounds
+        weight = np.linalg.norm(workload.matrix(rounds), axis=0)
+        self.scale = np.ones((rounds, bands))
+        self.scale[:, 0] = 0.3
+        self.scale *= np.maximum(weight / weight.max(), 1e-2)[:, None] ** -0.6
+
+    def columns(self, raw: Matrix) -> Matrix:
+        """The columns of C, at norm 1."""
+        inside = np.where(self.reaches, raw, 0.0)
+        return inside / np.linalg.norm(inside, axis=1, keepdims=True)
+
+    def scaled(self, free: Vector) -> tuple[float, Vector]:
+        """The value and the derivatives by columns that are divided by the scale."""
+        value, gradient = self(free.reshape(self.scale.shape) * self.scale)
+        return value, (gradient * self.scale).ravel()
+
+    def __call__(self, raw: Matrix) -> tuple[float, Matrix]:
+        """The log RmsError and its derivatives by the columns before scaling."""
+        from scipy.linalg import lapack
+
+        columns = self.columns(raw)
+        strategy, bands = self._blank()
+        bands[:] = columns
+        # The transpose of a row-major upper triangle is what LAPACK calls a lower one.
+        decoder, fault = cast(Any, lapack).dtrtri(strategy.T, lower=1, overwrite_c=1)
+        if fault:
+            return np.inf, np.zeros(raw.shape)
+        noise = self._applied(decoder)
+        square = float(np.vdot(noise, noise))
+        gram, _ = cast(Any, lapack).dlauum(noise, lower=1, overwrite_c=1)
+        by_columns = self._bands_of_product(decoder, gram) / -square
+        along = np.einsum("jp,jp->j", by_columns, columns)[:, None]
+        norms = np.linalg.norm(np.where(self.reaches, raw, 0.0), axis=1, keepdims=True)
+        return np.log(square / self.rounds) / 2, (by_columns - columns * along) / norms
+
+    def _blank(self) -> tuple[Matrix, Matrix]:
+        """A matrix of zeros, and a view of its bands: (j, p) is its entry (j, j + p).
+
+        Entries of the view that lie outside C fall below the diagonal, where all must stay zero.
+        """
+        n, size = self.rounds, np.dtype(np.float64).itemsize
+        memory = np.zeros(n * n + self.bands)
+        bands = np.lib.stride_tricks.as_strided(
+            memory, (n, self.bands), ((n + 1) * size, size), writeable=True
+        )
+        return memory[: n * n].reshape(n, n), bands
+
+    def _applied(self, decoder: Matrix) -> Matrix:
+        if self.workload.is_prefix_sum:
+            return np.cumsum(decoder.T, axis=1).T  # along the memory, which keeps it column-major
+        return np.asfortranarray(self.workload.apply(np.ascontiguousarray(decoder)))
+
+    def _bands_of_product(self, decoder: Matrix, gram: Matrix) -> Matrix:
+        """The bands of (B^T B) D^T, from the lower triangle of B^T B, a block at a time."""
+        product, bands = self._blank()
+        width = max(SMALLEST_BLOCK, self.bands // 2)
+        for start in range(0, self.rounds, width):
+            stop = min(start + width, self.rounds)
+            reach = min(stop + self.bands - 1, self.rounds)
+            corner = gram[start:stop, start:stop]
+            corner += np.tril(corner, -1).T
+            product[start:stop, start:reach] = (
+                decoder[start:stop, :stop] @ gram[start:reach, :stop].T
+            )
+        return np.where(self.reaches, bands, 0.0)

@@ -1,0 +1,252 @@
+"""A BLT for rounds and min-sep that are known only as ranges."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl.checks import whole_number
+from dpftrl.errors import InvalidInput
+from dpftrl.mechanisms import BLT
+from dpftrl.optimize.blt import (
+    Chain,
+    check_buffers,
+    finished,
+    free_function,
+    minimise_in_stages,
+    search,
+    starts,
+)
+from dpftrl.optimize.blt_chain import chain, free_numbers
+from dpftrl.optimize.blt_objective import BltObjective
+from dpftrl.optimize.newton import Function, minimise
+from dpftrl.optimize.result import Objective, check_objective, loss_value
+from dpftrl.participation import UNCAPPED, MinSep
+
+Array = NDArray[np.float64]
+
+# Soft maxima find the basin; sequential quadratic programming then finds the kink.
+SHARPNESS = (30.0, 300.0)
+# Points whose log regret is this close to the worst share in holding the optimum in place.
+ACTIVE = 1e-5
+# Corners and middles that the search starts with, and the finer grid that it is checked on.
+COARSE_GRID, FINE_GRID = 3, 7
+
+
+@final
+@dataclass(frozen=True)
+class Regret:
+    """How a BLT does at one point of the ranges, against the BLT made for just that point."""
+
+    participation: MinSep
+    loss: float
+    specialist: float
+
+    @property
+    def ratio(self) -> float:
+        """Loss over the specialist's loss: 1 at best."""
+        return self.loss / self.specialist
+
+
+@final
+@dataclass(frozen=True)
+class RobustBlt:
+    """A BLT with small regret over whole ranges.
+
+    Attributes:
+        mechanism: The BLT.
+        objective: Which loss the regret is about.
+        regrets: Its regret on a grid over the ranges.
+        gradient_norm: How far the gradients of the worst points are from balancing one another;
+            near zero where no step makes all of them better.
+        seconds: How long it took.
+    """
+
+    mechanism: BLT
+    objective: Objective
+    regrets: tuple[Regret, ...]
+    gradient_norm: float
+    seconds: float
+
+    @property
+    def worst(self) -> Regret:
+        """The point with the largest regret."""
+        return max(self.regrets, key=lambda regret: regret.ratio)
+
+
+def optimize_robust_blt(
+    rounds: tuple[int, int],
+    min_sep: tuple[int, int],
+    max_participations: int = UNCAPPED,
+    buffers: int | Literal["auto"] = "auto",
+    objective: Objective = "max",
+) -> RobustBlt:
+    """Make the worst regret over a box of rounds and min-sep as small as it gets.
+
+    Args:
+        rounds: The fewest and the most rounds.
+        min_sep: The smallest and the largest min-sep.
+        max_participations: A cap that holds whatever the rounds.
+        buffers: How many, for this BLT and for the specialists; `auto` is 4.
+        objective: `max` for MaxLoss, `rms` for RmsLoss.
+
+    Points are added where a finer grid shows a larger regret, until none does.
+    """
+    began = time.perf_counter()
+    check_objective(objective)
+    box = _checked_box(rounds, min_sep)
+    size = 4 if buffers == "auto" else buffers
+    fine = _grid(*box, max_participations, FINE_GRID)
+    size = check_buffers(min(size, box[0][0]) if buffers == "auto" else size, fine[0])
+    specialists: dict[MinSep, Chain] = {}
+
+    def specialist(point: MinSep) -> Chain:
+        if point not in specialists:
+            specialists[point] = search(point, objective, size)
+        return specialists[point]
+
+    points = _grid(*box, max_participations, COARSE_GRID)
+    free = np.concatenate(
+        [starts(points[len(points) // 2], size), *(_as_start(specialist(p), size) for p in points)]
+    )
+    while True:
+        free, imbalance = _least_worst(points, [specialist(p) for p in points], objective, free)
+        slow, fast = chain(free)
+        blt = finished(slow[0], fast[0])
+        regrets = [_regret(blt, point, specialist(point), objective) for point in fine]
+        worst = max(regrets, key=lambda regret: regret.ratio)
+        covered = max(_regret(blt, p, specialist(p), objective).ratio for p in points)
+        if worst.ratio <= covered * (1 + 1e-4) or worst.participation in points:
+            seconds = time.perf_counter() - began
+            return RobustBlt(blt, objective, tuple(regrets), imbalance, seconds)
+        points.append(worst.participation)
+
+
+def _checked_box(
+    rounds: tuple[int, int], min_sep: tuple[int, int]
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    for name, (low, high) in (("rounds", rounds), ("min_sep", min_sep)):
+        whole_number(name, low)
+        if whole_number(name, high) < low:
+            raise InvalidInput(f"the range of {name} is upside down: {low}..{high}")
+    return rounds, min_sep
+
+
+def _grid(rounds: tuple[int, int], min_sep: tuple[int, int], cap: int, steps: int) -> list[MinSep]:
+    """Points spread evenly on a logarithmic scale, ends included."""
+    axes = [
+        sorted({round(value) for value in np.geomspace(*ends, steps).tolist()})
+        for ends in (rounds, min_sep)
+    ]
+    return list(dict.fromkeys(MinSep(n, min(b, n), cap) for n in axes[0] for b in axes[1]))
+
+
+def _as_start(found: Chain, size: int) -> Array:
+    """The specialist's free numbers, where it uses all its buffers."""
+    if len(found.slow) != size:
+        return np.zeros((0, 2 * size))
+    with np.errstate(all="ignore"):
+        free = free_numbers(found.slow[None], found.fast[None])
+    return free[np.isfinite(free).all(axis=1)]
+
+
+def _least_worst(
+    points: Sequence[MinSep], specialists: Sequence[Chain], objective: Objective, free: Array
+) -> tuple[Array, float]:
+    """Where the largest log regret is smallest, and the imbalance of gradients there."""
+    regret = _RegretAt(
+        [BltObjective(point, objective) for point in points],
+        np.array([specialist.value for specialist in specialists])[:, None],
+    )
+    for sharpness in SHARPNESS:
+        function = regret.soft_worst(sharpness)
+        end = minimise_in_stages(function, free) if len(free) > 1 else minimise(function, free)
+        free = end.points[[int(end.values.argmin())]]
+    free = _settle(regret, free[0])[None]
+    values, gradients = regret.each(free[0])
+    held = values > values.max() - ACTIVE
+    return free, _imbalance(gradients[held])
+
+
+@dataclass(frozen=True)
+class _RegretAt:
+    """Log regrets at several points, as functions of the free numbers."""
+
+    objectives: Sequence[BltObjective]
+    best: Array
+
+    def each(self, free: Array) -> tuple[Array, Array]:
+        """The regret at each point and its gradient, for one BLT."""
+        pairs = [free_function(objective)(free[None]) for objective in self.objectives]
+        values = np.array([value[0] for value, _ in pairs]) - self.best[:, 0]
+        return values, np.array([gradient[0] for _, gradient in pairs])
+
+    def soft_worst(self, sharpness: float) -> Function:
+        """log(sum(exp(sharpness * regret))) / sharpness, for one BLT a row."""
+
+        def worst(slow: Array, fast: Array) -> tuple[Array, Array, Array]:
+            each = [objective(slow, fast) for objective in self.objectives]
+            values, by_slow, by_fast = (np.array(part) for part in zip(*each, strict=True))
+            regret = sharpness * (values - self.best)
+            top = regret.max(axis=0)
+            weight = np.exp(regret - top)
+            total = weight.sum(axis=0)
+            share = (weight / total)[:, :, None]
+            soft = (top + np.log(total)) / sharpness
+            return soft, (share * by_slow).sum(axis=0), (share * by_fast).sum(axis=0)
+
+        return free_function(worst)
+
+
+def _settle(regret: _RegretAt, free: Array) -> Array:
+    """Minimise the largest regret itself: the least t with every regret at most t."""
+
+    def level(x: Array) -> float:
+        return float(x[-1])
+
+    def level_slope(x: Array) -> Array:
+        return np.eye(1, len(x), len(x) - 1)[0]
+
+    def room(x: Array) -> Array:
+        return x[-1] - regret.each(x[:-1])[0]
+
+    def room_slope(x: Array) -> Array:
+        gradients = regret.each(x[:-1])[1]
+        return np.concatenate([-gradients, np.ones((len(gradients), 1))], axis=1)
+
+    start = np.append(free, regret.each(free)[0].max())
+    found = _scipy_optimize().minimize(
+        level,
+        start,
+        jac=level_slope,
+        method="SLSQP",
+        constraints={"type": "ineq", "fun": room, "jac": room_slope},
+        options={"maxiter": 300, "ftol": 1e-13},
+    )
+    settled: Array = found.x[:-1]
+    better = regret.each(settled)[0].max() < start[-1]
+    return settled if better else free
+
+
+def _imbalance(gradients: Array) -> float:
+    """The smallest of any weighted mean of the gradients: 0 where they balance."""
+    weight = 1e6  # holds the weights to a sum of 1
+    system = np.concatenate([gradients.T, np.full((1, len(gradients)), weight)])
+    shares: Array
+    shares, _ = _scipy_optimize().nnls(system, np.append(np.zeros(gradients.shape[1]), weight))
+    return float(np.abs(shares @ gradients).max())
+
+
+def _scipy_optimize() -> Any:
+    """Imported when needed, since it takes a while; without types, since it ships few."""
+    import scipy.optimize
+
+    return scipy.optimize
+
+
+def _regret(blt: BLT, point: MinSep, specialist: Chain, objective: Objective) -> Regret:
+    loss = loss_value(blt.loss(point), objective)
+    return Regret(point, loss, float(np.exp(specialist.value)))
