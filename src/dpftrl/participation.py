@@ -96,13 +96,15 @@ class MinSep(Participation):
 
     def patterns(self) -> Iterator[Pattern]:
         """Every non-empty pattern, by depth-first extension."""
-        stack: list[Pattern] = [(start,) for start in reversed(range(self.rounds))]
-        while stack:
-            pattern = stack.pop()
-            yield pattern
-            if len(pattern) < self.max_participations:
-                later = range(pattern[-1] + self.min_sep, self.rounds)
-                stack.extend((*pattern, following) for following in reversed(later))
+        return self._extensions(())
+
+    def _extensions(self, pattern: Pattern) -> Iterator[Pattern]:
+        earliest = pattern[-1] + self.min_sep if pattern else 0
+        for following in range(earliest, self.rounds):
+            extended = (*pattern, following)
+            yield extended
+            if len(extended) < self.max_participations:
+                yield from self._extensions(extended)
 
     def pattern_count(self) -> int:
         """Choosing j rounds with gaps of b is choosing j of n - (j-1)(b-1) without any."""

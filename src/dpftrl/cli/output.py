@@ -1,13 +1,15 @@
 """How commands print: tables for people, JSON for machines."""
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import click
 import msgspec
 import numpy as np
 from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from dpftrl.sensitivity import Sensitivity
@@ -42,6 +44,24 @@ def working(what: str) -> AbstractContextManager[Any]:
     if not sys.stderr.isatty():
         return nullcontext()
     return Console(stderr=True).status(what)
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[float | None, str], None] | None]:
+    """Show on standard error how far a computation is, if a person is looking."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as shown:
+        task = shown.add_task(what, total=None)
+
+        def report(done: float | None, message: str) -> None:
+            shown.update(task, total=None if done is None else 1.0, completed=done or 0.0)
+            shown.update(task, description=f"{what}: {message}")
+
+        yield report
 
 
 def number(value: float) -> str:

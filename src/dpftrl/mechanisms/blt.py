@@ -59,7 +59,7 @@ class BLT(ToeplitzMechanism):
             raise InvalidInput(
                 f"theta and omega need one number a buffer, got {len(decays)} and {len(scales)}"
             )
-        if not sum(w / (1 + q) for q, w in zip(decays, scales, strict=True)) <= 1:
+        if not math.fsum(w / (1 + q) for q, w in zip(decays, scales, strict=True)) <= 1:
             raise InvalidInput(
                 f"omega sums to {sum(scales):g}, so large that the noise would grow for ever; "
                 "a sum of at most 1 is safe"
@@ -175,7 +175,7 @@ class BLT(ToeplitzMechanism):
             majorant, and with it an upper bound.
         """
         attained = self._shifted_norm(participation, 1.0)
-        first = float(self._distinct.weights.sum())
+        first = math.fsum(self.omega)
         if first <= 1:
             return Sensitivity.exact(attained)
         return Sensitivity.between(attained, self._shifted_norm(participation, first))

@@ -107,6 +107,10 @@ def powers(rates: Vector, exponents: NDArray[np.int_]) -> Matrix:
 def _pair_powers(rates: Vector, others: Vector, terms: int) -> tuple[Matrix, Matrix]:
     """1 - q_j q_l, and (q_j q_l)^terms - 1, for every pair."""
     gap = rates[:, None] + others[None, :] * (1 - rates[:, None])
+    if np.any(rates > 1) and np.any(others > 1):  # the same without cancelling near decays of -1
+        from_below, other_below = 2 - rates, 2 - others
+        mirrored = from_below[:, None] + other_below[None, :] * (1 - from_below[:, None])
+        gap = np.where((rates[:, None] > 1) & (others[None, :] > 1), mirrored, gap)
     log_first, sign_first = _log_decay(rates)
     log_second, sign_second = _log_decay(others)
     exponent = terms * (log_first[:, None] + log_second[None, :])
@@ -118,5 +122,5 @@ def _log_decay(rates: Vector) -> tuple[Vector, Vector]:
     """The logarithm of |1 - rate| and the sign of 1 - rate."""
     with np.errstate(divide="ignore"):  # a decay of zero has the logarithm -inf, as it should
         below = np.log1p(-np.minimum(rates, 1.0))
-        above = np.log(np.maximum(rates, 1.0) - 1)
+        above = np.log1p(-(2 - np.maximum(rates, 1.0)))
     return np.where(rates > 1, above, below), np.where(rates > 1, -1.0, 1.0)

@@ -143,6 +143,8 @@ def _matrix_in(name: str, value: Any, beside: Path) -> Any:
 def _read(path: Path, limit: int = MOST_BYTES) -> bytes:
     try:
         size = path.stat().st_size
+        if not path.is_file():
+            raise InvalidInput(f"{path} is not a file")
         if size > limit:
             raise InvalidInput(f"{path} has {size:,} bytes, more than any mechanism file")
         return path.read_bytes()

@@ -1,7 +1,8 @@
 """BandInvMF: the best mechanism whose noise is a moving average of few rows of Z."""
 
 import time
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +27,13 @@ RESTARTS, WITHIN, STEPS = 3, 1e-8, 200
 NEARBY = (0.1, 0.1, 0.03)
 # Past steps that shape the next: with all of them, quasi-Newton methods get along kinks best.
 MEMORY = 40
+# Up to so many bands, a search without derivatives has the last word.
+POLISHED = 6
 
 
 class _Point(NamedTuple):
     free: Vector
     value: float
-    gradient_norm: float
 
 
 def optimize_band_inverse(
@@ -64,42 +66,55 @@ def optimize_band_inverse(
     check_objective(objective)
     bands = check_bands(bands, participation.rounds)
     error = ToeplitzError(workload, participation.rounds, objective)
-    function = by_log_prefixes(log_loss(error, participation))
-    found = [_search(function, size, progress) for size in ([bands] if bands < 3 else [2, bands])]
-    candidates = [from_log_prefixes(point.free) for point in found]
-    candidates.append(inverse_square_root_series(bands))
-    mechanisms = [BandedInverse(c_hat.tolist()) for c_hat in candidates]
+    function = log_loss(error, participation)
+    searched = _search(by_log_prefixes(function), bands, progress)
+    candidates = [*searched, inverse_square_root_series(bands)]
+    mechanisms = [BandedInverse(_polished(function, c_hat).tolist()) for c_hat in candidates]
     losses = [workload_loss(mechanism, participation, workload) for mechanism in mechanisms]
     best = min(range(len(losses)), key=lambda i: loss_value(losses[i], objective))
+    _, gradient = function(np.array(mechanisms[best].c_hat))
     return Optimised(
         mechanisms[best],
         participation,
         objective,
         losses[best],
-        found[min(best, len(found) - 1)].gradient_norm,
+        float(np.abs(gradient[1:]).max(initial=0.0)),
         time.perf_counter() - started,
     )
 
 
-def _search(function: Function, bands: int, progress: Progress | None) -> _Point:
-    """From simple starts, from the best with half as many bands, and from around the best."""
+def _search(function: Function, bands: int, progress: Progress | None) -> list[Vector]:
+    """The best with 2 bands, with twice as many, ... and with all, each a start for the next."""
     if bands == 1:  # nothing is free
-        return _Point(np.zeros(0), 0.0, 0.0)
-    prefixes = np.log(np.cumsum(inverse_square_root_series(bands))[1:])
-    starts = [prefixes, np.full(bands - 1, prefixes[-1])]
-    if bands > 2:
-        fewer = _search(function, (bands + 1) // 2, progress).free
-        starts.append(np.append(fewer, np.full(bands - 1 - len(fewer), fewer[-1])))
-    total, best = len(starts) + len(NEARBY), _Point(prefixes, np.inf, np.inf)
-    random = np.random.default_rng(bands)
-    for number in range(total):
+        return [np.ones(1)]
+    found: list[Vector] = []
+    halvings = range((bands - 1).bit_length() - 1, -1, -1)
+    for size in [-(-bands // 2**halving) for halving in halvings]:
+        prefixes = np.log(np.cumsum(inverse_square_root_series(size))[1:])
+        starts = [prefixes, prefixes - 1, np.full(size - 1, prefixes[-1])]
+        if found:
+            fewer = found[-1]
+            starts.append(np.append(fewer, np.full(size - 1 - len(fewer), fewer[-1])))
+        nearby = NEARBY if size in (2, bands) else ()
+        found.append(_best_of(function, starts, nearby, progress))
+    return [from_log_prefixes(free) for free in found]
+
+
+def _best_of(
+    function: Function, starts: list[Vector], nearby: Sequence[float], progress: Progress | None
+) -> Vector:
+    """The best that is reached from the starts, and then from around the best."""
+    best = _Point(starts[0], np.inf)
+    random = np.random.default_rng(len(starts[0]))
+    for number in range(len(starts) + len(nearby)):
         around = number - len(starts)
-        start = starts[number] if around < 0 else _moved(best.free, NEARBY[around], random)
+        start = starts[number] if around < 0 else _moved(best.free, nearby[around], random)
         best = min(best, _descend(function, start), key=lambda point: point.value)
         if progress is not None:
-            message = f"{bands} bands, start {number + 1} of {total}: loss {np.exp(best.value):.6g}"
-            progress(None, message)
-    return best
+            bands, total = len(start) + 1, len(starts) + len(nearby)
+            loss = np.exp(best.value)
+            progress(None, f"{bands} bands, start {number + 1} of {total}: loss {loss:.6g}")
+    return best.free
 
 
 def _moved(free: Vector, by: float, random: np.random.Generator) -> Vector:
@@ -107,12 +122,29 @@ def _moved(free: Vector, by: float, random: np.random.Generator) -> Vector:
 
 
 def _descend(function: Function, start: Vector) -> _Point:
-    best = _Point(start, np.inf, np.inf)
+    best = _Point(start, np.inf)
     for _ in range(RESTARTS):
         end = minimise_lbfgs(function, best.free, WITHIN, most_steps=STEPS, memory=MEMORY)
         gained = best.value - end.value
         if gained > 0:
-            best = _Point(end.point, end.value, float(np.abs(end.gradient).max()))
+            best = _Point(end.point, end.value)
         if not gained > WITHIN * 10:
             break
     return best
+
+
+def _polished(function: Function, c_hat: Vector) -> Vector:
+    """Few coefficients, by a search without derivatives: kinks do not stop it."""
+    if not 2 <= len(c_hat) <= POLISHED:
+        return c_hat
+    from scipy import optimize
+
+    def value(free: Vector) -> float:
+        with np.errstate(all="ignore"):
+            found = function(np.append(1.0, free))[0]
+        return found if np.isfinite(found) else 1e9
+
+    options = {"maxfev": 150 * len(c_hat), "xatol": 1e-10, "fatol": 1e-12}
+    search = cast(Any, optimize).minimize
+    found = search(value, c_hat[1:], method="Nelder-Mead", options=options)
+    return np.append(1.0, cast(Vector, found.x)) if found.fun < value(c_hat[1:]) else c_hat

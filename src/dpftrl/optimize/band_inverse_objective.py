@@ -28,7 +28,7 @@ def log_loss(error: ToeplitzError, participation: Participation) -> Function:
         padded[: len(c_hat)] = c_hat
         value, by_c_hat = error(padded)
         size, by_c = _log_bound(c, participation)
-        slope = reciprocal_pull_back(by_c, c, len(c_hat))
+        slope = reciprocal_pull_back(by_c, c_hat, c)
         return value + size, by_c_hat[: len(c_hat)] + slope
 
     return function
@@ -67,4 +67,6 @@ def _log_bound(c: Vector, participation: Participation) -> tuple[float, Vector]:
     # Every entry of the majorant is that of |c| at the first place from there on which reaches it.
     places = np.where(np.abs(c) == majorant, np.arange(len(c)), len(c))
     reached = np.minimum.accumulate(places[::-1])[::-1]
-    return value, np.bincount(reached, by_majorant, len(c)) * np.sign(c)
+    by_size = np.zeros(len(c))
+    np.add.at(by_size, reached, by_majorant)
+    return value, by_size * np.sign(c)

@@ -95,7 +95,7 @@ def log_loss(error: ToeplitzError, participation: Participation) -> Function:
                 return np.inf, np.zeros(len(c))
             value, by_inverse = error(inverse)
             size, by_c = log_sensitivity(padded, participation)
-            slope = reciprocal_pull_back(by_inverse, inverse, len(c))
+            slope = reciprocal_pull_back(by_inverse, c, inverse)
         return value + size, slope + by_c[: len(c)]
 
     return function

@@ -1,5 +1,6 @@
 """The best BLT for a participation, in milliseconds at any number of rounds."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -226,6 +227,6 @@ def finished(slow: Array, fast: Array) -> BLT:
             scales.append(scale)
     if not theta:  # the best is independent noise
         theta, scales = [0.0], [0.0]
-    while sum(scales) > 1:  # by the last digit: the sensitivity is exact only up to 1
+    while math.fsum(scales) > 1:  # by the last digit: the sensitivity is exact only up to 1
         scales = [scale * (1 - 2**-52) for scale in scales]
     return BLT(theta, scales)

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 Vector = NDArray[np.float64]
 
+# Up to so many coefficients, sums of products beat Fourier transforms.
+SHORT = 64
+
 
 def reciprocal(c: Vector, terms: int) -> Vector:
     """The first terms of 1 / c."""
@@ -21,9 +24,16 @@ def reciprocal(c: Vector, terms: int) -> Vector:
     return cast(Vector, cast(Any, signal).lfilter([1.0], c, unit))
 
 
-def reciprocal_pull_back(by_inverse: Vector, inverse: Vector, terms: int) -> Vector:
-    """From derivatives by 1 / c to those by the first terms of c: d(1/c) = -(1/c)^2 dc."""
-    return -correlate(by_inverse, multiply(inverse, inverse))[:terms]
+def reciprocal_pull_back(by_inverse: Vector, c: Vector, inverse: Vector) -> Vector:
+    """From derivatives by the inverse, 1 / c, to those by c: d(1/c) = -(1/c)^2 dc."""
+    if len(c) > SHORT:
+        return -correlate(by_inverse, multiply(inverse, inverse))[: len(c)]
+    from scipy import signal
+
+    # Dividing by a short c costs less than multiplying by its long inverse.
+    once = cast(Vector, cast(Any, signal).lfilter([1.0], c, by_inverse[::-1]))[::-1]
+    rounds = len(inverse)
+    return np.array([-once[lag:] @ inverse[: rounds - lag] for lag in range(len(c))])
 
 
 def multiply(one: Vector, other: Vector) -> Vector:

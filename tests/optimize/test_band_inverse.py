@@ -1,0 +1,131 @@
+"""The best banded inverses against dense matrices, and against what they must not be worse than."""
+
+import numpy as np
+import pytest
+from dense import WORKLOADS, brute_sensitivity, errors, lower_toeplitz, slope
+
+from dpftrl import BandedInverse, FixedEpochs, MinSep
+from dpftrl.errors import InvalidInput
+from dpftrl.optimize.band_inverse import optimize_band_inverse
+from dpftrl.optimize.band_inverse_objective import by_log_prefixes, from_log_prefixes, log_loss
+from dpftrl.optimize.result import loss_value
+from dpftrl.optimize.toeplitz_error import ToeplitzError
+from dpftrl.optimize.workload_loss import workload_loss
+from dpftrl.workload import Workload
+
+ROUNDS = 24
+every_workload = pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS.keys())
+both_objectives = pytest.mark.parametrize("objective", ["rms", "max"])
+
+
+@every_workload
+@both_objectives
+@pytest.mark.parametrize(
+    "c_hat",
+    [
+        [1.0, -0.5, -0.125],
+        [1.0, -0.2, -0.6, 0.1],  # c rises: its majorant counts
+        [1.0, 0.4, -0.3],  # c changes its sign
+        np.append(1.0, -0.9 / 2 ** np.arange(1, 12)),
+    ],
+)
+def test_derivatives_are_those_of_differences(workload, objective, c_hat):
+    error = ToeplitzError(workload, ROUNDS, objective, sharpness=20.0)
+    c_hat = np.array(c_hat)
+    for min_sep in (6, ROUNDS):
+        function = log_loss(error, MinSep(ROUNDS, min_sep))
+        np.testing.assert_allclose(function(c_hat)[1], slope(function, c_hat), atol=1e-7)
+
+
+def test_derivatives_by_log_prefixes_are_those_of_differences():
+    participation = MinSep(ROUNDS, 6)
+    function = by_log_prefixes(log_loss(ToeplitzError(Workload(), ROUNDS, "rms"), participation))
+    free = np.log([0.6, 0.4, 0.35])
+    np.testing.assert_allclose(function(free)[1], slope(function, free), atol=1e-8)
+    np.testing.assert_allclose(np.cumsum(from_log_prefixes(free)), [1, 0.6, 0.4, 0.35])
+
+
+@both_objectives
+@pytest.mark.parametrize("participation", [MinSep(ROUNDS, 6), MinSep(ROUNDS, ROUNDS)])
+def test_the_function_is_the_loss_that_the_library_reports(objective, participation):
+    for c_hat in ([1.0, -0.5], [1.0, -0.2, -0.6, 0.1], [1.0, 0.4, -0.3]):
+        error = ToeplitzError(Workload(), ROUNDS, objective)
+        value, _ = log_loss(error, participation)(np.array(c_hat))
+        reported = BandedInverse(c_hat).loss(participation)
+        assert np.exp(value) == pytest.approx(loss_value(reported, objective), rel=1e-10)
+
+
+@every_workload
+def test_losses_are_those_of_dense_matrices(workload):
+    participation = MinSep(ROUNDS, min_sep=8)
+    found = optimize_band_inverse(participation, 4, "rms", workload)
+    C = np.linalg.inv(lower_toeplitz(found.mechanism.c_hat, ROUNDS))
+    assert (found.loss.max_error, found.loss.rms_error) == pytest.approx(errors(C, workload))
+    truth = brute_sensitivity(np.abs(C), participation)
+    assert found.loss.sensitivity.value >= truth * (1 - 1e-9)
+    if found.loss.sensitivity.kind == "exact":
+        assert found.loss.sensitivity.value == pytest.approx(truth, rel=1e-9)
+
+
+@both_objectives
+@pytest.mark.parametrize("bands", [1, 2, 3, 8])
+@pytest.mark.parametrize(
+    ("participation", "workload"),
+    [
+        (MinSep(200, 40), Workload()),
+        (MinSep(200, 2), Workload()),
+        (MinSep(100, 100), Workload(momentum=0.9)),
+        (FixedEpochs(100, 20), Workload.with_schedule("cooldown:last-half:0.1", 100)),
+    ],
+    ids=str,
+)
+def test_it_is_never_worse_than_what_is_known(participation, workload, bands, objective):
+    found = optimize_band_inverse(participation, bands, objective, workload)
+    known = [BandedInverse.square_root(bands)]
+    if bands > 1:
+        known += [BandedInverse.one_parameter(x) for x in np.linspace(0, 1, 51)]
+    for mechanism in known:
+        other = loss_value(workload_loss(mechanism, participation, workload), objective)
+        assert found.value <= other * (1 + 1e-9)
+    assert len(found.mechanism.c_hat) <= bands
+
+
+def test_the_size_of_the_paper():
+    participation = MinSep(rounds=2052, min_sep=342, max_participations=6)
+    losses = [optimize_band_inverse(participation, bands).value for bands in (2, 4, 8)]
+    assert losses == pytest.approx([13.970, 11.716, 10.445], abs=5e-3)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+@both_objectives
+def test_tiny_numbers_of_rounds(rounds, objective):
+    for bands in range(1, rounds + 1):
+        found = optimize_band_inverse(MinSep(rounds, 1), bands, objective)
+        independent = BandedInverse([1.0]).loss(MinSep(rounds, 1))
+        assert found.value <= loss_value(independent, objective) * (1 + 1e-9)
+
+
+def test_the_same_input_gives_the_same_output_and_progress_is_told():
+    told = []
+    first, second = (
+        optimize_band_inverse(
+            MinSep(64, 8), 4, progress=lambda done, message: told.append((done, message))
+        )
+        for _ in range(2)
+    )
+    assert first.mechanism == second.mechanism
+    assert told[0][0] is None
+    assert told[0][1].startswith("2 bands, start 1 of ")
+
+
+@pytest.mark.parametrize(
+    ("bands", "objective", "message"),
+    [
+        (0, "rms", "bands must be a whole number of at least 1, got 0"),
+        (9, "rms", "bands must be at most the 8 rounds, got 9"),
+        (2, "mean", "objective must be max or rms, got 'mean'"),
+    ],
+)
+def test_impossible_requests_are_refused(bands, objective, message):
+    with pytest.raises(InvalidInput, match=message):
+        optimize_band_inverse(MinSep(8, 2), bands, objective)

@@ -1,0 +1,144 @@
+"""The best banded Toeplitz strategies against dense matrices and numbers from elsewhere."""
+
+import numpy as np
+import pytest
+from dense import WORKLOADS, brute_sensitivity, errors, lower_toeplitz, slope
+
+from dpftrl import DpftrlError, FixedEpochs, FullTree, MinSep, SquareRoot, Toeplitz
+from dpftrl.errors import InvalidInput
+from dpftrl.optimize.band_toeplitz import falling, log_loss, optimize_band_toeplitz
+from dpftrl.optimize.toeplitz_error import ToeplitzError
+from dpftrl.optimize.workload_loss import workload_loss
+from dpftrl.workload import Workload
+
+ROUNDS = 24
+every_workload = pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS.keys())
+both_objectives = pytest.mark.parametrize("objective", ["rms", "max"])
+
+
+@every_workload
+@both_objectives
+@pytest.mark.parametrize("bands", [1, 5, ROUNDS])
+def test_derivatives_are_those_of_differences(workload, objective, bands):
+    error = ToeplitzError(workload, ROUNDS, objective, sharpness=20.0)
+    function = log_loss(error, MinSep(ROUNDS, min_sep=6))
+    c = np.linspace(1, 0.2, bands)
+    np.testing.assert_allclose(function(c)[1], slope(function, c), atol=1e-8)
+
+
+@pytest.mark.parametrize("objective", ["rms", "max"])
+def test_derivatives_of_many_bands_are_those_of_differences(objective):
+    """Beyond a few dozen bands they come from Fourier transforms."""
+    function = log_loss(ToeplitzError(Workload(0.5), 100, objective), MinSep(100, min_sep=30))
+    c = SquareRoot().coefficients(80)
+    np.testing.assert_allclose(function(c)[1], slope(function, c), atol=1e-8)
+
+
+@every_workload
+@pytest.mark.parametrize("bands", [1, 3, 8, ROUNDS])
+def test_losses_are_those_of_dense_matrices(workload, bands):
+    participation = MinSep(ROUNDS, min_sep=8, max_participations=3)
+    found = optimize_band_toeplitz(participation, bands, "rms", workload)
+    C = lower_toeplitz(found.mechanism.c, ROUNDS)
+    sensitivity = brute_sensitivity(C, participation)
+    assert found.loss.sensitivity.kind == "exact"
+    assert found.loss.sensitivity.value == pytest.approx(sensitivity, rel=1e-12)
+    assert (found.loss.max_error, found.loss.rms_error) == pytest.approx(errors(C, workload))
+    assert found.mechanism.c[0] == 1
+    assert found.seconds > 0
+
+
+@every_workload
+@both_objectives
+@pytest.mark.parametrize("bands", [4, ROUNDS])
+def test_no_small_change_is_better(workload, objective, bands):
+    participation = MinSep(ROUNDS, min_sep=6)
+    found = optimize_band_toeplitz(participation, bands, objective, workload)
+    c = np.array(found.mechanism.c)
+    random = np.random.default_rng(1)
+    # Where the largest row changes, the optimum is only as sharp as the p-norm that finds it.
+    exact = objective == "rms" or workload.is_toeplitz
+    for size in np.geomspace(1e-4, 0.1, 30):
+        nearby = falling(c + size * random.standard_normal(bands))
+        loss = workload_loss(Toeplitz(nearby.tolist()), participation, workload)
+        other = loss.max_loss if objective == "max" else loss.rms_loss
+        assert found.value <= other * (1 + (1e-9 if exact else 1e-3))
+
+
+def test_the_losses_of_the_paper():
+    participation = MinSep(rounds=2052, min_sep=342, max_participations=6)
+    found = optimize_band_toeplitz(participation, bands=342)
+    assert found.loss.rms_loss == pytest.approx(8.8041, abs=1e-4)
+    assert found.loss.max_loss == pytest.approx(10.53, abs=0.005)
+    assert found.gradient_norm < 1e-6
+    for_max = optimize_band_toeplitz(participation, bands=342, objective="max")
+    assert for_max.loss.max_loss == pytest.approx(10.4046, abs=1e-4)
+
+
+def test_as_many_bands_as_rounds_beat_the_square_root_and_every_band():
+    participation = MinSep(rounds=100, min_sep=2)
+    found = optimize_band_toeplitz(participation, bands=100)
+    # The best BLT with one buffer is this good (36.639) already.
+    assert found.loss.rms_loss == pytest.approx(36.6389, abs=1e-4)
+    fewer = optimize_band_toeplitz(participation, bands=10)
+    assert found.loss.rms_loss <= fewer.loss.rms_loss * (1 + 1e-9)
+    assert fewer.loss.rms_loss <= SquareRoot(10).loss(participation).rms_loss
+
+
+def test_many_rounds_need_no_dense_matrix():
+    found = optimize_band_toeplitz(MinSep(50_000, min_sep=500), bands=100)
+    assert found.loss.rms_loss < SquareRoot(100).loss(MinSep(50_000, min_sep=500)).rms_loss
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+@both_objectives
+def test_tiny_numbers_of_rounds(rounds, objective):
+    for bands in range(1, rounds + 1):
+        for participation in (MinSep(rounds, 1), MinSep(rounds, 2), FixedEpochs(rounds, 2)):
+            found = optimize_band_toeplitz(participation, bands, objective)
+            assert found.value <= SquareRoot(bands).loss(participation).max_loss * (1 + 1e-12)
+
+
+def test_the_same_input_gives_the_same_output_and_progress_is_told():
+    told = []
+    first, second = (
+        optimize_band_toeplitz(
+            MinSep(64, 8), 8, progress=lambda done, message: told.append((done, message))
+        )
+        for _ in range(2)
+    )
+    assert first.mechanism == second.mechanism
+    assert told
+    assert told[0][0] is None
+    assert told[0][1].startswith("step 1: loss ")
+
+
+@pytest.mark.parametrize(
+    ("bands", "objective", "message"),
+    [
+        (0, "rms", "bands must be a whole number of at least 1, got 0"),
+        (9, "rms", "bands must be at most the 8 rounds, got 9"),
+        (2, "mean", "objective must be max or rms, got 'mean'"),
+    ],
+)
+def test_impossible_requests_are_refused(bands, objective, message):
+    with pytest.raises(InvalidInput, match=message):
+        optimize_band_toeplitz(MinSep(8, 2), bands, objective)
+
+
+def test_a_schedule_that_is_too_short_is_refused():
+    with pytest.raises(DpftrlError, match="fewer than the 8 rounds"):
+        optimize_band_toeplitz(MinSep(8, 2), 2, workload=Workload(learning_rates=(1.0, 0.5)))
+
+
+@every_workload
+def test_workload_losses_of_any_mechanism_are_dense_ones(workload):
+    participation = MinSep(ROUNDS, min_sep=8)
+    tree = FullTree(ROUNDS)
+    for mechanism in (SquareRoot(), tree):
+        B = workload.matrix(ROUNDS) @ mechanism.decoder(ROUNDS)
+        rows = np.linalg.norm(B, axis=1)
+        loss = workload_loss(mechanism, participation, workload)
+        assert loss.max_error == pytest.approx(rows.max(), rel=1e-10)
+        assert loss.rms_error == pytest.approx(np.sqrt(np.mean(rows**2)), rel=1e-10)
+        assert loss.sensitivity == mechanism.sensitivity(participation)
