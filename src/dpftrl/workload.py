@@ -74,7 +74,9 @@ class Workload:
         """
         if isinstance(schedule, str):
             schedule = _named_schedule(schedule, rounds)
-        return cls(momentum, weight_decay, tuple(schedule))
+        workload = cls(momentum, weight_decay, tuple(schedule))
+        workload.rates(rounds)  # refuses a schedule that is too short
+        return workload
 
     @property
     def is_prefix_sum(self) -> bool:

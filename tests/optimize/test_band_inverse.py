@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from dense import WORKLOADS, brute_sensitivity, errors, lower_toeplitz, slope
+from dense_oracle import WORKLOADS, brute_sensitivity, errors, lower_toeplitz, slope
 
 from dpftrl import BandedInverse, FixedEpochs, MinSep
 from dpftrl.errors import InvalidInput
 from dpftrl.optimize.band_inverse import optimize_band_inverse
 from dpftrl.optimize.band_inverse_objective import by_log_prefixes, from_log_prefixes, log_loss
+from dpftrl.optimize.lbfgs import minimise_lbfgs
 from dpftrl.optimize.result import loss_value
 from dpftrl.optimize.toeplitz_error import ToeplitzError
 from dpftrl.optimize.workload_loss import workload_loss
@@ -75,9 +76,9 @@ def test_losses_are_those_of_dense_matrices(workload):
         (MinSep(200, 40), Workload()),
         (MinSep(200, 2), Workload()),
         (MinSep(100, 100), Workload(momentum=0.9)),
-        (FixedEpochs(100, 20), Workload.with_schedule("cooldown:last-half:0.1", 100)),
+        (FixedEpochs(40, 8), Workload.with_schedule("cooldown:last-half:0.1", 40)),
     ],
-    ids=str,
+    ids=["separated", "often", "once with momentum", "epochs with cooldown"],
 )
 def test_it_is_never_worse_than_what_is_known(participation, workload, bands, objective):
     found = optimize_band_inverse(participation, bands, objective, workload)
@@ -88,6 +89,12 @@ def test_it_is_never_worse_than_what_is_known(participation, workload, bands, ob
         other = loss_value(workload_loss(mechanism, participation, workload), objective)
         assert found.value <= other * (1 + 1e-9)
     assert len(found.mechanism.c_hat) <= bands
+
+
+def test_a_start_that_overflows_is_no_result():
+    function = log_loss(ToeplitzError(Workload(), 2000, "rms"), MinSep(2000, 500))
+    end = minimise_lbfgs(function, np.array([1.0, 5.0]), within=1e-6)
+    assert end.value > 1e8
 
 
 def test_the_size_of_the_paper():

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
-from dense import WORKLOADS, brute_sensitivity, errors, lower_toeplitz, slope
+from dense_oracle import WORKLOADS, brute_sensitivity, errors, lower_toeplitz, slope
 
 from dpftrl import DpftrlError, FixedEpochs, FullTree, MinSep, SquareRoot, Toeplitz
 from dpftrl.errors import InvalidInput
+from dpftrl.optimize.band_inverse import optimize_band_inverse
 from dpftrl.optimize.band_toeplitz import falling, log_loss, optimize_band_toeplitz
+from dpftrl.optimize.bandmf import optimize_bandmf
 from dpftrl.optimize.toeplitz_error import ToeplitzError
 from dpftrl.optimize.workload_loss import workload_loss
 from dpftrl.workload import Workload
@@ -129,6 +131,14 @@ def test_impossible_requests_are_refused(bands, objective, message):
 def test_a_schedule_that_is_too_short_is_refused():
     with pytest.raises(DpftrlError, match="fewer than the 8 rounds"):
         optimize_band_toeplitz(MinSep(8, 2), 2, workload=Workload(learning_rates=(1.0, 0.5)))
+
+
+@pytest.mark.parametrize(
+    "optimize", [optimize_band_toeplitz, optimize_band_inverse, optimize_bandmf]
+)
+def test_rounds_without_any_learning_are_refused(optimize):
+    with pytest.raises(InvalidInput, match="of the first 2 rounds are all zero"):
+        optimize(MinSep(2, 2), 2, workload=Workload(learning_rates=(0.0, 0.0, 1.0)))
 
 
 @every_workload

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from dense import WORKLOADS, brute_sensitivity, errors, slope
+from dense_oracle import WORKLOADS, brute_sensitivity, errors, slope
 
 from dpftrl import Banded, MinSep
 from dpftrl.errors import InvalidInput, TooLarge
@@ -140,7 +140,7 @@ def test_a_damaged_file_is_replaced(tmp_path, kind):
 def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path):
     lines = []
 
-    def interrupt(done, message):
+    def interrupt(_, message):
         lines.append(message)
         if len(lines) == 5:
             raise KeyboardInterrupt

@@ -8,6 +8,7 @@ from dpftrl import __version__
 from dpftrl.cli.compare import compare
 from dpftrl.cli.loss import loss
 from dpftrl.cli.mechanisms import mechanisms
+from dpftrl.cli.optimize import optimize
 from dpftrl.cli.show import show
 from dpftrl.errors import DpftrlError
 
@@ -33,7 +34,7 @@ def dpftrl() -> None:
     """  # noqa: D301 (\b keeps click from reflowing the lines below it)
 
 
-for command in (mechanisms, loss, compare, show):
+for command in (mechanisms, loss, compare, optimize, show):
     dpftrl.add_command(command)
 
 

@@ -107,7 +107,7 @@ def blt(buffers: str, objective: str, as_json: bool, out: Path | None, **target:
     """BLT, in milliseconds; or, for ranges, the BLT with the least regret.
 
     With --rounds 1000..4000 or --min-sep 200..800 it finds the BLT whose loss is never far above
-    that of the BLT made for the rounds and min-sep that turn out to be true, and prints the regrets.
+    that of the BLT made for what turns out to be true, and prints the regrets.
     """
     size = "auto" if buffers == "auto" else Count().convert(buffers, None, None)
     chosen = _objective(objective)

@@ -1,7 +1,7 @@
 """How commands print: tables for people, JSON for machines."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -47,7 +47,7 @@ def working(what: str) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[float | None, str], None] | None]:
+def progress_bar(what: str) -> Generator[Callable[[float | None, str], None] | None]:
     """Show on standard error how far a computation is, if a person is looking."""
     if not sys.stderr.isatty():
         yield None

@@ -5,6 +5,7 @@ from dpftrl.mechanisms.banded_inverse import BandedInverse
 from dpftrl.mechanisms.base import Loss, Mechanism, StreamState
 from dpftrl.mechanisms.blt import BLT
 from dpftrl.mechanisms.files import load_mechanism, save_mechanism
+from dpftrl.mechanisms.gblt import GeneralBLT
 from dpftrl.mechanisms.independent import Independent
 from dpftrl.mechanisms.names import mechanism
 from dpftrl.mechanisms.smooth_tree import SmoothTree
@@ -18,6 +19,7 @@ __all__ = [
     "BandedInverse",
     "BinaryTree",
     "FullTree",
+    "GeneralBLT",
     "Independent",
     "Loss",
     "Mechanism",

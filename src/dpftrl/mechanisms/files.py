@@ -18,6 +18,7 @@ from dpftrl.mechanisms.banded import Banded
 from dpftrl.mechanisms.banded_inverse import BandedInverse
 from dpftrl.mechanisms.base import Mechanism
 from dpftrl.mechanisms.blt import BLT
+from dpftrl.mechanisms.gblt import GeneralBLT
 from dpftrl.mechanisms.independent import Independent
 from dpftrl.mechanisms.smooth_tree import SmoothTree
 from dpftrl.mechanisms.square_root import SquareRoot
@@ -29,6 +30,7 @@ FAMILIES: dict[str, type[Mechanism]] = {
     for kind in (
         Independent,
         BLT,
+        GeneralBLT,
         SquareRoot,
         Toeplitz,
         Banded,

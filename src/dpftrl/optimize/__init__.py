@@ -1,6 +1,24 @@
 """Finding the best mechanism for a participation."""
 
+from dpftrl.optimize.band_inverse import optimize_band_inverse
+from dpftrl.optimize.band_toeplitz import optimize_band_toeplitz
+from dpftrl.optimize.bandmf import optimize_bandmf
 from dpftrl.optimize.blt import optimize_blt
-from dpftrl.optimize.result import Optimised
+from dpftrl.optimize.certificate import best_toeplitz_ratio
+from dpftrl.optimize.result import Objective, Optimised
+from dpftrl.optimize.robust import Regret, RobustBlt, optimize_robust_blt
+from dpftrl.optimize.workload_loss import workload_loss
 
-__all__ = ["Optimised", "optimize_blt"]
+__all__ = [
+    "Objective",
+    "Optimised",
+    "Regret",
+    "RobustBlt",
+    "best_toeplitz_ratio",
+    "optimize_band_inverse",
+    "optimize_band_toeplitz",
+    "optimize_bandmf",
+    "optimize_blt",
+    "optimize_robust_blt",
+    "workload_loss",
+]

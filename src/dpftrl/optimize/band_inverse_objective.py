@@ -67,6 +67,6 @@ def _log_bound(c: Vector, participation: Participation) -> tuple[float, Vector]:
     # Every entry of the majorant is that of |c| at the first place from there on which reaches it.
     places = np.where(np.abs(c) == majorant, np.arange(len(c)), len(c))
     reached = np.minimum.accumulate(places[::-1])[::-1]
-    by_size = np.zeros(len(c))
+    by_size: Vector = np.zeros(len(c))
     np.add.at(by_size, reached, by_majorant)
     return value, by_size * np.sign(c)

@@ -24,7 +24,8 @@ class BandedError:
 
     Columns come as an array of n x P numbers: entry (j, p) stands for C[j + p, j], and those below
     the last row are ignored. With D = C^-1 the derivatives of ||B||^2 by C are -2 (B^T B) D^T, of
-    which only the bands are computed.
+    which only the bands are computed. All products go through scipy: numpy may come with threads of
+    its own, and two sets that wait for each other on few cores take many times as long.
 
     Attributes:
         reaches: Which entries of the array lie inside C.
@@ -61,9 +62,8 @@ class BandedError:
         decoder, fault = cast(Any, lapack).dtrtri(strategy.T, lower=1, overwrite_c=1)
         if fault:
             return np.inf, np.zeros(raw.shape)
-        noise = self._applied(decoder)
-        square = float(np.vdot(noise, noise))
-        gram, _ = cast(Any, lapack).dlauum(noise, lower=1, overwrite_c=1)
+        gram = _lower_gram(self._applied(decoder))
+        square = float(np.trace(gram))
         by_columns = self._bands_of_product(decoder, gram) / -square
         along = np.einsum("jp,jp->j", by_columns, columns)[:, None]
         norms = np.linalg.norm(np.where(self.reaches, raw, 0.0), axis=1, keepdims=True)
@@ -88,6 +88,8 @@ class BandedError:
 
     def _bands_of_product(self, decoder: Matrix, gram: Matrix) -> Matrix:
         """The bands of (B^T B) D^T, from the lower triangle of B^T B, a block at a time."""
+        from scipy.linalg import blas
+
         product, bands = self._blank()
         width = max(SMALLEST_BLOCK, self.bands // 2)
         for start in range(0, self.rounds, width):
@@ -95,7 +97,16 @@ class BandedError:
             reach = min(stop + self.bands - 1, self.rounds)
             corner = gram[start:stop, start:stop]
             corner += np.tril(corner, -1).T
-            product[start:stop, start:reach] = (
-                decoder[start:stop, :stop] @ gram[start:reach, :stop].T
+            product[start:stop, start:reach] = cast(Any, blas).dgemm(
+                1.0, decoder[start:stop, :stop], gram[start:reach, :stop], trans_b=1
             )
         return np.where(self.reaches, bands, 0.0)
+
+
+def _lower_gram(noise: Matrix) -> Matrix:
+    """The lower triangle of B^T B, with zeros above it, for B lower triangular."""
+    from scipy.linalg import blas, lapack
+
+    if len(noise) <= SMALLEST_BLOCK:  # not worth the threads that the other may start
+        return np.tril(cast(Any, blas).dgemm(1.0, noise, noise, trans_a=1))
+    return cast(Any, lapack).dlauum(noise, lower=1, overwrite_c=1)[0]

@@ -4,6 +4,7 @@ Files are named by a hash of what was asked for. One that cannot be read is as g
 cache may slow nobody down, and never stops anybody.
 """
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Mapping
@@ -61,6 +62,7 @@ def store_tensors(folder: Path, key: str, tensors: Tensors) -> bool:
         draft.write_bytes(content)
         os.replace(draft, target)
     except OSError:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
         return False
     return True

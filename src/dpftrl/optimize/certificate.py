@@ -11,8 +11,8 @@ MOST_ROUNDS = 256
 def best_toeplitz_ratio(found: Optimised[BLT], workload: Workload = PREFIX_SUM) -> float | None:
     """The BLT's loss over that of the best Toeplitz mechanism found; None above 256 rounds.
 
-    A BLT is a Toeplitz mechanism whose coefficients do not rise, so that the ratio says how much its
-    few parameters cost.
+    A BLT is a Toeplitz mechanism whose coefficients do not rise, so that the ratio says what having
+    few parameters costs.
     """
     participation = found.participation
     if participation.rounds > MOST_ROUNDS:

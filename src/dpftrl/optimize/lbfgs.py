@@ -36,7 +36,7 @@ def minimise_lbfgs(
 
     Args:
         function: Gives the value and the derivatives; the value need not be finite everywhere.
-        start: Where to start; the value there must be finite.
+        start: Where to start; if the value there is not finite, the search ends there.
         within: Stop when ten steps together have gained less than this.
         most_steps: Stop after so many steps.
         memory: Pairs of past steps that shape the next one.
@@ -75,7 +75,7 @@ def minimise_lbfgs(
 
 def _finite(function: Function) -> Function:
     """Put a hill where the function has no finite value: the line search then turns back."""
-    last = 0.0
+    last = 1e9  # so that a start without a value never looks like a good end
 
     def guarded(x: Vector) -> tuple[float, Vector]:
         nonlocal last

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from dpftrl.checks import whole_number
 from dpftrl.errors import InvalidInput
+from dpftrl.workload import Workload
 
 # Called after every step with the share that is done (None where that cannot be known) and a line.
 Progress = Callable[[float | None, str], None]
@@ -20,3 +21,12 @@ def check_bands(bands: int, rounds: int) -> int:
     if bands > rounds:
         raise InvalidInput(f"bands must be at most the {rounds} rounds, got {bands}")
     return bands
+
+
+def check_workload(workload: Workload, rounds: int) -> None:
+    """Refuse a workload under which nothing that is added to updates ever shows."""
+    if not workload.rates(rounds).max() > 0:
+        raise InvalidInput(
+            f"the learning rates of the first {rounds} rounds are all zero: "
+            "any mechanism is as good as any other"
+        )

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from dpftrl.optimize.blt_chain import chain, free_numbers
 from dpftrl.optimize.blt_objective import BltObjective
 from dpftrl.optimize.newton import Function, minimise
 from dpftrl.optimize.result import Objective, check_objective, loss_value
+from dpftrl.optimize.scipy_door import scipy_optimize
 from dpftrl.participation import UNCAPPED, MinSep
 
 Array = NDArray[np.float64]
@@ -218,7 +219,7 @@ def _settle(regret: _RegretAt, free: Array) -> Array:
         return np.concatenate([-gradients, np.ones((len(gradients), 1))], axis=1)
 
     start = np.append(free, regret.each(free)[0].max())
-    found = _scipy_optimize().minimize(
+    found = scipy_optimize().minimize(
         level,
         start,
         jac=level_slope,
@@ -236,15 +237,8 @@ def _imbalance(gradients: Array) -> float:
     weight = 1e6  # holds the weights to a sum of 1
     system = np.concatenate([gradients.T, np.full((1, len(gradients)), weight)])
     shares: Array
-    shares, _ = _scipy_optimize().nnls(system, np.append(np.zeros(gradients.shape[1]), weight))
+    shares, _ = scipy_optimize().nnls(system, np.append(np.zeros(gradients.shape[1]), weight))
     return float(np.abs(shares @ gradients).max())
-
-
-def _scipy_optimize() -> Any:
-    """Imported when needed, since it takes a while; without types, since it ships few."""
-    import scipy.optimize
-
-    return scipy.optimize
 
 
 def _regret(blt: BLT, point: MinSep, specialist: Chain, objective: Objective) -> Regret:
