@@ -128,11 +128,28 @@ def smooth_trees(rounds: int) -> SearchStrategy[Mechanism]:
     return st.sampled_from([lowest, dpftrl.SmoothTree(lowest.height + 2)])
 
 
+@st.composite
+def general_blts(draw: st.DrawFn) -> dpftrl.GeneralBLT:
+    """Decays anywhere in the disc, and scales small enough for the noise to stay bounded."""
+    theta, omega = [], []
+    for _ in range(draw(st.integers(1, 3))):
+        size, turn = draw(floats(0, 1)), draw(st.sampled_from([0.0, 0.3, 1.5, 3.0]))
+        theta.append(complex(size * np.cos(turn), size * np.sin(turn)))
+        wave = draw(floats(-0.1, 0.1)) if theta[-1].imag else 0.0
+        omega.append(complex(draw(floats(-0.1, 0.1)), wave))
+    try:
+        return dpftrl.GeneralBLT(theta, omega)
+    except dpftrl.DpftrlError:
+        assume(False)
+        raise
+
+
 EVERY = [
     Family("independent", lambda _: st.just(dpftrl.Independent())),
     Family("blt", lambda _: blts()),
     Family("blt-above-one", lambda _: blts(above_one=True)),
     Family("blt-presets", presets),
+    Family("gblt", lambda _: general_blts()),
     Family("sqrt", lambda _: st.just(dpftrl.SquareRoot())),
     Family("band-sqrt", lambda _: st.integers(1, 12).map(dpftrl.SquareRoot)),
     Family("toeplitz-monotone", lambda _: toeplitz(monotone=True)),

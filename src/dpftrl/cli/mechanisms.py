@@ -11,6 +11,7 @@ from dpftrl.mechanisms.names import CATALOGUE, mechanism
 from dpftrl.participation import MinSep
 
 EXAMPLES = {
+    "gblt": "gblt:0.9@0.2,0.5+0.1j@0.05",
     "toeplitz": "toeplitz:1,0.5,0.25",
     "banded-inverse": "banded-inverse:1,-0.5,-0.1",
     "lambda": "lambda:0.9",

@@ -28,6 +28,7 @@ from dpftrl.optimize import (
     optimize_band_toeplitz,
     optimize_bandmf,
     optimize_blt,
+    optimize_gblt,
     optimize_robust_blt,
 )
 from dpftrl.participation import UNCAPPED, MinSep
@@ -127,6 +128,19 @@ def blt(buffers: str, objective: str, as_json: bool, out: Path | None, **target:
     if ratio is not None:
         extra["ratio_to_best_toeplitz"] = ratio
     _print(found, extra, as_json, out)
+
+
+@optimize.command()
+@click.option("--buffers", type=Count(), default=4, show_default=True, help="How many.")
+@objective_option
+@target_options
+def gblt(buffers: int, objective: str, as_json: bool, out: Path | None, **target: Any) -> None:
+    """Generalised BLT: scales of any sign, and decays in conjugate pairs; seconds."""
+    if _workload(target) != PREFIX_SUM:
+        raise InvalidInput("gblt is for the prefix sum: leave out momentum and schedule")
+    with working("optimising"):
+        found = optimize_gblt(_participation(target), buffers, _objective(objective))
+    _print(found, found.mechanism.parameters(), as_json, out)
 
 
 @optimize.command("band-toeplitz")

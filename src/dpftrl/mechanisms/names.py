@@ -5,11 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dpftrl.errors import InvalidInput, UnknownMechanism
+from dpftrl.errors import DpftrlError, InvalidInput, UnknownMechanism
 from dpftrl.mechanisms.banded import Banded
 from dpftrl.mechanisms.banded_inverse import BandedInverse
 from dpftrl.mechanisms.base import Mechanism
 from dpftrl.mechanisms.blt import PRESETS
+from dpftrl.mechanisms.gblt import GeneralBLT
 from dpftrl.mechanisms.independent import Independent
 from dpftrl.mechanisms.smooth_tree import SmoothTree
 from dpftrl.mechanisms.square_root import SquareRoot
@@ -75,6 +76,19 @@ def _lambda(request: Request) -> Mechanism:
     return BandedInverse.one_parameter(numbers[0])
 
 
+def _gblt(request: Request) -> Mechanism:
+    try:
+        pairs = [part.split("@") for part in request.parameter.split(",")]
+        return GeneralBLT([complex(a) for a, _ in pairs], [complex(b) for _, b in pairs])
+    except (ValueError, TypeError) as error:
+        if isinstance(error, DpftrlError):
+            raise
+        raise InvalidInput(
+            "gblt takes decays and scales, as in gblt:0.9@0.2,0.5+0.1j@0.05, or comes from a "
+            f".json file, got {request.parameter!r}"
+        ) from None
+
+
 CATALOGUE: tuple[Entry, ...] = (
     Entry("independent", "fresh noise every round: DP-SGD, DP-FedAvg", lambda _: Independent()),
     Entry("blt", "the paper's default BLT, blt-b400", lambda _: PRESETS["blt-b400"]),
@@ -84,6 +98,7 @@ CATALOGUE: tuple[Entry, ...] = (
         )
         for name in PRESETS
     ),
+    Entry("gblt:THETA@OMEGA,...", "BLT with scales of any sign and pairs of decays", _gblt),
     Entry("sqrt", "square-root factorisation, full Toeplitz", lambda _: SquareRoot()),
     Entry("band-sqrt:P", "its first P coefficients (BandFHU)", lambda r: SquareRoot(r.bands())),
     Entry(

@@ -5,6 +5,7 @@ from dpftrl.optimize.band_toeplitz import optimize_band_toeplitz
 from dpftrl.optimize.bandmf import optimize_bandmf
 from dpftrl.optimize.blt import optimize_blt
 from dpftrl.optimize.certificate import best_toeplitz_ratio
+from dpftrl.optimize.gblt import optimize_gblt
 from dpftrl.optimize.result import Objective, Optimised
 from dpftrl.optimize.robust import Regret, RobustBlt, optimize_robust_blt
 from dpftrl.optimize.workload_loss import workload_loss
@@ -19,6 +20,7 @@ __all__ = [
     "optimize_band_toeplitz",
     "optimize_bandmf",
     "optimize_blt",
+    "optimize_gblt",
     "optimize_robust_blt",
     "workload_loss",
 ]

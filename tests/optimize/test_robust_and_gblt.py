@@ -1,0 +1,102 @@
+"""BLTs for ranges, and generalised BLTs."""
+
+import numpy as np
+import pytest
+
+from dpftrl import GeneralBLT, MinSep, load_mechanism, save_mechanism
+from dpftrl.errors import InvalidInput
+from dpftrl.optimize import optimize_blt, optimize_gblt, optimize_robust_blt
+from dpftrl.optimize.gblt_objective import GbltObjective, free_from
+
+BENCHMARK = MinSep(rounds=2052, min_sep=342)
+
+
+def test_the_robust_blt_has_less_regret_than_any_specialist():
+    robust = optimize_robust_blt((200, 800), (40, 160), buffers=3)
+    specialists = {regret.participation: regret.specialist for regret in robust.regrets}
+    for participation in list(specialists)[::6]:
+        blt = optimize_blt(participation, 3).mechanism
+        worst = max(blt.loss(other).max_loss / best for other, best in specialists.items())
+        assert robust.worst.ratio < worst
+    assert robust.gradient_norm < 1e-5
+    assert all(regret.ratio >= 1 - 1e-9 for regret in robust.regrets)
+    assert robust.worst.loss == robust.mechanism.loss(robust.worst.participation).max_loss
+
+
+def test_a_range_of_one_point_is_the_specialist():
+    robust = optimize_robust_blt((300, 300), (50, 50), buffers=2)
+    assert robust.worst.ratio == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "ranges", [((400, 200), (10, 20)), ((200, 400), (20, 10)), ((0, 4), (1, 2)), ((4, 8), (0, 2))]
+)
+def test_ranges_that_make_no_sense_are_refused(ranges):
+    with pytest.raises(InvalidInput):
+        optimize_robust_blt(*ranges)
+
+
+@pytest.mark.parametrize("objective", ["max", "rms"])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_gradient_of_the_generalised_loss(size, objective):
+    rates = np.geomspace(1e-3, 0.6, 2 * size)
+    free = np.append(free_from(rates[::2]), free_from(rates[1::2]))
+    free[1], free[size + 1] = -0.3, -0.5  # a conjugate pair of poles, and one of zeros
+    function = GbltObjective(MinSep(300, 50, 4), objective)
+    moves = 1e-6 * np.eye(len(free))
+    wanted = [(function.value(free + move) - function.value(free - move)) / 2e-6 for move in moves]
+    assert function(free)[1] == pytest.approx(np.array(wanted), abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("buffers", "objective", "target"),
+    [(4, "max", 10.66), (4, "rms", 9.01), (6, "max", 10.59), (6, "rms", 8.95)],
+)
+def test_generalised_targets_hold_by_dense_computation(buffers, objective, target):
+    found = optimize_gblt(BENCHMARK, buffers, objective)
+    assert found.mechanism.buffers <= buffers
+    n, b, k = 2052, 342, 6
+    c = found.mechanism.coefficients(n)
+    majorant = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
+    shifted = np.zeros(n)
+    for i in range(k):
+        shifted[i * b :] += majorant[: n - i * b]
+    prefix = np.zeros(n)  # the coefficients of A C^-1, by forward substitution
+    for t in range(n):
+        prefix[t] = 1 - c[1 : t + 1] @ prefix[:t][::-1]
+    weight = np.ones(n) if objective == "max" else (n - np.arange(n)) / n
+    dense = np.linalg.norm(shifted) * np.sqrt(weight @ prefix**2)
+    assert found.value == pytest.approx(dense, rel=1e-9)
+    assert dense <= target
+
+
+def test_a_generalised_blt_is_never_worse_than_the_blt():
+    for setting in [(64, 64), (50, 1), (9, 3), (1, 1), (100, 7)]:
+        for buffers in (1, 2):
+            if buffers <= setting[0]:
+                general = optimize_gblt(MinSep(*setting), buffers, "rms").value
+                assert general <= optimize_blt(MinSep(*setting), buffers, "rms").value * (1 + 1e-9)
+
+
+def test_a_generalised_blt_saves_and_loads(tmp_path):
+    found = GeneralBLT([0.9, 0.5 + 0.25j], [0.1, -0.05 + 0.02j])
+    save_mechanism(found, tmp_path / "g.json")
+    assert load_mechanism(tmp_path / "g.json") == found
+
+
+@pytest.mark.parametrize(
+    ("theta", "omega"),
+    [
+        ([1.5], [0.1]),
+        ([0.5 - 0.1j], [0.1]),
+        ([0.5], [0.1j]),
+        ([0.5], [0.1, 0.2]),
+        ([], []),
+        ([float("nan")], [0.1]),
+        ([0.9], [5.0]),
+        (["x"], [0.1]),
+    ],
+)
+def test_what_is_no_generalised_blt_is_refused(theta, omega):
+    with pytest.raises(InvalidInput):
+        GeneralBLT(theta, omega)
