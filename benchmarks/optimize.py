@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import peer
-from rich.console import Console
-from rich.table import Table
 
 import dpftrl
 
@@ -105,16 +103,6 @@ def inverse_coefficients() -> list[dict[str, Any]]:
     return rows
 
 
-def table(title: str, rows: list[dict[str, Any]]) -> None:
-    """Rows of figures, as people read them."""
-    shown = Table(title=title)
-    for heading in rows[0]:
-        shown.add_column(heading.replace("_", " "), justify="right")
-    for row in rows:
-        shown.add_row(*(f"{x:.6g}" if isinstance(x, float) else str(x) for x in row.values()))
-    Console(width=140).print(shown)
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -130,7 +118,7 @@ def main() -> None:
         print(json.dumps(results, indent=2))
     else:
         for title, rows in results.items():
-            table(title, rows)
+            peer.table(title, rows)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 HERE = Path(__file__).parent
 PEER = "jax-privacy==2.0.0"
 FOLDER = HERE / ".peer"
@@ -39,3 +42,13 @@ def seconds(action: Any, repeats: int) -> float:
         action()
         times.append(time.perf_counter() - start)
     return sorted(times)[len(times) // 2]
+
+
+def table(title: str, rows: list[dict[str, Any]]) -> None:
+    """Rows of figures, as people read them."""
+    shown = Table(title=title)
+    for heading in rows[0]:
+        shown.add_column(heading.replace("_", " "), justify="right")
+    for row in rows:
+        shown.add_row(*(f"{x:.6g}" if isinstance(x, float) else str(x) for x in row.values()))
+    Console(width=140).print(shown)

@@ -198,6 +198,7 @@ def test_an_unknown_family_is_refused(tmp_path, family: str):
 PARAMETERS = {
     "independent": {},
     "blt": {"theta": [0.5], "omega": [0.25]},
+    "gblt": {"theta": [[0.5, 0.25]], "omega": [[0.125, -0.0625]]},
     "sqrt": {"bands": 3},
     "toeplitz": {"coefficients": [1.0, 0.5]},
     "banded": {"columns": COLUMNS.tolist()},

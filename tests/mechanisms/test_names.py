@@ -18,6 +18,10 @@ WRITTEN = {
     "blt-b100": ("blt-b100", None),
     "blt-b400": ("blt-b400", None),
     "blt-b1000": ("blt-b1000", None),
+    "gblt": (
+        "gblt:0.5@0.1,0.5+0.25j@0.125",
+        dpftrl.GeneralBLT([0.5, 0.5 + 0.25j], [0.1, 0.125]),
+    ),
     "sqrt": ("sqrt", dpftrl.SquareRoot()),
     "band-sqrt": ("band-sqrt:5", dpftrl.SquareRoot(bands=5)),
     "toeplitz": ("toeplitz:1,0.5,0.25", dpftrl.Toeplitz([1.0, 0.5, 0.25])),
@@ -50,7 +54,9 @@ def test_every_name_builds_a_mechanism_that_works(name: str):
     assert noise.shape == (2,)
 
 
-@pytest.mark.parametrize("name", [name for name in WRITTEN if name not in ("toeplitz", "banded")])
+@pytest.mark.parametrize(
+    "name", [name for name in WRITTEN if name not in ("toeplitz", "banded", "gblt")]
+)
 def test_the_name_of_what_was_built_builds_it_again(name: str):
     made = mechanism(WRITTEN[name][0], WANTED_FOR)
     assert mechanism(made.name, WANTED_FOR) == made

@@ -153,11 +153,6 @@ class Banded(Mechanism):
         """The array of columns."""
         return {"columns": self.columns}
 
-    @classmethod
-    def from_parameters(cls, parameters: dict[str, Any]) -> Self:
-        """From the array of columns."""
-        return cls(**parameters)
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Banded) and self._digest == other._digest
 

@@ -98,10 +98,5 @@ class BandedInverse(ToeplitzMechanism):
         """The coefficients of the inverse."""
         return {"inverse_coefficients": list(self.c_hat)}
 
-    @classmethod
-    def from_parameters(cls, parameters: dict[str, Any]) -> Self:
-        """From the coefficients of the inverse."""
-        return cls(**parameters)
-
     def __repr__(self) -> str:
         return f"BandedInverse(inverse_coefficients={abridged(self.c_hat)})"

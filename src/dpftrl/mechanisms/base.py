@@ -169,9 +169,9 @@ class Mechanism(ABC):
         """What distinguishes it within its family, ready for JSON (arrays may be numpy's)."""
 
     @classmethod
-    @abstractmethod
     def from_parameters(cls, parameters: dict[str, Any]) -> Self:
         """The mechanism with these parameters, checked."""
+        return cls(**parameters)
 
     @final
     def check_rounds(self, rounds: int) -> int:

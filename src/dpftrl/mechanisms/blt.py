@@ -229,11 +229,6 @@ class BLT(ToeplitzMechanism):
         """Decays and scales."""
         return {"theta": list(self.theta), "omega": list(self.omega)}
 
-    @classmethod
-    def from_parameters(cls, parameters: dict[str, Any]) -> Self:
-        """From decays and scales."""
-        return cls(**parameters)
-
 
 def _after_one(decays: Matrix, weights: Sequence[float] | Vector) -> Vector:
     return np.append(1.0, decays @ np.asarray(weights))

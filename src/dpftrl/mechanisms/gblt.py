@@ -8,6 +8,7 @@ from typing import Any, Self, final
 
 import numpy as np
 
+from dpftrl.checks import finite_numbers
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms.base import Matrix, Rows, StreamState, Vector
 from dpftrl.mechanisms.toeplitz import ToeplitzMechanism
@@ -143,8 +144,14 @@ class GeneralBLT(ToeplitzMechanism):
     @classmethod
     def from_parameters(cls, parameters: dict[str, Any]) -> Self:
         """From real and imaginary parts."""
-        pairs = {name: [complex(*part) for part in value] for name, value in parameters.items()}
-        return cls(**pairs)
+        return cls(**{name: _from_parts(name, value) for name, value in parameters.items()})
+
+
+def _from_parts(name: str, parts: Sequence[Sequence[float]]) -> list[complex]:
+    numbers = [finite_numbers(name, part, at_least=2) for part in parts]
+    if any(len(number) > 2 for number in numbers):
+        raise InvalidInput(f"{name} must be pairs of a real and an imaginary part")
+    return [complex(*number) for number in numbers]
 
 
 def _complex_numbers(name: str, values: Sequence[complex]) -> tuple[complex, ...]:

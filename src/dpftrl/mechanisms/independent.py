@@ -1,7 +1,7 @@
 """Independent noise: DP-SGD and DP-FedAvg."""
 
 from dataclasses import dataclass
-from typing import Any, Self, final
+from typing import Any, final
 
 import numpy as np
 
@@ -58,8 +58,3 @@ class Independent(Mechanism):
     def parameters(self) -> dict[str, Any]:
         """It has none."""
         return {}
-
-    @classmethod
-    def from_parameters(cls, parameters: dict[str, Any]) -> Self:
-        """There is only one."""
-        return cls(**parameters)

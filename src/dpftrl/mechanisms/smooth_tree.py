@@ -169,11 +169,6 @@ class SmoothTree(Mechanism):
         """The height."""
         return {"height": self.height}
 
-    @classmethod
-    def from_parameters(cls, parameters: dict[str, Any]) -> Self:
-        """From the height."""
-        return cls(**parameters)
-
 
 def _lowest_run(leaf: int) -> int:
     """The length of the lowest run of ones."""

@@ -1,7 +1,7 @@
 """The square-root factorisation, whole or cut to its first bands (BandFHU)."""
 
 from dataclasses import dataclass
-from typing import Any, Self, final
+from typing import Any, final
 
 import numpy as np
 
@@ -66,11 +66,6 @@ class SquareRoot(ToeplitzMechanism):
     def parameters(self) -> dict[str, Any]:
         """The number of bands."""
         return {"bands": self.bands}
-
-    @classmethod
-    def from_parameters(cls, parameters: dict[str, Any]) -> Self:
-        """From the number of bands."""
-        return cls(**parameters)
 
 
 def square_root_series(terms: int) -> Vector:

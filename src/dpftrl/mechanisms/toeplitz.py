@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self, final
+from typing import Any, final
 
 import numpy as np
 
@@ -105,11 +105,6 @@ class Toeplitz(ToeplitzMechanism):
     def parameters(self) -> dict[str, Any]:
         """The coefficients."""
         return {"coefficients": list(self.c)}
-
-    @classmethod
-    def from_parameters(cls, parameters: dict[str, Any]) -> Self:
-        """From the coefficients."""
-        return cls(**parameters)
 
     def __repr__(self) -> str:
         return f"Toeplitz(coefficients={abridged(self.c)})"

@@ -7,7 +7,7 @@ the order in which they are completed: a round's own leaf first, then every bloc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Self, final
+from typing import Any, final
 
 import numpy as np
 
@@ -128,11 +128,6 @@ class BinaryTree(Mechanism):
         """How it decodes."""
         return {"refine": self.refine}
 
-    @classmethod
-    def from_parameters(cls, parameters: dict[str, Any]) -> Self:
-        """From how it decodes."""
-        return cls(**parameters)
-
 
 @final
 @dataclass(frozen=True)
@@ -227,11 +222,6 @@ class FullTree(Mechanism):
     def parameters(self) -> dict[str, Any]:
         """The rounds it was built for."""
         return {"rounds": self.n}
-
-    @classmethod
-    def from_parameters(cls, parameters: dict[str, Any]) -> Self:
-        """From the rounds it is built for."""
-        return cls(**parameters)
 
 
 def trailing_zeros(count: int) -> int:

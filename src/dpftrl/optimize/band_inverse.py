@@ -16,11 +16,10 @@ from dpftrl.optimize.result import Objective, Optimised, check_objective, loss_v
 from dpftrl.optimize.toeplitz_error import ToeplitzError
 from dpftrl.optimize.workload_loss import workload_loss
 from dpftrl.participation import Participation
-from dpftrl.workload import Workload
+from dpftrl.workload import PREFIX_SUM, Workload
 
 Vector = NDArray[np.float64]
 
-PREFIX_SUM = Workload()
 # Kinks of the bound on the sensitivity stop a search early: it starts again where it stopped, as
 # long as that gains something, and from places nearby.
 RESTARTS, WITHIN, STEPS = 3, 1e-8, 200

@@ -5,9 +5,8 @@ from numpy.typing import NDArray
 
 from dpftrl.optimize.lbfgs import Function
 from dpftrl.optimize.series import reciprocal, reciprocal_pull_back
-from dpftrl.optimize.toeplitz_error import ToeplitzError, log_sensitivity
+from dpftrl.optimize.toeplitz_error import ToeplitzError, log_majorant_sensitivity
 from dpftrl.participation import Participation
-from dpftrl.sensitivity.toeplitz import non_increasing_majorant
 
 Vector = NDArray[np.float64]
 
@@ -27,7 +26,7 @@ def log_loss(error: ToeplitzError, participation: Participation) -> Function:
         padded = np.zeros(rounds)
         padded[: len(c_hat)] = c_hat
         value, by_c_hat = error(padded)
-        size, by_c = _log_bound(c, participation)
+        size, by_c = log_majorant_sensitivity(c, participation)
         slope = reciprocal_pull_back(by_c, c_hat, c)
         return value + size, by_c_hat[: len(c_hat)] + slope
 
@@ -57,16 +56,3 @@ def from_log_prefixes(free: Vector) -> Vector:
     array([ 1.   , -0.5  , -0.125])
     """
     return np.diff(np.append([0.0, 1.0], np.exp(free)))
-
-
-def _log_bound(c: Vector, participation: Participation) -> tuple[float, Vector]:
-    if participation.rounds <= participation.min_sep:  # one participation: exact for any c
-        return log_sensitivity(c, participation)
-    majorant = non_increasing_majorant(c)
-    value, by_majorant = log_sensitivity(majorant, participation)
-    # Every entry of the majorant is that of |c| at the first place from there on which reaches it.
-    places = np.where(np.abs(c) == majorant, np.arange(len(c)), len(c))
-    reached = np.minimum.accumulate(places[::-1])[::-1]
-    by_size: Vector = np.zeros(len(c))
-    np.add.at(by_size, reached, by_majorant)
-    return value, by_size * np.sign(c)

@@ -15,11 +15,10 @@ from dpftrl.optimize.series import reciprocal, reciprocal_pull_back
 from dpftrl.optimize.toeplitz_error import ToeplitzError, log_sensitivity
 from dpftrl.optimize.workload_loss import workload_loss
 from dpftrl.participation import Participation
-from dpftrl.workload import Workload
+from dpftrl.workload import PREFIX_SUM, Workload
 
 Vector = NDArray[np.float64]
 
-PREFIX_SUM = Workload()
 # The largest row norm under a learning-rate schedule is approached by p-norms that get sharper.
 SHARPNESS = (30.0, 300.0, 3000.0)
 

@@ -25,12 +25,11 @@ from dpftrl.optimize.requests import Progress, check_bands, check_workload
 from dpftrl.optimize.result import Optimised
 from dpftrl.optimize.workload_loss import workload_loss
 from dpftrl.participation import Participation
-from dpftrl.workload import Workload
+from dpftrl.workload import PREFIX_SUM, Workload
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
-PREFIX_SUM = Workload()
 # What ten steps must gain, at the size asked for and at the smaller ones, which are cheap.
 WITHIN, WITHIN_SMALLER = 1e-5, 1e-6
 SECONDS_BETWEEN_CHECKPOINTS = 10.0

@@ -25,9 +25,12 @@ Array = NDArray[np.float64]
 # Up to so many buffers, fixed starts find the best; from there on the best with one buffer less
 # shows the way.
 DIRECT = 4
-# Newton steps for every start, for the better half, and for the best.
-COARSE, MIDDLE, FINE = 4, 6, 200
-KEPT = (8, 3)
+# Newton steps for every start, for the better ones, for the best few; then the best to its end.
+STAGES = ((3, 8), (6, 3), (6, 1))
+FINE = 200
+# Points spread over the free numbers, beside the chains that are known to be good starts: RmsLoss
+# has more poor local optima.
+SPREAD = {"max": 6, "rms": 8}
 MOST_BUFFERS = 32
 AUTO_BUFFERS = 8
 AUTO_WITHIN = 1e-3
@@ -130,22 +133,39 @@ def search(
     if buffers > DIRECT and smaller is None:
         smaller = search(participation, objective, buffers - 1)
     function = free_function(BltObjective(participation, objective))
-    points = starts(participation, buffers)
+    points = starts(participation, buffers, SPREAD[objective])
     if smaller is not None and len(smaller.slow) == buffers - 1:
         points = np.concatenate([points, _with_one_more(smaller)])
-    end = minimise_in_stages(function, points)
+    found = _best_of(minimise_in_stages(function, points))
+    if (without := _without_idle_pair(found, participation.rounds)) is not None:
+        again = _best_of(minimise_in_stages(function, _with_one_more(without)))
+        found = min(found, again, key=lambda reached: reached.value)
+    return found if smaller is None or found.value < smaller.value else smaller
+
+
+def _best_of(end: Minimum) -> Chain:
     best = int(end.values.argmin())
     slow, fast = chain(end.points[[best]])
     gradient = float(np.abs(end.gradients[best]).max())
-    found = Chain(slow[0], fast[0], float(end.values[best]), gradient)
-    return found if smaller is None or found.value < smaller.value else smaller
+    return Chain(slow[0], fast[0], float(end.values[best]), gradient)
+
+
+def _without_idle_pair(found: Chain, rounds: int) -> Chain | None:
+    """The chain without two neighbours that have met, and so do nothing; None if there are none."""
+    links = np.stack([found.slow, found.fast], axis=1).ravel()
+    met = (np.diff(links) < 1e-6 * links[1:]) | (links[1:] * rounds < 1e-7)
+    if len(links) == 2 or not met.any():
+        return None
+    place = int(met.argmax())
+    rest = np.delete(links, [place, place + 1])
+    return found._replace(slow=rest[::2], fast=rest[1::2])
 
 
 def minimise_in_stages(function: Function, points: Array) -> Minimum:
     """A few steps from every start, some more from the better ones, and the best to the end."""
-    for steps, kept in zip((COARSE, MIDDLE), KEPT, strict=True):
+    for steps, kept in STAGES:
         points = _most_promising(minimise(function, points, steps, 1e-10), kept)
-    return minimise(function, points, FINE, 1e-12)
+    return minimise(function, points, FINE, 1e-10)
 
 
 def free_function(objective: ChainFunction) -> Function:
@@ -163,7 +183,7 @@ def free_function(objective: ChainFunction) -> Function:
     return function
 
 
-def starts(participation: Participation, buffers: int) -> Array:
+def starts(participation: Participation, buffers: int, spread_out: int) -> Array:
     """Chains spread evenly on a logarithmic scale, and points spread evenly over the free numbers.
 
     Optima for MaxLoss start near rate 0, those for RmsLoss at a few over the rounds, sometimes with
@@ -173,10 +193,14 @@ def starts(participation: Participation, buffers: int) -> Array:
     ends = [(1e-3, 0.5), (0.1, 0.3), (1.0, 0.8), (4.0, 0.9), (0.3 * rounds / gap, 0.5)]
     rates = [np.geomspace(low / (8 + rounds), high, 2 * buffers) for low, high in ends]
     if buffers > 1:
+        top = [0.85, 1.0]
+        for low in (0.1, 4.0):
+            lower = np.geomspace(low / (8 + rounds), 0.55, 2 * buffers - 2)
+            rates.append(np.append(lower, top))
         rest = np.geomspace(6 / (8 + rounds), 0.9, 2 * buffers - 2)
         rates.append(np.append([1e-6 / rounds, 0.03 / rounds], rest))
     spread = free_numbers(np.array(rates)[:, ::2], np.array(rates)[:, 1::2])
-    return np.concatenate([spread, _evenly(12, 2 * buffers)])
+    return np.concatenate([spread, _evenly(spread_out, 2 * buffers)])
 
 
 def _evenly(count: int, size: int) -> Array:

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl.optimize.result import Objective
+from dpftrl.optimize.toeplitz_error import log_majorant_sensitivity
 from dpftrl.participation import Participation
-from dpftrl.sensitivity.toeplitz import column_sum
 
 Array = NDArray[np.float64]
 Complex = NDArray[np.complex128]
@@ -98,7 +98,7 @@ class GbltObjective:
         c = np.append(1.0, (omega @ of_c).real)
         b = (constant + weights @ of_b).real
         error, by_b = self._error(b)
-        moved, by_c = self._sensitivity(c)
+        moved, by_c = log_majorant_sensitivity(c, self.participation)
 
         sums_c, bent_c = of_c @ by_c[1:], of_c @ (by_c[1:] * lags[:-1])
         by_log_omega = omega * sums_c
@@ -116,37 +116,17 @@ class GbltObjective:
         by_s += by_log_weight * (one_apart.sum(axis=0) - one_s.sum(axis=0) - 1 / s)
         by_s += one_s @ by_log_weight + one_apart.T @ by_log_omega
         by_s -= by_log_constant / s
-        return 0.5 * float(np.log(error * moved)), by_r, by_s
+        return error + moved, by_r, by_s
 
     def _error(self, b: Array) -> tuple[float, Array]:
-        """The squared error, and the derivative of half its logarithm by b."""
+        """The log error and its derivatives by b."""
         share = np.ones(len(b))
         if self.objective == "rms":
             share = 1 - np.arange(len(b)) / len(b)
-        error = float(share @ b**2)
-        return error, share * b / error
-
-    def _sensitivity(self, c: Array) -> tuple[float, Array]:
-        """The squared bound on the sensitivity, and the derivative of half its logarithm by c."""
-        size = np.abs(c)
-        majorant = np.maximum.accumulate(size[::-1])[::-1]
-        total = column_sum(majorant, self.participation)
-        moved = float(total @ total)
-        by_majorant = _shifts_back(total, self.participation) / moved
-        # Each entry of the majorant is the first of |c| from there on that is as large.
-        rounds = len(c)
-        peaks = np.where(size == majorant, np.arange(rounds), rounds)
-        source = np.minimum.accumulate(peaks[::-1])[::-1]
-        by_size = np.zeros(rounds)
-        np.add.at(by_size, source, by_majorant)
-        return moved, by_size * np.sign(c)
+        square = float(share @ b**2)
+        return 0.5 * float(np.log(square)), share * b / square
 
 
 def _differences(values: Complex) -> Complex:
     """values_j - values_i at [i, j], with ones on the diagonal."""
     return values[None, :] - values[:, None] + np.eye(len(values))
-
-
-def _shifts_back(total: Array, participation: Participation) -> Array:
-    """The transpose of `column_sum`: adds up what lies 0, b, ..., (k-1)b rounds later."""
-    return column_sum(total[::-1].copy(), participation)[::-1]

@@ -12,6 +12,7 @@ from dpftrl.checks import whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import BLT
 from dpftrl.optimize.blt import (
+    SPREAD,
     Chain,
     check_buffers,
     finished,
@@ -111,7 +112,10 @@ def optimize_robust_blt(
 
     points = _grid(*box, max_participations, COARSE_GRID)
     free = np.concatenate(
-        [starts(points[len(points) // 2], size), *(_as_start(specialist(p), size) for p in points)]
+        [
+            starts(points[len(points) // 2], size, SPREAD[objective]),
+            *(_as_start(specialist(p), size) for p in points),
+        ]
     )
     while True:
         free, imbalance = _least_worst(points, [specialist(p) for p in points], objective, free)

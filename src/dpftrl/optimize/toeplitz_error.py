@@ -10,7 +10,7 @@ from dpftrl.optimize.result import Objective
 from dpftrl.optimize.schedule_rows import ScheduleRows
 from dpftrl.optimize.series import geometric, geometric_transposed
 from dpftrl.participation import Participation
-from dpftrl.sensitivity.toeplitz import column_sum
+from dpftrl.sensitivity.toeplitz import all_columns_apart, column_sum, non_increasing_majorant
 from dpftrl.workload import Workload
 
 Vector = NDArray[np.float64]
@@ -82,3 +82,20 @@ def log_sensitivity(c: Vector, participation: Participation) -> tuple[float, Vec
     total = column_sum(c, participation)
     square = float(total @ total)
     return float(np.log(square)) / 2, column_sum(total[::-1], participation)[::-1] / square
+
+
+def log_majorant_sensitivity(c: Vector, participation: Participation) -> tuple[float, Vector]:
+    """The log sensitivity that is reported for any c: that of the smallest falling majorant.
+
+    It has kinks, where the derivatives are those of one side.
+    """
+    if all_columns_apart(c, participation):
+        return log_sensitivity(c, participation)
+    majorant = non_increasing_majorant(c)
+    value, by_majorant = log_sensitivity(majorant, participation)
+    # Every entry of the majorant is that of |c| at the first place from there on which reaches it.
+    places = np.where(np.abs(c) == majorant, np.arange(len(c)), len(c))
+    reached = np.minimum.accumulate(places[::-1])[::-1]
+    by_size: Vector = np.zeros(len(c))
+    np.add.at(by_size, reached, by_majorant)
+    return value, by_size * np.sign(c)

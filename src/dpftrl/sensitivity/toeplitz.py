@@ -25,8 +25,8 @@ def toeplitz_sensitivity(
     Guarantees:
         For c non-negative and non-increasing the pattern 0, b, 2b, ... is the worst (Kalinin and
         Lampert 2024, Theorem 2; Theorem 3.1 of the paper): the result is exact. It is exact too
-        when c has no more than min_sep coefficients, since columns that far apart are orthogonal
-        and earlier ones are longer. Otherwise the smallest non-increasing majorant of |c| dominates
+        when the columns of one client never overlap, since then they are orthogonal and the
+        earlier ones are longer. Otherwise the smallest non-increasing majorant of |c| dominates
         the strategy entry by entry, so that its sensitivity is an upper bound.
 
     >>> from dpftrl.participation import MinSep
@@ -44,10 +44,15 @@ def toeplitz_sensitivity(
         exact = float(np.linalg.norm(column_sum(majorant, participation)))
         return Sensitivity.exact(exact).times(scale)
     attained = float(np.linalg.norm(column_sum(c, participation)))
-    if len(c) <= participation.min_sep:
+    if all_columns_apart(c, participation):
         return Sensitivity.exact(attained).times(scale)
     bound = float(np.linalg.norm(column_sum(majorant, participation)))
     return Sensitivity.between(attained, bound).times(scale)
+
+
+def all_columns_apart(c: Vector, participation: Participation) -> bool:
+    """Whether no two columns of one client can overlap."""
+    return len(c) <= participation.min_sep or participation.max_participations == 1
 
 
 def toeplitz_pattern_norm(c: Vector, pattern: Sequence[int], rounds: int) -> float:
