@@ -247,3 +247,99 @@ def test_importing_the_library_is_light():
 def test_the_front_door_is_complete():
     assert all(hasattr(dpftrl, name) for name in dpftrl.__all__)
     assert {"MinSep", "BLT", "mechanism", "load_mechanism"} <= set(dpftrl.__all__)
+
+
+TARGET = ["--rounds", "60", "--min-sep", "12"]
+
+
+def test_optimize_blt_has_the_promised_keys(run, tmp_path):
+    saved = tmp_path / "best.json"
+    code, out, err = run(
+        "optimize",
+        "blt",
+        *TARGET,
+        "--buffers",
+        "2",
+        "--objective",
+        "rms",
+        "--json",
+        "--out",
+        str(saved),
+    )
+    answer = json.loads(out)
+    assert code == 0
+    assert str(saved) in err
+    assert {"theta", "omega", "max_loss", "rms_loss", "sensitivity", "seconds"} <= answer.keys()
+    assert answer["ratio_to_best_toeplitz"] >= 1 - 1e-6
+    assert dpftrl.load_mechanism(saved) == dpftrl.BLT(answer["theta"], answer["omega"])
+    _, again, _ = run("loss", str(saved), *TARGET, "--json")
+    assert json.loads(again)["rms_loss"] == answer["rms_loss"]
+
+
+def test_optimize_over_ranges_prints_the_regrets(run):
+    ranges = ["--rounds", "40..80", "--min-sep", "8..16", "--buffers", "2"]
+    _, out, _ = run("optimize", "blt", *ranges, "--json")
+    answer = json.loads(out)
+    assert answer["worst_regret"] == max(row["regret"] for row in answer["regrets"])
+    assert {row["rounds"] for row in answer["regrets"]} >= {40, 80}
+    _, out, _ = run("optimize", "blt", *ranges)
+    assert f"{answer['worst_regret']:.4f}" in out
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        ["gblt", "--buffers", "2"],
+        ["band-toeplitz", "--bands", "6"],
+        ["bandmf", "--bands", "6"],
+        ["band-inverse", "--bands", "3"],
+    ],
+    ids=lambda f: f[0],
+)
+def test_optimizers_share_options_and_keys(run, tmp_path, monkeypatch, family):
+    monkeypatch.setenv("DPFTRL_CACHE", str(tmp_path))
+    saved = tmp_path / "found.json"
+    code, out, _ = run("optimize", *family, *TARGET, "--json", "--out", str(saved))
+    answer = json.loads(out)
+    assert code == 0
+    assert answer["rms_loss"] <= answer["max_loss"]
+    _, again, _ = run("loss", str(saved), *TARGET, "--json")
+    assert json.loads(again)["rms_loss"] == pytest.approx(answer["rms_loss"], rel=1e-12)
+    code, out, _ = run("optimize", *family, *TARGET)
+    assert code == 0
+    assert "gradient" in out
+
+
+@pytest.mark.parametrize("family", [["blt", "--buffers", "2"], ["bandmf", "--bands", "6"]])
+def test_optimize_for_a_cool_down_with_momentum(run, tmp_path, monkeypatch, family):
+    monkeypatch.setenv("DPFTRL_CACHE", str(tmp_path))
+    server = ["--momentum", "0.9", "--schedule", "cooldown:last-quarter:0.05"]
+    _, plain, _ = run("optimize", *family, *TARGET, "--json")
+    code, out, _ = run("optimize", *family, *TARGET, *server, "--json")
+    assert code == 0
+    assert json.loads(out)["rms_loss"] > json.loads(plain)["rms_loss"]
+
+
+IMPOSSIBLE = {
+    "no buffers": ["blt", *TARGET, "--buffers", "0"],
+    "more buffers than rounds": ["blt", "--rounds", "4", "--min-sep", "2", "--buffers", "5"],
+    "buffers that are no number": ["blt", *TARGET, "--buffers", "some"],
+    "no such objective": ["blt", *TARGET, "--objective", "mean"],
+    "upside down": ["blt", "--rounds", "400..100", "--min-sep", "10"],
+    "range of bands": ["bandmf", "--rounds", "40..80", "--min-sep", "10", "--bands", "4"],
+    "more bands than rounds": ["band-toeplitz", *TARGET, "--bands", "61"],
+    "no bands": ["band-inverse", *TARGET, "--bands", "0"],
+    "momentum": ["blt", *TARGET, "--momentum", "1"],
+    "schedule": ["blt", *TARGET, "--schedule", "warmup"],
+    "short schedule": ["blt", *TARGET, "--schedule", "1,0.5"],
+    "wrong ending": ["blt", *TARGET, "--out", "best.txt"],
+    "no such family": ["tree", *TARGET],
+}
+
+
+@pytest.mark.parametrize("arguments", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
+def test_an_impossible_optimisation_is_one_line_and_exit_code_2(run, arguments):
+    code, out, err = run("optimize", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("dpftrl: ")
+    assert err.count("\n") == 1

@@ -53,6 +53,13 @@ class Range(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
         return first, Count().convert(high, param, ctx) if dots else first
 
 
+def _can_be_saved(_: click.Context, __: click.Parameter, out: Path | None) -> Path | None:
+    """Say now, not after a long search, that a result could not be saved."""
+    if out is not None and (out.suffix != ".json" or not out.parent.is_dir()):
+        raise InvalidInput(f"--out must end in .json and lie in a folder that exists, got {out}")
+    return out
+
+
 def target_options(command: Command) -> Command:
     """What every optimiser asks for."""
     options = [
@@ -77,7 +84,10 @@ def target_options(command: Command) -> Command:
             help="Learning rates: numbers with commas, or cooldown:last-quarter:0.05.",
         ),
         click.option(
-            "--out", type=click.Path(dir_okay=False, path_type=Path), help="Save it as FILE.json."
+            "--out",
+            type=click.Path(dir_okay=False, path_type=Path),
+            callback=_can_be_saved,
+            help="Save it as FILE.json.",
         ),
         json_option,
     ]
