@@ -94,11 +94,15 @@ def optimize_blt(
 
 def _adapted(best: Chain, objective: BltWorkloadObjective) -> Chain:
     """The best chain for a workload, from the best for the prefix sum."""
-    with np.errstate(all="ignore"):
-        start = free_numbers(best.slow[None], best.fast[None]).clip(-30, 30)
-    end = minimise(free_function(objective), start, FINE, 1e-10)
+    end = minimise(free_function(objective), _free(best), FINE, 1e-10)
     slow, fast = chain(end.points)
     return Chain(slow[0], fast[0], float(end.values[0]), float(np.abs(end.gradients).max()))
+
+
+def _free(found: Chain) -> Array:
+    """The free numbers of a chain, kept from infinity where its links meet."""
+    with np.errstate(all="ignore"):
+        return free_numbers(found.slow[None], found.fast[None]).clip(-36, 36)
 
 
 def check_buffers(buffers: int, participation: Participation) -> int:
@@ -139,7 +143,8 @@ def search(
     found = _best_of(minimise_in_stages(function, points))
     if (without := _without_idle_pair(found, participation.rounds)) is not None:
         again = _best_of(minimise_in_stages(function, _with_one_more(without)))
-        found = min(found, again, key=lambda reached: reached.value)
+        alone = _best_of(minimise(function, _free(without), FINE, 1e-13))
+        found = min(alone, found, again, key=lambda reached: reached.value)
     return found if smaller is None or found.value < smaller.value else smaller
 
 
@@ -153,7 +158,7 @@ def _best_of(end: Minimum) -> Chain:
 def _without_idle_pair(found: Chain, rounds: int) -> Chain | None:
     """The chain without two neighbours that have met, and so do nothing; None if there are none."""
     links = np.stack([found.slow, found.fast], axis=1).ravel()
-    met = (np.diff(links) < 1e-6 * links[1:]) | (links[1:] * rounds < 1e-7)
+    met = (np.diff(links) < 1e-4 * links[1:]) | (links[1:] * rounds < 1e-5)
     if len(links) == 2 or not met.any():
         return None
     place = int(met.argmax())

@@ -22,7 +22,7 @@ POLES = (0.5 + 0.85j, 0.15 + 1.0j)
 ZEROS = (0.27 + 0.98j, 0.05 + 1.0j)
 SLOWEST = 1e-9
 MOST_ROUNDS = 200_000
-ROUGH, RESTARTS = 60, 8
+ROUGH, RESTARTS, POLISHED = 60, 8, 6
 
 
 def optimize_gblt(
@@ -50,7 +50,7 @@ def optimize_gblt(
     function = GbltObjective(participation, objective)
     starts = (s for s in _starts(participation, objective, buffers) if function(s)[0] < np.inf)
     reached = sorted((_descend(function, start, ROUGH) for start in starts), key=function.value)
-    found = [_candidate(_polish(function, point), function) for point in reached[:3]]
+    found = [_candidate(_polish(function, point), function) for point in reached[:POLISHED]]
     best = min(
         [_from_blt(search(participation, objective, buffers)), *found],
         key=lambda pair: loss_value(pair[0].loss(participation), objective),
