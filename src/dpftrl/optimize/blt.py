@@ -142,9 +142,10 @@ def search(
         points = np.concatenate([points, _with_one_more(smaller)])
     found = _best_of(minimise_in_stages(function, points))
     if (without := _without_idle_pair(found, participation.rounds)) is not None:
-        again = _best_of(minimise_in_stages(function, _with_one_more(without)))
-        alone = _best_of(minimise(function, _free(without), FINE, 1e-13))
-        found = min(alone, found, again, key=lambda reached: reached.value)
+        reached = [_best_of(minimise(function, _free(without), FINE, 1e-13)), found]
+        if len(elsewhere := _with_one_more(without)):
+            reached.append(_best_of(minimise_in_stages(function, elsewhere)))
+        found = min(reached, key=lambda end: end.value)
     return found if smaller is None or found.value < smaller.value else smaller
 
 
