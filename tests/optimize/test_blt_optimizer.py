@@ -107,7 +107,7 @@ def test_the_grid_is_large_enough():
 def test_nothing_is_a_ten_thousandth_better(setting, objective):
     """Ten random restarts, each to its end, and every smaller number of buffers."""
     participation = MinSep(*setting)
-    random = np.random.default_rng(abs(hash((setting, objective))) % 2**32)
+    random = np.random.default_rng([GRID.index(setting), objective == "rms"])
     buffers = 1 + (GRID.index(setting) + (objective == "rms")) % 6
     found = optimize_blt(participation, buffers, objective)
     function = free_function(BltObjective(participation, objective))

@@ -22,9 +22,10 @@ from dpftrl.workload import PREFIX_SUM, Workload
 
 Array = NDArray[np.float64]
 
-# Up to so many buffers, fixed starts find the best; from there on the best with one buffer less
-# shows the way.
+# Up to so many buffers, fixed starts find the best, as a rule.
 DIRECT = 4
+# The largest derivative of the log loss at which a search has come to rest.
+AT_REST = 1e-6
 # Newton steps for every start, for the better ones, for the best few; then the best to its end.
 STAGES = ((3, 8), (6, 3), (6, 1))
 FINE = 200
@@ -133,20 +134,25 @@ def search(
     buffers: int,
     smaller: Chain | None = None,
 ) -> Chain:
-    """The best chain with so many buffers; one with fewer, if given, shows where to add."""
-    if buffers > DIRECT and smaller is None:
-        smaller = search(participation, objective, buffers - 1)
+    """The best chain with so many buffers, and never worse than with one less.
+
+    Up to DIRECT buffers fixed starts find the best, as a rule. Where the end leaves a doubt, and
+    for more buffers, the best chain with one buffer less shows where there is room for another.
+    """
     function = free_function(BltObjective(participation, objective))
     points = starts(participation, buffers, SPREAD[objective])
-    if smaller is not None and len(smaller.slow) == buffers - 1:
+    reached: list[Chain] = []
+    if buffers <= DIRECT and smaller is None:
+        reached.append(_best_of(minimise_in_stages(function, points)))
+        if buffers == 1 or not _doubtful(reached[0], participation.rounds):
+            return reached[0]
+        points = points[:0]
+    smaller = smaller or search(participation, objective, buffers - 1)
+    if len(smaller.slow) == buffers - 1:
         points = np.concatenate([points, _with_one_more(smaller)])
-    found = _best_of(minimise_in_stages(function, points))
-    if (without := _without_idle_pair(found, participation.rounds)) is not None:
-        reached = [_best_of(minimise(function, _free(without), FINE, 1e-13)), found]
-        if len(elsewhere := _with_one_more(without)):
-            reached.append(_best_of(minimise_in_stages(function, elsewhere)))
-        found = min(reached, key=lambda end: end.value)
-    return found if smaller is None or found.value < smaller.value else smaller
+    if len(points):
+        reached.append(_best_of(minimise_in_stages(function, points)))
+    return min([smaller, *reached], key=lambda end: end.value)
 
 
 def _best_of(end: Minimum) -> Chain:
@@ -156,15 +162,11 @@ def _best_of(end: Minimum) -> Chain:
     return Chain(slow[0], fast[0], float(end.values[best]), gradient)
 
 
-def _without_idle_pair(found: Chain, rounds: int) -> Chain | None:
-    """The chain without two neighbours that have met, and so do nothing; None if there are none."""
+def _doubtful(found: Chain, rounds: int) -> bool:
+    """Whether two neighbours have met, and so do nothing, or the search had not come to rest."""
     links = np.stack([found.slow, found.fast], axis=1).ravel()
     met = (np.diff(links) < 1e-4 * links[1:]) | (links[1:] * rounds < 1e-5)
-    if len(links) == 2 or not met.any():
-        return None
-    place = int(met.argmax())
-    rest = np.delete(links, [place, place + 1])
-    return found._replace(slow=rest[::2], fast=rest[1::2])
+    return bool(met.any()) or found.gradient_norm > AT_REST
 
 
 def minimise_in_stages(function: Function, points: Array) -> Minimum:
