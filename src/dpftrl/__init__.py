@@ -30,6 +30,7 @@ from dpftrl.mechanisms import (
 )
 from dpftrl.participation import FixedEpochs, MinSep, Participation
 from dpftrl.sensitivity import Sensitivity
+from dpftrl.workload import Workload
 
 __version__ = "0.1.0"
 
@@ -53,6 +54,7 @@ __all__ = [
     "StreamState",
     "Toeplitz",
     "ToeplitzMechanism",
+    "Workload",
     "errors",
     "load_mechanism",
     "mechanism",

@@ -326,6 +326,7 @@ IMPOSSIBLE = {
     "buffers that are no number": ["blt", *TARGET, "--buffers", "some"],
     "no such objective": ["blt", *TARGET, "--objective", "mean"],
     "upside down": ["blt", "--rounds", "400..100", "--min-sep", "10"],
+    "no bandmf for max": ["bandmf", *TARGET, "--bands", "4", "--objective", "max"],
     "range of bands": ["bandmf", "--rounds", "40..80", "--min-sep", "10", "--bands", "4"],
     "more bands than rounds": ["band-toeplitz", *TARGET, "--bands", "61"],
     "no bands": ["band-inverse", *TARGET, "--bands", "0"],

@@ -16,7 +16,7 @@ from dpftrl.errors import DpftrlError
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, message="dpftrl %(version)s")
 def dpftrl() -> None:
-    """Correlated noise for private learning: which mechanism, how much noise, what guarantee.
+    """Correlated noise for private learning: which mechanism, and how much noise it adds.
 
     A mechanism (MECH) is named, like `blt-b400` or `band-sqrt:342`, or is a .json file. A
     participation says how often one client may take part: --rounds of training, --min-sep rounds
@@ -26,6 +26,7 @@ def dpftrl() -> None:
     What is there, and what does it need?     dpftrl mechanisms
     How much noise does one of them add?      dpftrl loss blt-b400 --rounds 2052 --min-sep 342
     Which is best for my training?            dpftrl compare --rounds 2052 --min-sep 342
+    Can one be made for it?                   dpftrl optimize blt --rounds 2052 --min-sep 342
     What is in this file?                     dpftrl show best.json
 
     Numbers may be written 2052, 2_052, 6.5k, 4.21M or 1e9. Every command takes --json. Exit codes:

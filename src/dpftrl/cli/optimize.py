@@ -96,9 +96,13 @@ def target_options(command: Command) -> Command:
     return command
 
 
-objective_option = click.option(
-    "--objective", default="max", show_default=True, help="max for MaxLoss, rms for RmsLoss."
-)
+def objective_option(default: Objective) -> Callable[[Command], Command]:
+    """Which loss to make small."""
+    return click.option(
+        "--objective", default=default, show_default=True, help="max for MaxLoss, rms for RmsLoss."
+    )
+
+
 bands_option = click.option("--bands", type=Count(), required=True, help="How many bands.")
 
 
@@ -112,7 +116,7 @@ def optimize() -> None:
 
 @optimize.command()
 @click.option("--buffers", default="auto", show_default=True, help="How many, or auto.")
-@objective_option
+@objective_option("max")
 @target_options
 def blt(buffers: str, objective: str, as_json: bool, out: Path | None, **target: Any) -> None:
     """BLT, in milliseconds; or, for ranges, the BLT with the least regret.
@@ -142,7 +146,7 @@ def blt(buffers: str, objective: str, as_json: bool, out: Path | None, **target:
 
 @optimize.command()
 @click.option("--buffers", type=Count(), default=4, show_default=True, help="How many.")
-@objective_option
+@objective_option("max")
 @target_options
 def gblt(buffers: int, objective: str, as_json: bool, out: Path | None, **target: Any) -> None:
     """Generalised BLT: scales of any sign, and decays in conjugate pairs; seconds."""
@@ -155,7 +159,7 @@ def gblt(buffers: int, objective: str, as_json: bool, out: Path | None, **target
 
 @optimize.command("band-toeplitz")
 @bands_option
-@objective_option
+@objective_option("rms")
 @target_options
 def band_toeplitz(
     bands: int, objective: str, as_json: bool, out: Path | None, **target: Any
@@ -171,14 +175,22 @@ def band_toeplitz(
 @optimize.command()
 @bands_option
 @click.option("--seconds", type=float, help="Stop after so many.  [default: when it settles]")
+@objective_option("rms")
 @target_options
 def bandmf(
-    bands: int, seconds: float | None, as_json: bool, out: Path | None, **target: Any
+    bands: int,
+    seconds: float | None,
+    objective: str,
+    as_json: bool,
+    out: Path | None,
+    **target: Any,
 ) -> None:
     """BandMF: a general banded matrix for RmsLoss; a minute for 2,052 rounds and 342 bands.
 
     Interrupted, it goes on next time from where it was; done, it is remembered.
     """
+    if _objective(objective) != "rms":
+        raise InvalidInput("BandMF is optimised for rms only; band-toeplitz and blt know max too")
     with progress_bar("optimising") as progress:
         found = optimize_bandmf(
             _participation(target), bands, _workload(target), progress, seconds=seconds
@@ -188,7 +200,7 @@ def bandmf(
 
 @optimize.command("band-inverse")
 @bands_option
-@objective_option
+@objective_option("rms")
 @target_options
 def band_inverse(
     bands: int, objective: str, as_json: bool, out: Path | None, **target: Any
