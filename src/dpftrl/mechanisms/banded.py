@@ -19,7 +19,7 @@ from dpftrl.sensitivity.dense import brute_force, brute_force_is_cheap
 
 # Multiplications for one error curve (about a minute), entries of one matrix, and the least width
 # of a block that is solved for at once.
-MOST_WORK = 2e12
+MOST_WORK = 3e11
 MOST_ENTRIES = 2e8
 SMALLEST_BLOCK = 64
 
