@@ -183,6 +183,7 @@ MISTAKES = {
     "parameter too many": ["loss", "tree:4", *SETTING],
     "missing file": ["loss", "nowhere.json", *SETTING],
     "too many rounds": ["loss", "sqrt", "--rounds", "1e12", "--min-sep", "1"],
+    "min-sep of a list": ["mechanisms", "--min-sep", "0"],
     "plot ending": ["compare", "tree", "--plot", "x.gif", *SETTING],
     "plot folder": ["compare", "tree", "--plot", "/no/such/folder/x.png", *SETTING],
     "unknown command": ["lose", "tree"],

@@ -28,7 +28,7 @@ def mechanisms(rounds: int, min_sep: int | None, as_json: bool) -> None:
     Memory is in model-sized vectors that a stream keeps between rounds. Where a name leaves P open,
     the table takes P = min-sep.
     """
-    wanted = MinSep(rounds, min_sep or max(1, rounds // 6))
+    wanted = MinSep(rounds, max(1, rounds // 6) if min_sep is None else min_sep)
     rows: list[dict[str, Any]] = []
     for entry in CATALOGUE:
         built = mechanism(EXAMPLES.get(entry.name, entry.name), wanted)

@@ -1,7 +1,6 @@
 """BandToep: the best Toeplitz strategy with so many bands."""
 
 import time
-from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +10,7 @@ from dpftrl.mechanisms.square_root import square_root_series
 from dpftrl.optimize.projected import Function, Projected, minimise_projected
 from dpftrl.optimize.requests import Progress, check_bands, check_workload
 from dpftrl.optimize.result import Objective, Optimised, check_objective
+from dpftrl.optimize.scipy_door import scipy_optimize
 from dpftrl.optimize.series import reciprocal, reciprocal_pull_back
 from dpftrl.optimize.toeplitz_error import ToeplitzError, log_sensitivity
 from dpftrl.optimize.workload_loss import workload_loss
@@ -108,7 +108,5 @@ def non_negative(c: Vector) -> Vector:
 
 def falling(c: Vector) -> Vector:
     """The nearest non-negative coefficients of which none is larger than the one before it."""
-    from scipy import optimize
-
-    nearest = cast(Vector, cast(Any, optimize).isotonic_regression(c, increasing=False).x)
+    nearest: Vector = scipy_optimize().isotonic_regression(c, increasing=False).x
     return np.maximum(np.minimum.accumulate(nearest), 0.0)

@@ -1,10 +1,12 @@
 """L-BFGS from scipy, with a rule for stopping that suits losses and a way to watch it."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dpftrl.optimize.scipy_door import scipy_optimize
 
 Vector = NDArray[np.float64]
 Function = Callable[[Vector], tuple[float, Vector]]
@@ -42,8 +44,6 @@ def minimise_lbfgs(
         memory: Pairs of past steps that shape the next one.
         watch: Called after each step.
     """
-    from scipy import optimize
-
     values: list[float] = []
     stopped = False
 
@@ -56,7 +56,7 @@ def minimise_lbfgs(
         if len(values) > WINDOW and values[-1 - WINDOW] - values[-1] < within:
             raise StopIteration
 
-    found = cast(Any, optimize).minimize(
+    found = scipy_optimize().minimize(
         _finite(function),
         start,
         jac=True,
