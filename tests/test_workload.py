@@ -36,7 +36,6 @@ def test_the_matrix_is_what_training_does(workload):
     assert workload.matrix(7) == pytest.approx(matrix, abs=1e-12)
     given = np.random.default_rng(0).normal(size=(7, 3))
     assert workload.apply(given) == pytest.approx(matrix @ given, abs=1e-12)
-    assert workload.apply_transposed(given) == pytest.approx(matrix.T @ given, abs=1e-12)
 
 
 def test_the_prefix_sum_adds_up():

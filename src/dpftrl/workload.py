@@ -120,18 +120,6 @@ class Workload:
             result[t] = model
         return result
 
-    def apply_transposed(self, gradients: Matrix) -> Matrix:
-        """A transposed times a matrix with one row a round."""
-        rounds = len(gradients)
-        model, step = np.zeros(gradients.shape[1]), np.zeros(gradients.shape[1])
-        result = np.empty(gradients.shape)
-        rates, kept = self.rates(rounds), self.kept(rounds)
-        for t in reversed(range(rounds)):
-            model = gradients[t] + (kept[t + 1] * model if t + 1 < rounds else 0.0)
-            step = rates[t] * model + self.momentum * step
-            result[t] = step
-        return result
-
     def matrix(self, rounds: int) -> Matrix:
         """A, written out."""
         return self.apply(np.eye(rounds))

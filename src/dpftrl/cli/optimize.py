@@ -24,6 +24,7 @@ from dpftrl.optimize import (
     Optimised,
     RobustBlt,
     best_toeplitz_ratio,
+    check_objective,
     optimize_band_inverse,
     optimize_band_toeplitz,
     optimize_bandmf,
@@ -125,7 +126,7 @@ def blt(buffers: str, objective: str, as_json: bool, out: Path | None, **target:
     that of the BLT made for what turns out to be true, and prints the regrets.
     """
     size = "auto" if buffers == "auto" else Count().convert(buffers, None, None)
-    chosen = _objective(objective)
+    chosen = check_objective(objective)
     if _is_range(target):
         if _workload(target) != PREFIX_SUM:
             raise InvalidInput("ranges are for the prefix sum: leave out momentum and schedule")
@@ -153,7 +154,7 @@ def gblt(buffers: int, objective: str, as_json: bool, out: Path | None, **target
     if _workload(target) != PREFIX_SUM:
         raise InvalidInput("gblt is for the prefix sum: leave out momentum and schedule")
     with working("optimising"):
-        found = optimize_gblt(_participation(target), buffers, _objective(objective))
+        found = optimize_gblt(_participation(target), buffers, check_objective(objective))
     _print(found, found.mechanism.parameters(), as_json, out)
 
 
@@ -167,7 +168,7 @@ def band_toeplitz(
     """BandToep: banded Toeplitz coefficients."""
     with progress_bar("optimising") as progress:
         found = optimize_band_toeplitz(
-            _participation(target), bands, _objective(objective), _workload(target), progress
+            _participation(target), bands, check_objective(objective), _workload(target), progress
         )
     _print(found, {}, as_json, out)
 
@@ -189,7 +190,7 @@ def bandmf(
 
     Interrupted, it goes on next time from where it was; done, it is remembered.
     """
-    if _objective(objective) != "rms":
+    if check_objective(objective) != "rms":
         raise InvalidInput("BandMF is optimised for rms only; band-toeplitz and blt know max too")
     with progress_bar("optimising") as progress:
         found = optimize_bandmf(
@@ -208,7 +209,7 @@ def band_inverse(
     """BandInvMF: the coefficients of a banded inverse."""
     with progress_bar("optimising") as progress:
         found = optimize_band_inverse(
-            _participation(target), bands, _objective(objective), _workload(target), progress
+            _participation(target), bands, check_objective(objective), _workload(target), progress
         )
     _print(found, {}, as_json, out)
 
@@ -233,14 +234,6 @@ def _workload(target: dict[str, Any]) -> Workload:
     except ValueError:
         rates = schedule
     return Workload.with_schedule(rates, target["rounds"][0], momentum, weight_decay)
-
-
-def _objective(name: str) -> Objective:
-    if name == "max":
-        return "max"
-    if name == "rms":
-        return "rms"
-    raise InvalidInput(f"objective must be max or rms, got {name!r}")
 
 
 def _save(mechanism: Mechanism, out: Path | None, about: dict[str, Any]) -> None:
@@ -308,7 +301,7 @@ def _print_robust(robust: RobustBlt, as_json: bool, out: Path | None) -> None:
         return
     columns = sorted({row["min_sep"] for row in rows})
     table = Table(
-        title=f"{robust.objective} loss over that of the specialist (worst "
+        title=f"{robust.objective} loss over that of the specialist (worst here "
         f"{robust.worst.ratio:.4f}, {robust.seconds:.1f} s)"
     )
     table.add_column("rounds \\ min-sep", justify="right")

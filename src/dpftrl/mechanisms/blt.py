@@ -156,7 +156,7 @@ class BLT(ToeplitzMechanism):
     def max_error(self, rounds: int) -> float:
         """The last prefix sum has the largest error: sum_i b_i^2 in closed form."""
         rates, weights = self._prefix
-        sums = geometric_sum(rates, rates, self.check_rounds(rounds))
+        sums = geometric_sum(rates, self.check_rounds(rounds))
         return float(weights @ sums @ weights) ** 0.5
 
     def rms_error(self, rounds: int) -> float:
@@ -199,7 +199,7 @@ class BLT(ToeplitzMechanism):
         first = np.append(c_0, scales * powers(rates, np.array([gap - 1]))[0])
 
         def segment(length: int) -> Matrix:
-            rest = np.outer(scales, scales) * geometric_sum(rates, rates, length - 1)
+            rest = np.outer(scales, scales) * geometric_sum(rates, length - 1)
             return np.outer(first, first) + advance[1:].T @ rest @ advance[1:]
 
         whole = segment(gap)

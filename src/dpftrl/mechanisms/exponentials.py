@@ -70,11 +70,11 @@ def _secular_roots(rates: Vector, omega: Vector) -> tuple[NDArray[np.intp], Vect
     return centre, sign * high
 
 
-def geometric_sum(rates: Vector, others: Vector, terms: int) -> Matrix:
+def geometric_sum(rates: Vector, terms: int) -> Matrix:
     """sum_{i < terms} (q_j q_l)^i for every pair of decays q = 1 - rate."""
     if terms == 0:
-        return np.zeros((len(rates), len(others)))
-    gap, power_minus_one = _pair_powers(rates, others, terms)
+        return np.zeros((len(rates), len(rates)))
+    gap, power_minus_one = _pair_powers(rates, terms)
     return np.where(gap == 0, float(terms), -power_minus_one / np.where(gap == 0, 1.0, gap))
 
 
@@ -84,7 +84,7 @@ def weighted_geometric_sum(rates: Vector, terms: int) -> Matrix:
     Where terms * (1 - q) is small the closed form cancels, and a binomial series takes over:
     sum_m (-1)^m C(terms + 1, m + 2) (1 - q)^m.
     """
-    gap, power_minus_one = _pair_powers(rates, rates, terms)
+    gap, power_minus_one = _pair_powers(rates, terms)
     series = np.zeros_like(gap)
     term = np.full_like(gap, terms * (terms + 1) / 2)
     small = np.where(gap * terms < 0.5, gap, 0.0)
@@ -104,18 +104,17 @@ def powers(rates: Vector, exponents: NDArray[np.int_]) -> Matrix:
     return size * np.where((sign < 0) & (exponents[:, None] % 2 == 1), -1.0, 1.0)
 
 
-def _pair_powers(rates: Vector, others: Vector, terms: int) -> tuple[Matrix, Matrix]:
+def _pair_powers(rates: Vector, terms: int) -> tuple[Matrix, Matrix]:
     """1 - q_j q_l, and (q_j q_l)^terms - 1, for every pair."""
-    gap = rates[:, None] + others[None, :] * (1 - rates[:, None])
-    if np.any(rates > 1) and np.any(others > 1):  # the same without cancelling near decays of -1
-        from_below, other_below = 2 - rates, 2 - others
-        mirrored = from_below[:, None] + other_below[None, :] * (1 - from_below[:, None])
-        gap = np.where((rates[:, None] > 1) & (others[None, :] > 1), mirrored, gap)
-    log_first, sign_first = _log_decay(rates)
-    log_second, sign_second = _log_decay(others)
-    exponent = terms * (log_first[:, None] + log_second[None, :])
-    negative = (sign_first[:, None] * sign_second[None, :] < 0) & (terms % 2 == 1)
-    return gap, np.where(negative, -np.exp(exponent) - 1, np.expm1(exponent))
+    gap = rates[:, None] + rates[None, :] * (1 - rates[:, None])
+    if np.any(negative := rates > 1):  # the same without cancelling near decays of -1
+        from_two = 2 - rates
+        mirrored = from_two[:, None] + from_two[None, :] * (1 - from_two[:, None])
+        gap = np.where(negative[:, None] & negative[None, :], mirrored, gap)
+    log_size, sign = _log_decay(rates)
+    exponent = terms * (log_size[:, None] + log_size[None, :])
+    alternates = (sign[:, None] * sign[None, :] < 0) & (terms % 2 == 1)
+    return gap, np.where(alternates, -np.exp(exponent) - 1, np.expm1(exponent))
 
 
 def _log_decay(rates: Vector) -> tuple[Vector, Vector]:

@@ -6,7 +6,7 @@ from dpftrl.optimize.bandmf import optimize_bandmf
 from dpftrl.optimize.blt import optimize_blt
 from dpftrl.optimize.certificate import best_toeplitz_ratio
 from dpftrl.optimize.gblt import optimize_gblt
-from dpftrl.optimize.result import Objective, Optimised
+from dpftrl.optimize.result import Objective, Optimised, check_objective
 from dpftrl.optimize.robust import Regret, RobustBlt, optimize_robust_blt
 from dpftrl.optimize.workload_loss import workload_loss
 
@@ -16,6 +16,7 @@ __all__ = [
     "Regret",
     "RobustBlt",
     "best_toeplitz_ratio",
+    "check_objective",
     "optimize_band_inverse",
     "optimize_band_toeplitz",
     "optimize_bandmf",

@@ -64,7 +64,8 @@ def optimize_blt(
             more would give. The best may need less: buffers that coincide are merged.
         objective: `max` for MaxLoss, `rms` for RmsLoss.
         workload: What the server does with the updates. Anything but the prefix sum takes seconds
-            instead of milliseconds, growing with the rounds.
+            instead of milliseconds, growing with the rounds, and is searched for from the best for
+            the prefix sum only.
 
     The same input gives the same output, bit for bit.
 

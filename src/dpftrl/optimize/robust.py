@@ -95,7 +95,8 @@ def optimize_robust_blt(
         buffers: How many, for this BLT and for the specialists; `auto` is 4.
         objective: `max` for MaxLoss, `rms` for RmsLoss.
 
-    Points are added where a finer grid shows a larger regret, until none does.
+    Points are added where a finer grid shows a larger regret, until none does. Off that grid the
+    regret may be a little larger.
     """
     began = time.perf_counter()
     check_objective(objective)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl.participation import FixedEpochs, Participation, Pattern
+from dpftrl.sensitivity.dense import MOST_PATTERNS
 from dpftrl.sensitivity.result import Sensitivity
 from dpftrl.sensitivity.toeplitz import column_sum, non_increasing_majorant
 
@@ -18,8 +19,6 @@ Matrix = NDArray[np.float64]
 # Multiplications, and table entries, beyond which cheaper bounds take the programme's place.
 MOST_WORK = 2e10
 MOST_ENTRIES = 1e8
-# Patterns that are tried one by one where a participation has no more.
-MOST_PATTERNS = 20_000
 
 
 def banded_sensitivity(columns: Matrix, participation: Participation) -> Sensitivity:

@@ -7,6 +7,7 @@ from dpftrl.errors import TooLarge
 from dpftrl.participation import Participation
 from dpftrl.sensitivity.result import Sensitivity
 
+# Patterns that are tried one by one where a participation has no more.
 MOST_PATTERNS = 20_000
 
 

@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 
 from dpftrl.errors import TooLarge
 from dpftrl.participation import FixedEpochs, Participation, Pattern
+from dpftrl.sensitivity.dense import MOST_PATTERNS
 from dpftrl.sensitivity.result import Sensitivity
 
 # Table entries after which the programme gives way to a bound: under a minute on slow machines.
 MOST_WORK = 1_000_000_000
-# Patterns that are tried one by one where a participation has no more.
-MOST_PATTERNS = 20_000
 # The longest pattern, and the largest separation, for which there is a table.
 MOST_ROUNDS = 10_000_000
 # What one numpy call costs, in table entries.
