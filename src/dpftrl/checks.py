@@ -24,6 +24,18 @@ def whole_number(name: str, value: SupportsIndex, at_least: int = 1) -> int:
     return number
 
 
+def positive_number(name: str, value: float) -> float:
+    """Return `value`, or refuse what is not a positive finite number.
+
+    >>> positive_number("sigma", float("nan"))
+    Traceback (most recent call last):
+    dpftrl.errors.InvalidInput: sigma must be a positive finite number, got nan
+    """
+    if not 0 < value < math.inf:
+        raise InvalidInput(f"{name} must be a positive finite number, got {value!r}")
+    return value
+
+
 def finite_numbers(name: str, values: Iterable[float], at_least: int = 1) -> tuple[float, ...]:
     """Return `values` as a tuple of finite floats, or name the first that is not.
 

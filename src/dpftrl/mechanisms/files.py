@@ -4,7 +4,6 @@ A file says its format, its version, the family and the parameters. `about` is f
 where the mechanism comes from and is not read back. Floats read back to the last bit.
 """
 
-import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -24,6 +23,7 @@ from dpftrl.mechanisms.smooth_tree import SmoothTree
 from dpftrl.mechanisms.square_root import SquareRoot
 from dpftrl.mechanisms.toeplitz import Toeplitz
 from dpftrl.mechanisms.tree import BinaryTree, FullTree
+from dpftrl.storage import read_file, read_json, replace_file
 
 FAMILIES: dict[str, type[Mechanism]] = {
     kind.family: kind
@@ -40,8 +40,6 @@ FAMILIES: dict[str, type[Mechanism]] = {
         SmoothTree,
     )
 }
-
-MOST_BYTES = 64 * 2**20
 
 
 class MechanismFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -66,20 +64,27 @@ def save_mechanism(
 ) -> None:
     """Write a mechanism to a .json file, replacing one that is there."""
     target = _json_path(path)
-    parameters = {
-        name: _matrix_out(name, value, target) for name, value in mechanism.parameters().items()
-    }
-    content = MechanismFile("dpftrl mechanism", 1, mechanism.family, parameters, about or {})
-    _replace(target, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+    content = mechanism_content(mechanism, target)
+    content.about = about or {}
+    replace_file(target, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
 
 
 def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
     """Read a mechanism from a .json file, or say what is wrong with it."""
     target = _json_path(path)
-    try:
-        content = msgspec.json.decode(_read(target), type=MechanismFile)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{target} is not a mechanism file: {error}") from None
+    return mechanism_from(read_json(target, MechanismFile, "mechanism"), target)
+
+
+def mechanism_content(mechanism: Mechanism, beside: Path) -> MechanismFile:
+    """What a JSON file at `beside` says of a mechanism; large matrices are written next to it."""
+    parameters = {
+        name: _matrix_out(name, value, beside) for name, value in mechanism.parameters().items()
+    }
+    return MechanismFile("dpftrl mechanism", 1, mechanism.family, parameters)
+
+
+def mechanism_from(content: MechanismFile, target: Path) -> Mechanism:
+    """The mechanism that a JSON file at `target` speaks of."""
     family = FAMILIES.get(content.family)
     if family is None:
         known = ", ".join(FAMILIES)
@@ -112,7 +117,7 @@ def _matrix_out(name: str, value: Any, beside: Path) -> Any:
     digest = hashlib.sha256(content).hexdigest()
     # A name of its own, so that the JSON that is there keeps its matrix until it is replaced.
     target = beside.with_name(f"{beside.stem}-{digest[:16]}.safetensors")
-    _replace(target, content)
+    replace_file(target, content)
     return {"file": target.name, "sha256": digest}
 
 
@@ -133,36 +138,10 @@ def _matrix_in(name: str, value: Any, beside: Path) -> Any:
             f"got {where.file!r:.80}"
         )
     target = beside.parent / where.file
-    content = _read(target, limit=2**32)
+    content = read_file(target, limit=2**32)
     if hashlib.sha256(content).hexdigest() != where.sha256:
         raise InvalidInput(f"{target} is not the matrix that {beside.name} was saved with")
     try:
         return load(content)[name]
     except (SafetensorError, KeyError) as error:
         raise InvalidInput(f"{target} holds no matrix {name!r}: {error}") from None
-
-
-def _read(path: Path, limit: int = MOST_BYTES) -> bytes:
-    try:
-        size = path.stat().st_size
-        if not path.is_file():
-            raise InvalidInput(f"{path} is not a file")
-        if size > limit:
-            raise InvalidInput(f"{path} has {size:,} bytes, more than any mechanism file")
-        return path.read_bytes()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InvalidInput(f"{path} cannot be read: {reason}") from None
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write beside the target first, so that a crash leaves the old file or the new one."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_bytes(content)
-        draft.replace(path)
-    except (OSError, ValueError) as error:
-        with contextlib.suppress(OSError, ValueError):
-            draft.unlink(missing_ok=True)
-        reason = getattr(error, "strerror", None) or error
-        raise InvalidInput(f"{path} cannot be written: {reason}") from None

@@ -85,6 +85,7 @@ def optimize_robust_blt(
     max_participations: int = UNCAPPED,
     buffers: int | Literal["auto"] = "auto",
     objective: Objective = "max",
+    grid: int = FINE_GRID,
 ) -> RobustBlt:
     """Make the worst regret over a box of rounds and min-sep as small as it gets.
 
@@ -94,6 +95,7 @@ def optimize_robust_blt(
         max_participations: A cap that holds whatever the rounds.
         buffers: How many, for this BLT and for the specialists; `auto` is 4.
         objective: `max` for MaxLoss, `rms` for RmsLoss.
+        grid: Points a side of the grid that it is checked on; 3 is quick.
 
     Points are added where a finer grid shows a larger regret, until none does. Off that grid the
     regret may be a little larger.
@@ -102,7 +104,7 @@ def optimize_robust_blt(
     check_objective(objective)
     box = _checked_box(rounds, min_sep)
     size = 4 if buffers == "auto" else buffers
-    fine = _grid(*box, max_participations, FINE_GRID)
+    fine = _grid(*box, max_participations, whole_number("grid", grid, at_least=COARSE_GRID))
     size = check_buffers(min(size, box[0][0]) if buffers == "auto" else size, fine[0])
     specialists: dict[MinSep, Chain] = {}
 

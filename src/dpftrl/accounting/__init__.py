@@ -1,0 +1,41 @@
+"""From sensitivity to a guarantee: exact (epsilon, delta), zCDP, calibration, composition."""
+
+from dpftrl.accounting.composition import compose
+from dpftrl.accounting.events import dp_event
+from dpftrl.accounting.files import load_guarantee, save_guarantee
+from dpftrl.accounting.gaussian import delta_of, epsilon_of, log_delta_of, mu_of, rho_of
+from dpftrl.accounting.guarantee import (
+    Guarantee,
+    Hypothesis,
+    Run,
+    account,
+    calibrate,
+    calibrate_rho,
+    delta_for,
+    guarantee_of,
+)
+from dpftrl.accounting.running import Spent, spending
+from dpftrl.accounting.sampler import sampler_delta
+
+__all__ = [
+    "Guarantee",
+    "Hypothesis",
+    "Run",
+    "Spent",
+    "account",
+    "calibrate",
+    "calibrate_rho",
+    "compose",
+    "delta_for",
+    "delta_of",
+    "dp_event",
+    "epsilon_of",
+    "guarantee_of",
+    "load_guarantee",
+    "log_delta_of",
+    "mu_of",
+    "rho_of",
+    "sampler_delta",
+    "save_guarantee",
+    "spending",
+]

@@ -1,0 +1,64 @@
+"""Several runs on the same people: restarts, changed mechanisms, later models."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from dpftrl.accounting.guarantee import Guarantee, Hypothesis, Run, guarantee_of
+from dpftrl.checks import whole_number
+from dpftrl.errors import TooLarge
+
+MOST_SPLITS = 2_000_000
+
+
+def compose(
+    guarantees: Iterable[Guarantee], delta: float, max_participations: int | None = None
+) -> Guarantee:
+    """One guarantee for everything that all these runs released.
+
+    A restart is a new run: its mechanism starts again at row 0 with fresh noise, and so does a
+    switch to another mechanism.
+
+    Args:
+        guarantees: Of each run; the delta of each is put aside.
+        delta: Where to state epsilon.
+        max_participations: A cap on one device over *all* the runs, where one was enforced.
+
+    Guarantees:
+        An upper bound, whatever the rounds in which the runs met. Without a common cap the mu^2 add
+        up. With one, each way of sharing it out between the runs is weighed by the sensitivity of
+        each run at its share, and the worst one counts: a device's pattern within a run keeps to
+        that run's own participation and to the share.
+    """
+    runs = [run for guarantee in guarantees for run in guarantee.runs]
+    together = guarantee_of(runs, delta)
+    if max_participations is None:
+        return together
+    cap = whole_number("max_participations", max_participations)
+    mu = min(together.mu, math.sqrt(_worst_split(runs, cap)))
+    said = f"Over all {len(runs)} runs together, each device takes part in at most {cap:,} rounds."
+    capped = replace(together, mu=mu, common_cap=cap)
+    return capped.resting_on(
+        Hypothesis("participation over all runs", said), *(run.hypothesis for run in runs)
+    )
+
+
+def _worst_split(runs: Sequence[Run], cap: int) -> float:
+    """The largest sum of mu^2 over all ways to share the cap out."""
+    best = [0.0] * (cap + 1)  # by participations used so far
+    if (cap + 1) ** 2 * len(runs) > MOST_SPLITS:
+        raise TooLarge(f"a common cap of {cap:,} over {len(runs)} runs is too large to weigh")
+    for run in runs:
+        squares = [0.0, *(_capped(run, share) ** 2 for share in range(1, cap + 1))]
+        best = [
+            max(best[used - share] + squares[share] for share in range(used + 1))
+            for used in range(cap + 1)
+        ]
+    return max(best)
+
+
+def _capped(run: Run, share: int) -> float:
+    if share >= run.participation.max_participations:
+        return run.mu
+    fewer = replace(run.participation, max_participations=share)
+    return run.mechanism.sensitivity(fewer).value / run.sigma

@@ -1,0 +1,184 @@
+"""The exact (epsilon, delta) of a Gaussian mechanism, in log space, rounded the safe way.
+
+A mechanism whose outputs on two neighbouring datasets are Gaussians of unit variance, `mu` apart,
+is (epsilon, delta)-DP exactly for delta >= Phi(-a) - exp(epsilon) Phi(-b) with
+a = epsilon / mu - mu / 2 and b = a + mu (Balle and Wang 2018, Theorem 8). As
+exp(epsilon) phi(b) = phi(a), that is phi(a) (M(a) - M(b)) with Mills' ratio M = Phi(-x) / phi(x):
+nothing in it overflows, and delta may be as small as exp(-1e9).
+
+Guarantees:
+    `delta_of`, `log_delta_of` and `epsilon_of` never return less than the true value, and `mu_of`
+    and `rho_of` never more. What they add is a bound on the rounding of every step.
+"""
+
+import math
+from typing import Final
+
+import numpy as np
+from scipy.special import erfcx
+
+from dpftrl.checks import positive_number
+from dpftrl.errors import InvalidInput
+
+ULP: Final = 2.0**-52
+ROOT_HALF: Final = math.sqrt(0.5)
+ROOT_HALF_PI: Final = math.sqrt(math.pi / 2)
+LOG_ROOT_2PI: Final = 0.5 * math.log(2 * math.pi)
+
+# Below this mu, M(a) - M(b) is integrated; above, subtracted.
+NARROW: Final = 0.02
+# Beyond this, 1 - x M(x) is summed from its asymptotic series.
+FAR: Final = 30.0
+# Beyond this, M(a) - M(b) is bounded instead of computed.
+REMOTE: Final = 1e6
+LEGENDRE: Final = [
+    (float(node), float(weight))
+    for node, weight in zip(*np.polynomial.legendre.leggauss(12), strict=True)
+]
+# Steps that the search may take; it needs about six.
+MOST_STEPS: Final = 100
+TINY: Final = 1e-300
+
+
+def delta_of(epsilon: float, mu: float) -> float:
+    """The smallest delta at this epsilon.
+
+    >>> round(delta_of(epsilon=1.0, mu=1.0), 9)
+    0.126936738
+    """
+    return min(1.0, math.exp(log_delta_of(epsilon, mu)) * (1 + 2 * ULP))
+
+
+def log_delta_of(epsilon: float, mu: float) -> float:
+    """The logarithm of the smallest delta, which may be too small for a float."""
+    positive_number("mu", mu)
+    if not 0 <= epsilon < math.inf:
+        raise InvalidInput(f"epsilon must be a finite number of at least 0, got {epsilon!r}")
+    return _log_delta(epsilon, mu)
+
+
+def epsilon_of(delta: float, mu: float, guess: float | None = None) -> float:
+    """The smallest epsilon at this delta.
+
+    Args:
+        delta: Between 0 and 1.
+        mu: How far apart the two Gaussians are, in standard deviations.
+        guess: Where to look first, if something near is known; it changes the speed only.
+
+    >>> round(epsilon_of(delta=1e-7, mu=1.0), 3)
+    5.349
+    """
+    positive_number("mu", mu)
+    _fraction(delta)
+    target = math.log(delta)
+    if _log_delta(0.0, mu) <= target:
+        return 0.0
+    # Log delta is concave in epsilon: a Newton step from the left lands on the right of the root,
+    # and steps from the right go down to the root without crossing it, but for rounding.
+    most = _zcdp_epsilon(mu, target)
+    epsilon = min(guess, most) if guess is not None and guess > 0 else most
+    for _ in range(MOST_STEPS):
+        log_delta = _log_delta(epsilon, mu)
+        step = (log_delta - target) / max(_slope(epsilon, mu, log_delta), TINY)
+        following = min(max(epsilon + step, epsilon / 8), most)
+        if abs(following - epsilon) <= 4 * ULP * epsilon:
+            break
+        epsilon = following
+    return _up_to(epsilon, target, mu)
+
+
+def mu_of(epsilon: float, delta: float) -> float:
+    """The largest mu that keeps to (epsilon, delta)."""
+    if not 0 <= epsilon < math.inf:
+        raise InvalidInput(f"epsilon must be a finite number of at least 0, got {epsilon!r}")
+    _fraction(delta)
+    target = math.log(delta)
+    low, high = 0.0, 1.0
+    while _log_delta(epsilon, high) <= target:
+        low, high = high, 2 * high
+    while low == 0.0 and _log_delta(epsilon, high / 2) > target:
+        high /= 2
+        if high < 1e-300:
+            raise InvalidInput(f"no noise is enough for epsilon {epsilon!r}, delta {delta!r}")
+    low = max(low, high / 2)
+    while high - low > 2 * ULP * high:
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (middle, high) if _log_delta(epsilon, middle) <= target else (low, middle)
+    return low
+
+
+def rho_of(epsilon: float, delta: float) -> float:
+    """The largest rho of zCDP that a Gaussian mechanism within (epsilon, delta) can have."""
+    return mu_of(epsilon, delta) ** 2 / 2 * (1 - 2 * ULP)
+
+
+def _log_delta(epsilon: float, mu: float) -> float:
+    """Log delta plus a bound on its rounding error."""
+    a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+    # a is a difference: it is off by an ulp of b, which moves log phi(a) by |a| times as much.
+    rounding = ULP * (8 + (abs(a) + 1) * (b + abs(a)))
+    if a > REMOTE:  # M falls more slowly than 1 / x^2, and here hardly more so
+        square = min(a * a, 1e308)
+        return math.log(mu) - math.log(square) - LOG_ROOT_2PI - square / 2 * (1 - 16 * ULP)
+    if a <= 0 and rounding > 0.01:
+        return 0.0
+    log_density = -a * a / 2 - LOG_ROOT_2PI
+    if mu < NARROW:
+        difference, spread = _integrated(a, mu), 32.0
+    elif a > 0:
+        larger = _mills(a)
+        difference = larger - _mills(b)
+        spread = 8 * (1 + larger / difference)
+    else:
+        rest = math.exp(log_density) * (_mills(-a) + _mills(b))
+        return min(0.0, _log1p(-rest * (1 - 16 * rounding)))
+    return min(0.0, log_density + math.log(difference) + rounding + spread * ULP)
+
+
+def _log1p(x: float) -> float:
+    return math.log1p(x) if x > -1 else math.log(ULP)
+
+
+def _integrated(a: float, mu: float) -> float:
+    """M(a) - M(a + mu) as the integral of -M', by Gauss and Legendre."""
+    middle, half = a + mu / 2, mu / 2
+    return half * sum(weight * _mills_fall(middle + half * node) for node, weight in LEGENDRE)
+
+
+def _mills(x: float) -> float:
+    return ROOT_HALF_PI * float(erfcx(x * ROOT_HALF))
+
+
+def _mills_fall(x: float) -> float:
+    """-M'(x) = 1 - x M(x)."""
+    if x < FAR:
+        return 1 - x * _mills(x)
+    y = 1 / (x * x)
+    return y * (1 - y * (3 - y * (15 - y * (105 - y * (945 - y * (10395 - 135135 * y))))))
+
+
+def _slope(epsilon: float, mu: float, log_delta: float) -> float:
+    """Minus the derivative of log delta by epsilon: exp(epsilon) Phi(-b) / delta."""
+    a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+    return _mills(b) * math.exp(-a * a / 2 - LOG_ROOT_2PI - log_delta)
+
+
+def _zcdp_epsilon(mu: float, log_delta: float) -> float:
+    """What zCDP gives (Bun and Steinke 2016), which is never too small."""
+    return mu * mu / 2 + mu * math.sqrt(-2 * log_delta)
+
+
+def _up_to(epsilon: float, target: float, mu: float) -> float:
+    """The next epsilon from here whose delta is low enough."""
+    step = ULP
+    while _log_delta(epsilon, mu) > target:
+        epsilon *= 1 + step
+        step *= 2
+    return epsilon
+
+
+def _fraction(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise InvalidInput(f"delta must be between 0 and 1, got {delta!r}")

@@ -1,0 +1,236 @@
+"""What a run promises: the numbers, and everything that they rest on."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self, final
+
+from dpftrl.accounting.gaussian import delta_of, epsilon_of, mu_of
+from dpftrl.accounting.sampler import sampler_delta
+from dpftrl.checks import positive_number, whole_number
+from dpftrl.errors import InvalidInput
+from dpftrl.mechanisms import Mechanism
+from dpftrl.participation import Participation
+from dpftrl.sensitivity import Sensitivity
+from dpftrl.sensitivity.result import ROUNDING
+
+Basis = Literal["assumed", "enforced", "observed"]
+
+
+@final
+@dataclass(frozen=True)
+class Hypothesis:
+    """One thing that must be so for the guarantee to hold, and why we think that it is."""
+
+    name: str
+    text: str
+    basis: Basis = "assumed"
+
+
+CLIPPING = Hypothesis(
+    "clipping",
+    "Every update is clipped to the clip norm, in L2, before it is summed.",
+)
+ZERO_OUT = Hypothesis(
+    "zero-out",
+    "Which devices take part, and when a round closes, does not depend on any device's data; an "
+    "update that is missing or unfit counts as zero.",
+)
+KEYSTREAM = Hypothesis(
+    "keystream",
+    "The noise comes from a keyed pseudo-random keystream that nobody without its key can tell "
+    "from random bits: the guarantee is computational.",
+)
+SECRECY = Hypothesis(
+    "secrecy",
+    "The noise key and the noise state stay secret, and no row of noise covers two different sums.",
+)
+
+
+@final
+@dataclass(frozen=True)
+class Run:
+    """One stream of noise from its first row on, and who may take part while it lasts.
+
+    Attributes:
+        mechanism: What correlates the noise.
+        participation: Which rounds one device may take part in.
+        sigma: Standard deviation of the independent Gaussians Z, in units of the clip norm, with
+            the mechanism as it is given (the paper's noise multiplier).
+        sensitivity: How far one device can move the strategy's output, at clip norm 1.
+    """
+
+    mechanism: Mechanism
+    participation: Participation
+    sigma: float
+    sensitivity: Sensitivity
+
+    @classmethod
+    def of(cls, mechanism: Mechanism, participation: Participation, sigma: float) -> Self:
+        """Compute the sensitivity."""
+        positive_number("the noise multiplier", sigma)
+        mechanism.check_rounds(participation.rounds)
+        return cls(mechanism, participation, sigma, mechanism.sensitivity(participation))
+
+    @property
+    def mu(self) -> float:
+        """Sensitivity over sigma: how many standard deviations one device can move the output."""
+        return self.sensitivity.value / self.sigma
+
+    @property
+    def hypothesis(self) -> Hypothesis:
+        """What is said of participation."""
+        p = self.participation
+        often = f"at most {p.max_participations:,} of {p.rounds:,} rounds"
+        apart = (
+            f", any two of them at least {p.min_sep:,} apart" if p.max_participations > 1 else ""
+        )
+        return Hypothesis("participation", f"Each device takes part in {often}{apart}.")
+
+
+@final
+@dataclass(frozen=True)
+class Guarantee:
+    """A differential privacy guarantee for everything that one or several runs release.
+
+    Attributes:
+        runs: The streams of noise that it covers.
+        mu: Their Gaussian differential privacy parameter, together.
+        delta: The delta at which epsilon is stated.
+        hypotheses: What it rests on.
+        devices: How many devices are protected as one.
+        common_cap: Most rounds of one device over all the runs together, where that was used.
+
+    Guarantees:
+        The releases are mu-Gaussian DP (Dong, Roth and Su 2022) and rho-zCDP (Bun and Steinke 2016)
+        under zero-out adjacency, hence (epsilon, delta + sampler_delta)-DP, if the hypotheses hold:
+        they are post-processing of C X + Z, adaptively chosen rows included (Denisov et al. 2022,
+        Theorem 2.1). No numerical error makes epsilon smaller than it is.
+    """
+
+    runs: tuple[Run, ...]
+    mu: float
+    delta: float
+    hypotheses: tuple[Hypothesis, ...]
+    devices: int = 1
+    common_cap: int | None = None
+    adjacency: Literal["zero-out"] = field(default="zero-out", init=False)
+    epsilon: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", epsilon_of(self.delta, _padded(self.mu)))
+
+    @property
+    def rho(self) -> float:
+        """The parameter of zCDP."""
+        return self.mu**2 / 2
+
+    @property
+    def sampler_delta(self) -> float:
+        """What the finite range of the sampler adds to delta, at any epsilon."""
+        return sampler_delta(self.mu)
+
+    @property
+    def kind(self) -> Literal["exact", "upper bound"]:
+        """Whether the numbers are attained by some participant, or only bound them all."""
+        exact = len(self.runs) == 1 and self.runs[0].sensitivity.kind == "exact"
+        return "exact" if exact else "upper bound"
+
+    @property
+    def unit(self) -> str:
+        """Whose data is protected as one."""
+        return "device" if self.devices == 1 else f"{self.devices} devices of one person"
+
+    def at(self, delta: float) -> "Guarantee":
+        """The same guarantee, stated at another delta."""
+        return replace(self, delta=delta)
+
+    def for_devices(self, devices: int) -> "Guarantee":
+        """A bound for a person with so many devices: each may move the output by as much again."""
+        count = whole_number("devices", devices)
+        return replace(self, mu=self.mu * count, devices=self.devices * count)
+
+    def resting_on(self, *known: Hypothesis) -> "Guarantee":
+        """The same guarantee, where more is known of some hypotheses: they replace the old ones."""
+        names = {hypothesis.name for hypothesis in known}
+        kept = tuple(old for old in self.hypotheses if old.name not in names)
+        return replace(self, hypotheses=(*known, *kept))
+
+
+def account(
+    mechanism: Mechanism, participation: Participation, sigma: float, delta: float
+) -> Guarantee:
+    """The guarantee of one run.
+
+    >>> from dpftrl import MinSep, mechanism
+    >>> clients = MinSep.from_rounds_between(2000, rounds_between=1181, max_participations=2)
+    >>> promise = account(mechanism("blt-b1000"), clients, sigma=16.1, delta=1e-10)
+    >>> f"{promise.rho:.5f} {promise.epsilon:.4f}"
+    '0.01394 0.9789'
+    """
+    return guarantee_of([Run.of(mechanism, participation, sigma)], delta)
+
+
+def guarantee_of(runs: Iterable[Run], delta: float) -> Guarantee:
+    """The guarantee of runs that the same devices may take part in.
+
+    Args:
+        runs: One or more.
+        delta: Where to state epsilon.
+
+    Guarantees:
+        Gaussian mechanisms compose by the sum of their mu^2, even if later ones are chosen by what
+        the earlier ones released. One device may be at its worst in every run: an upper bound.
+    """
+    covered = tuple(runs)
+    if not covered:
+        raise InvalidInput("a guarantee covers at least one run, got none")
+    together = math.hypot(*(run.mu for run in covered))
+    rests_on = (
+        *dict.fromkeys(r.hypothesis for r in covered),
+        CLIPPING,
+        ZERO_OUT,
+        KEYSTREAM,
+        SECRECY,
+    )
+    return Guarantee(covered, together, delta, rests_on)
+
+
+def delta_for(
+    mechanism: Mechanism, participation: Participation, sigma: float, epsilon: float
+) -> float:
+    """The smallest delta at which the run is (epsilon, delta)-DP."""
+    return delta_of(epsilon, _padded(Run.of(mechanism, participation, sigma).mu))
+
+
+def calibrate(
+    mechanism: Mechanism, participation: Participation, epsilon: float, delta: float
+) -> float:
+    """The smallest sigma whose guarantee does not pass (epsilon, delta).
+
+    Guarantees:
+        `account` at the sigma returned gives an epsilon of at most `epsilon`.
+    """
+    positive_number("epsilon", epsilon)
+    mechanism.check_rounds(participation.rounds)
+    value = mechanism.sensitivity(participation).value
+    sigma = _padded(value) / mu_of(epsilon, delta)
+    while epsilon_of(delta, _padded(value / sigma)) > epsilon:
+        sigma *= 1 + 2.0**-50
+    return sigma
+
+
+def calibrate_rho(mechanism: Mechanism, participation: Participation, rho: float) -> float:
+    """The smallest sigma whose zCDP parameter does not pass `rho`."""
+    positive_number("rho", rho)
+    mechanism.check_rounds(participation.rounds)
+    value = mechanism.sensitivity(participation).value
+    sigma = value / math.sqrt(2 * rho)
+    while (value / sigma) ** 2 / 2 > rho:
+        sigma *= 1 + 2.0**-50
+    return sigma
+
+
+def _padded(value: float) -> float:
+    """A little more, for the rounding in a computed sensitivity."""
+    return value * (1 + ROUNDING)

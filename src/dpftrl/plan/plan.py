@@ -1,0 +1,84 @@
+"""A plan: all that a run needs to know about privacy, and nothing half-built."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, final
+
+import msgspec
+
+from dpftrl.accounting import Guarantee
+from dpftrl.accounting.files import GuaranteeFile, guarantee_content, guarantee_from
+from dpftrl.errors import InvalidInput
+from dpftrl.mechanisms import Mechanism
+from dpftrl.participation import Participation
+from dpftrl.plan.fleet import Fleet
+from dpftrl.storage import read_json, replace_file
+
+
+@final
+@dataclass(frozen=True)
+class Plan:
+    """A mechanism with its noise, for a fleet, and the guarantee that a run of it will have.
+
+    Only a plan can train: its sigma is chosen, its guarantee computed.
+
+    Attributes:
+        fleet: The devices.
+        guarantee: What is promised; its one run holds mechanism, participation and sigma.
+    """
+
+    fleet: Fleet
+    guarantee: Guarantee
+
+    def __post_init__(self) -> None:
+        if len(self.guarantee.runs) != 1 or self.guarantee.devices != 1:
+            raise InvalidInput(
+                "a plan is for one run and states the guarantee of one device, got "
+                f"{len(self.guarantee.runs)} runs and {self.guarantee.devices} devices"
+            )
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What correlates the noise."""
+        return self.guarantee.runs[0].mechanism
+
+    @property
+    def participation(self) -> Participation:
+        """Which rounds one device may take part in: the server enforces this."""
+        return self.guarantee.runs[0].participation
+
+    @property
+    def sigma(self) -> float:
+        """The noise multiplier: standard deviation of Z in units of the clip norm."""
+        return self.guarantee.runs[0].sigma
+
+
+class PlanFile(msgspec.Struct, forbid_unknown_fields=True):
+    """What the JSON holds."""
+
+    format: Literal["dpftrl plan"]
+    version: Literal[1]
+    fleet: Fleet
+    guarantee: GuaranteeFile
+
+
+def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """Write a plan to a .json file, replacing one that is there."""
+    target = _json_path(path)
+    content = PlanFile("dpftrl plan", 1, plan.fleet, guarantee_content(plan.guarantee, target))
+    replace_file(target, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """Read a plan; its guarantee is recomputed, and refused if the file claims too much."""
+    target = _json_path(path)
+    content = read_json(target, PlanFile, "plan")
+    return Plan(content.fleet, guarantee_from(content.guarantee, target))
+
+
+def _json_path(path: str | os.PathLike[str]) -> Path:
+    target = Path(path)
+    if target.suffix != ".json":
+        raise InvalidInput(f"a plan ends in .json, got {str(target)!r}")
+    return target

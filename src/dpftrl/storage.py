@@ -1,0 +1,49 @@
+"""Reading and replacing files so that a mistake or a crash loses nothing."""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from dpftrl.errors import InvalidInput
+
+MOST_BYTES = 64 * 2**20
+
+Content = TypeVar("Content")
+
+
+def read_json(path: Path, kind: type[Content], what: str) -> Content:
+    """The JSON of a file, checked against its type."""
+    try:
+        return msgspec.json.decode(read_file(path), type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path} is not a {what} file: {error}") from None
+
+
+def read_file(path: Path, limit: int = MOST_BYTES) -> bytes:
+    """The bytes of a file that is not absurdly large."""
+    try:
+        size = path.stat().st_size
+        if not path.is_file():
+            raise InvalidInput(f"{path} is not a file")
+        if size > limit:
+            raise InvalidInput(f"{path} has {size:,} bytes, more than any file of ours")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidInput(f"{path} cannot be read: {reason}") from None
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write beside the target first, so that a crash leaves the old file or the new one."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    except (OSError, ValueError) as error:
+        with contextlib.suppress(OSError, ValueError):
+            draft.unlink(missing_ok=True)
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidInput(f"{path} cannot be written: {reason}") from None
