@@ -8,6 +8,7 @@
 """
 
 from dpftrl import errors
+from dpftrl.accounting import Guarantee, account, calibrate, compose
 from dpftrl.errors import DpftrlError
 from dpftrl.mechanisms import (
     BLT,
@@ -43,6 +44,7 @@ __all__ = [
     "FixedEpochs",
     "FullTree",
     "GeneralBLT",
+    "Guarantee",
     "Independent",
     "Loss",
     "Mechanism",
@@ -55,6 +57,9 @@ __all__ = [
     "Toeplitz",
     "ToeplitzMechanism",
     "Workload",
+    "account",
+    "calibrate",
+    "compose",
     "errors",
     "load_mechanism",
     "mechanism",

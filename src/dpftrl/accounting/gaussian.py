@@ -12,10 +12,11 @@ Guarantees:
 """
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Final
 
 import numpy as np
-from scipy.special import erfcx
 
 from dpftrl.checks import positive_number
 from dpftrl.errors import InvalidInput
@@ -147,8 +148,16 @@ def _integrated(a: float, mu: float) -> float:
     return half * sum(weight * _mills_fall(middle + half * node) for node, weight in LEGENDRE)
 
 
+@cache
+def _erfcx() -> Callable[[float], float]:
+    """Scipy is looked up at first use, so that importing this stays quick."""
+    from scipy.special import erfcx
+
+    return erfcx
+
+
 def _mills(x: float) -> float:
-    return ROOT_HALF_PI * float(erfcx(x * ROOT_HALF))
+    return ROOT_HALF_PI * float(_erfcx()(x * ROOT_HALF))
 
 
 def _mills_fall(x: float) -> float:

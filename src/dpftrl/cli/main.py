@@ -5,10 +5,15 @@ import sys
 import click
 
 from dpftrl import __version__
+from dpftrl.cli.account import account_command
+from dpftrl.cli.calibrate import calibrate_command
 from dpftrl.cli.compare import compare
+from dpftrl.cli.compose import compose_command
 from dpftrl.cli.loss import loss
 from dpftrl.cli.mechanisms import mechanisms
+from dpftrl.cli.observe import observe
 from dpftrl.cli.optimize import optimize
+from dpftrl.cli.plan import plan_command
 from dpftrl.cli.show import show
 from dpftrl.errors import DpftrlError
 
@@ -16,7 +21,7 @@ from dpftrl.errors import DpftrlError
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, message="dpftrl %(version)s")
 def dpftrl() -> None:
-    """Correlated noise for private learning: which mechanism, and how much noise it adds.
+    """Correlated noise for private learning: which mechanism, how much noise, what guarantee.
 
     A mechanism (MECH) is named, like `blt-b400` or `band-sqrt:342`, or is a .json file. A
     participation says how often one client may take part: --rounds of training, --min-sep rounds
@@ -29,13 +34,33 @@ def dpftrl() -> None:
     Can one be made for it?                   dpftrl optimize blt --rounds 2052 --min-sep 342
     What is in this file?                     dpftrl show best.json
 
+    Before training, and after:
+
+    \b
+    How much noise for my devices?            dpftrl plan --population 4.21M --report-goal 6500 ...
+    What does this noise guarantee?           dpftrl account blt-b400 ... --noise-multiplier 7.379
+    How much noise does it take?              dpftrl calibrate blt-b400 ... --epsilon 4
+    What do several runs come to?             dpftrl compose first.json second.json --delta 1e-10
+    Who really took part, and how often?      dpftrl observe ledger.csv
+
     Numbers may be written 2052, 2_052, 6.5k, 4.21M or 1e9. Every command takes --json. Exit codes:
-    0 done, 2 for input that makes no sense (one line on standard error says what to do), 130 when
-    interrupted.
+    0 done, 1 when somebody broke a limit, 2 for input that makes no sense (one line on standard
+    error says what to do), 130 when interrupted.
     """  # noqa: D301 (\b keeps click from reflowing the lines below it)
 
 
-for command in (mechanisms, loss, compare, optimize, show):
+for command in (
+    mechanisms,
+    loss,
+    compare,
+    optimize,
+    show,
+    plan_command,
+    account_command,
+    calibrate_command,
+    compose_command,
+    observe,
+):
     dpftrl.add_command(command)
 
 

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -41,53 +42,98 @@ class Count(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
 def participation_options(command: Command) -> Command:
     """Add --rounds and its companions; the command gets a `participation`."""
 
-    @click.option("--rounds", type=Count(), required=True, help="Rounds of training.")
-    @click.option(
-        "--min-sep",
-        type=Count(),
-        help="Least difference between two rounds of one client; 1 allows every round.",
-    )
-    @click.option(
-        "--rounds-between",
-        type=Count(),
-        help="Instead of --min-sep: the rounds strictly between, one less.",
-    )
-    @click.option(
-        "--max-participations",
-        type=Count(),
-        default=UNCAPPED,
-        show_default="rounds / min-sep, rounded up",
-        help="Most rounds of one client.",
-    )
-    @click.option(
-        "--fixed-epochs",
-        is_flag=True,
-        help="Clients come back after exactly --min-sep rounds, not at least.",
-    )
+    @_participation_flags(rounds_required=True)
     @functools.wraps(command)
-    def with_participation(
-        *args: Any,
-        rounds: int,
-        min_sep: int | None,
-        rounds_between: int | None,
-        max_participations: int,
-        fixed_epochs: bool,
-        **kwargs: Any,
-    ) -> Any:
-        if (min_sep is None) == (rounds_between is None):
+    def with_participation(*args: Any, rounds: int, **kwargs: Any) -> Any:
+        chosen = _participation(rounds, kwargs)
+        if chosen is None:
             raise InvalidInput("give one of --min-sep and --rounds-between")
-        if fixed_epochs and rounds_between is not None:
-            raise InvalidInput("--fixed-epochs goes with --min-sep")
-        if fixed_epochs and min_sep is not None:
-            chosen: Participation = FixedEpochs(rounds, min_sep, max_participations)
-        elif min_sep is not None:
-            chosen = MinSep(rounds, min_sep, max_participations)
-        else:
-            assert rounds_between is not None
-            chosen = MinSep.from_rounds_between(rounds, rounds_between, max_participations)
         return command(*args, participation=chosen, **kwargs)
 
     return with_participation  # type: ignore[return-value]
+
+
+def participation_or_log_options(command: Command) -> Command:
+    """Add --log beside them; the command gets `log`, `rounds` and, if stated, `participation`."""
+
+    @_participation_flags(rounds_required=False)
+    @click.option(
+        "--log",
+        type=click.Path(path_type=Path),
+        help="Account for what a participation log shows (CSV, JSON lines or Parquet).",
+    )
+    @functools.wraps(command)
+    def with_either(*args: Any, rounds: int | None, log: Path | None, **kwargs: Any) -> Any:
+        if log is None and rounds is None:
+            raise InvalidInput("give --rounds and --min-sep, or a --log")
+        chosen = None if rounds is None else _participation(rounds, kwargs)
+        stated = chosen is not None or _take_flags(kwargs)
+        if log is None and chosen is None:
+            raise InvalidInput("give one of --min-sep and --rounds-between")
+        if log is not None and rounds is None and stated:
+            raise InvalidInput("a stated participation needs --rounds too")
+        return command(*args, participation=chosen, log=log, rounds=rounds, **kwargs)
+
+    return with_either  # type: ignore[return-value]
+
+
+def _participation_flags(rounds_required: bool) -> Callable[[Command], Command]:
+    def add(command: Command) -> Command:
+        flags = (
+            click.option(
+                "--rounds", type=Count(), required=rounds_required, help="Rounds of training."
+            ),
+            click.option(
+                "--min-sep",
+                type=Count(),
+                help="Least difference between two rounds of one client; 1 allows every round.",
+            ),
+            click.option(
+                "--rounds-between",
+                type=Count(),
+                help="Instead of --min-sep: the rounds strictly between, one less.",
+            ),
+            click.option(
+                "--max-participations",
+                type=Count(),
+                default=UNCAPPED,
+                show_default="rounds / min-sep, rounded up",
+                help="Most rounds of one client.",
+            ),
+            click.option(
+                "--fixed-epochs",
+                is_flag=True,
+                help="Clients come back after exactly --min-sep rounds, not at least.",
+            ),
+        )
+        for flag in reversed(flags):
+            command = flag(command)
+        return command
+
+    return add
+
+
+def _take_flags(given: dict[str, Any]) -> bool:
+    """Take the flags out of what was given; whether any of them says something."""
+    min_sep, between = given.pop("min_sep", None), given.pop("rounds_between", None)
+    cap, fixed = given.pop("max_participations", UNCAPPED), given.pop("fixed_epochs", False)
+    return min_sep is not None or between is not None or cap != UNCAPPED or fixed
+
+
+def _participation(rounds: int, given: dict[str, Any]) -> Participation | None:
+    """What the flags say, taken out of what was given; None if they leave min-sep open."""
+    min_sep, between = given["min_sep"], given["rounds_between"]
+    cap, fixed = given["max_participations"], given["fixed_epochs"]
+    _take_flags(given)
+    if min_sep is not None and between is not None:
+        raise InvalidInput("give one of --min-sep and --rounds-between")
+    if fixed and between is not None:
+        raise InvalidInput("--fixed-epochs goes with --min-sep")
+    if between is not None:
+        return MinSep.from_rounds_between(rounds, between, cap)
+    if min_sep is None:
+        return None
+    return FixedEpochs(rounds, min_sep, cap) if fixed else MinSep(rounds, min_sep, cap)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")

@@ -1,19 +1,19 @@
 """Before training: which mechanism, how much noise, what epsilon."""
 
-from dpftrl.plan.extrapolate import Extrapolation, Point, extrapolate
+from dpftrl.plan.extrapolate import Point, Walk, extrapolate
 from dpftrl.plan.fleet import Fleet
 from dpftrl.plan.options import Budget, Missing, Option, Question, options
 from dpftrl.plan.plan import Plan, load_plan, save_plan
 
 __all__ = [
     "Budget",
-    "Extrapolation",
     "Fleet",
     "Missing",
     "Option",
     "Plan",
     "Point",
     "Question",
+    "Walk",
     "extrapolate",
     "load_plan",
     "options",

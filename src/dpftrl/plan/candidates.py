@@ -15,9 +15,12 @@ from dpftrl.optimize import (
 )
 from dpftrl.participation import MinSep
 
-# BandMF up to this many rounds, and BandToep up to this much work, take a second or two.
+# What takes a second or two: rounds of BandMF; rounds, and rounds times bands, of BandToep; rounds
+# times participations of a tree's sensitivity.
 QUICK_BANDMF = 400
-QUICK_BAND_TOEPLITZ = 20_000_000
+QUICK_BAND_TOEPLITZ = 50_000
+QUICK_BANDS = 10_000_000
+QUICK_TREE = 400_000
 # Points a side on which the robust BLT is checked.
 QUICK_GRID = 3
 
@@ -60,20 +63,32 @@ def candidates(
         ).mechanism
 
     def band_toeplitz() -> Mechanism:
-        bands = max(1, min(n, b, QUICK_BAND_TOEPLITZ // n))
+        bands = max(1, min(n, b, QUICK_BANDS // n))
         return optimize_band_toeplitz(participation, bands, objective).mechanism
 
     # The others are measured by this one: without it there is no comparison, so it may fail loudly.
     yield Candidate("blt", optimize_blt(participation, min(buffers, n), objective).mechanism)
     yield _made("blt-robust", robust)
     yield _made("blt-default", lambda: mechanism("blt"))
-    yield _made("tree", lambda: mechanism("tree"))
-    yield _made("tree-full", lambda: mechanism("tree-full", participation))
-    yield _made("band-toeplitz", band_toeplitz)
+    if quick_tree(participation):
+        yield _made("tree", lambda: mechanism("tree"))
+        yield _made("tree-full", lambda: mechanism("tree-full", participation))
+    else:
+        note = "left out, its sensitivity takes a while here: dpftrl account tree"
+        yield from (Candidate(label, None, note) for label in ("tree", "tree-full"))
+    if n <= QUICK_BAND_TOEPLITZ:
+        yield _made("band-toeplitz", band_toeplitz)
+    else:
+        yield Candidate("band-toeplitz", None, f"left out beyond {QUICK_BAND_TOEPLITZ:,} rounds")
     if with_bandmf or n <= QUICK_BANDMF:
         yield _made("bandmf", lambda: optimize_bandmf(participation, min(n, b)).mechanism)
     else:
         yield Candidate("bandmf", None, "left out, it takes a while: --with-bandmf")
+
+
+def quick_tree(participation: MinSep) -> bool:
+    """Whether the sensitivity of a tree is a matter of moments."""
+    return participation.rounds * participation.max_participations <= QUICK_TREE
 
 
 def _made(label: str, make: Maker) -> Candidate:

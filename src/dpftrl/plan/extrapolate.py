@@ -6,13 +6,14 @@ to noise, hence the utility; and min-sep alone does not change it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
 import numpy as np
 
 from dpftrl.errors import InvalidInput
-from dpftrl.mechanisms import Banded, FullTree
+from dpftrl.mechanisms import Banded, BinaryTree, FullTree
 from dpftrl.participation import MinSep
+from dpftrl.plan.candidates import quick_tree
 from dpftrl.plan.options import Option, Question, epsilon_if
 
 STEPS = 13
@@ -27,7 +28,8 @@ class Point:
         report_goal: Reports a round.
         scale: How many times the planned noise multiplier.
         participation: Rounds, min-sep and cap.
-        epsilon: By the label of the mechanism; None where it cannot run that long.
+        epsilon: By the label of the mechanism; None where it cannot run that long, or where the
+            answer would take too long.
     """
 
     report_goal: int
@@ -36,50 +38,56 @@ class Point:
     epsilon: dict[str, float | None]
 
 
+Along = Literal["report_goal", "rounds", "min_sep"]
+
+
 @final
 @dataclass(frozen=True)
-class Extrapolation:
-    """Three walks away from the plan, the others held fixed."""
+class Walk:
+    """A walk away from the plan in one direction, the others held fixed."""
 
-    by_report_goal: tuple[Point, ...]
-    by_rounds: tuple[Point, ...]
-    by_min_sep: tuple[Point, ...]
+    along: Along
+    points: tuple[Point, ...]
+
+    @property
+    def places(self) -> list[int]:
+        """Where each point stands on the way."""
+        if self.along == "report_goal":
+            return [point.report_goal for point in self.points]
+        if self.along == "rounds":
+            return [point.participation.rounds for point in self.points]
+        return [point.participation.min_sep for point in self.points]
 
 
 def extrapolate(
     question: Question, rivals: Sequence[Option], steps: int = STEPS, reach: float = 8.0
-) -> Extrapolation:
-    """From 1 / `reach` to `reach` times what is planned, in so many steps."""
+) -> tuple[Walk, ...]:
+    """By report goal, rounds and min-sep, from 1 / `reach` to `reach` times what is planned."""
     quick = [one for one in rivals if not isinstance(one.plan.mechanism, Banded | FullTree)]
-    planned = question.participation()
+    planned, goal = question.participation(), question.fleet.report_goal
     factors = np.geomspace(1 / reach, reach, steps).tolist()
 
     def point(report_goal: int, rounds: int, min_sep: int) -> Point:
         participation = MinSep(rounds, min_sep, question.max_participations)
-        scale = report_goal / question.fleet.report_goal
+        scale = report_goal / goal
         epsilon = {
             one.label: epsilon_if(
                 one.plan.mechanism, participation, one.plan.sigma * scale, question.budget.delta
             )
+            if quick_tree(participation) or not isinstance(one.plan.mechanism, BinaryTree)
+            else None
             for one in quick
         }
         return Point(report_goal, scale, participation, epsilon)
 
-    goals = _around(question.fleet.report_goal, factors)
-    return Extrapolation(
-        tuple(
-            point(goal, planned.rounds, min_sep)
-            for goal in goals
-            if (min_sep := _min_sep(question, goal)) is not None
-        ),
-        tuple(
-            point(question.fleet.report_goal, rounds, planned.min_sep)
-            for rounds in _around(planned.rounds, factors)
-        ),
-        tuple(
-            point(question.fleet.report_goal, planned.rounds, min_sep)
-            for min_sep in _around(planned.min_sep, factors)
-        ),
+    goals = [(other, _min_sep(question, other)) for other in _around(goal, factors)]
+    settings: dict[Along, list[tuple[int, int, int]]] = {
+        "report_goal": [(other, planned.rounds, b) for other, b in goals if b is not None],
+        "rounds": [(goal, n, planned.min_sep) for n in _around(planned.rounds, factors)],
+        "min_sep": [(goal, planned.rounds, b) for b in _around(planned.min_sep, factors)],
+    }
+    return tuple(
+        Walk(along, tuple(point(*setting) for setting in each)) for along, each in settings.items()
     )
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import BinaryTree, FullTree, Loss, Mechanism
 from dpftrl.participation import Participation
+from dpftrl.plan import Walk
 
 # Okabe and Ito's palette: distinct under every common colour blindness.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -70,6 +71,33 @@ def plot_coefficients(series: Mapping[str, tuple[Vector, Vector]], path: Path) -
         axes.set_xlabel("lag (rounds)")
         axes.legend(frameon=False)
     _save(figure, path)
+
+
+def plot_extrapolation(walks: Sequence[Walk], delta: float, path: Path) -> None:
+    """Epsilon of each mechanism against report goal, rounds and min-sep."""
+    figure, panels = _figure(path, len(walks), height=3.8)
+    labels = {"report_goal": "report goal (noise scales with it)", "min_sep": "min-sep (rounds)"}
+    for axes, walk in zip(panels, walks, strict=True):
+        names = list(walk.points[0].epsilon) if walk.points else []
+        for name, style in zip(names, _styles(), strict=False):
+            curve = [point.epsilon[name] for point in walk.points]  # None leaves a gap
+            axes.plot(walk.places, curve, label=name, marker=".", **style)
+        axes.set_xscale("log")
+        _plain_log_scale(axes)
+        axes.set_xlabel(labels.get(walk.along, walk.along))
+        axes.set_ylabel(f"epsilon at delta {delta:g}")
+    panels[0].legend(fontsize="small", frameon=False)
+    _save(figure, path)
+
+
+def _plain_log_scale(axes: Any) -> None:
+    """A logarithmic scale whose marks read 1, 2, 5, 10, as people write them."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _styles() -> Iterator[dict[str, str]]:

@@ -1,0 +1,71 @@
+"""`dpftrl calibrate`: the noise that keeps a promise."""
+
+import click
+from rich.table import Table
+
+from dpftrl.accounting import account, calibrate, calibrate_rho
+from dpftrl.checks import whole_number
+from dpftrl.cli.options import describe, json_option, participation_options, resolve
+from dpftrl.cli.output import print_json, print_table, rounded_up, sensitivity_text, working
+from dpftrl.errors import InvalidInput
+from dpftrl.participation import Participation
+
+
+@click.command("calibrate")
+@click.argument("name", metavar="MECH")
+@participation_options
+@click.option("--epsilon", type=float, help="What epsilon must not pass.")
+@click.option("--delta", type=float, help="The delta that goes with it.")
+@click.option("--rho", type=float, help="Instead of --epsilon: what rho of zCDP must not pass.")
+@click.option("--devices", type=int, default=1, help="Devices of one person, protected as one.")
+@json_option
+def calibrate_command(
+    name: str,
+    participation: Participation,
+    epsilon: float | None,
+    delta: float | None,
+    rho: float | None,
+    devices: int,
+    as_json: bool,
+) -> None:
+    """The smallest noise multiplier that keeps to an epsilon at a delta, or to a rho.
+
+    The multiplier is the standard deviation of the independent noise Z in units of the clip norm,
+    with the mechanism as it is given. Multipliers do not compare between mechanisms; losses do.
+    """
+    if (epsilon is None) == (rho is None):
+        raise InvalidInput("give one of --epsilon (with --delta) and --rho")
+    if epsilon is not None and delta is None:
+        raise InvalidInput("--epsilon needs a --delta, such as 1e-10")
+    together = whole_number("devices", devices)
+    with working(f"calibrating {name}"):
+        mechanism = resolve(name, participation)
+        if epsilon is not None and delta is not None:
+            sigma = together * calibrate(mechanism, participation, epsilon, delta)
+        else:
+            assert rho is not None
+            sigma = together * calibrate_rho(mechanism, participation, rho)
+        found = account(mechanism, participation, sigma, delta or 1e-10).for_devices(together)
+    sensitivity = found.runs[0].sensitivity
+    numbers = {"noise_multiplier": sigma, "mu": found.mu, "rho": found.rho}
+    if delta is not None:
+        numbers |= {"epsilon": found.epsilon, "delta": delta}
+    if as_json:
+        print_json(
+            {
+                "mechanism": mechanism.name,
+                **describe(participation),
+                **numbers,
+                "sensitivity": sensitivity.value,
+                "sensitivity_kind": sensitivity.kind,
+                "devices": together,
+            }
+        )
+        return
+    title = f"{mechanism.name}, {participation}"
+    table = Table(title=title, min_width=len(title), show_header=False)
+    for label, value in numbers.items():
+        shown = f"{value:g}" if label == "delta" else rounded_up(value)
+        table.add_row(label.replace("_", " "), shown)
+    table.add_row("sensitivity", f"{sensitivity_text(sensitivity)} ({sensitivity.kind})")
+    print_table(table)

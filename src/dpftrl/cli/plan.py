@@ -1,0 +1,243 @@
+"""`dpftrl plan`: which mechanism, how much noise, what epsilon, before training."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.markup import escape
+from rich.table import Table
+
+from dpftrl.cli.options import Count, describe, json_option
+from dpftrl.cli.output import number, print_json, print_table, progress_bar, rounded_up
+from dpftrl.errors import InvalidInput
+from dpftrl.optimize import Objective
+from dpftrl.participation import UNCAPPED
+from dpftrl.plan import (
+    Budget,
+    Fleet,
+    Missing,
+    Option,
+    Point,
+    Question,
+    Walk,
+    extrapolate,
+    options,
+    save_plan,
+)
+from dpftrl.report.plots import plot_extrapolation
+
+HEADINGS = {
+    "min_sep_half": "min-sep ÷ 2",
+    "min_sep_double": "min-sep x 2",
+    "rounds_half": "rounds ÷ 2",
+    "rounds_double": "rounds x 2",
+}
+
+
+@click.command("plan")
+@click.option("--population", type=Count(), required=True, help="Devices that may take part.")
+@click.option("--report-goal", type=Count(), required=True, help="Reports that close a round.")
+@click.option("--rounds", type=Count(), required=True, help="Rounds of training.")
+@click.option("--delta", type=float, required=True, help="Well below 1 / population.")
+@click.option("--epsilon", type=float, help="What every mechanism is calibrated to.")
+@click.option("--noise-multiplier", type=float, help="Instead: the sigma of the optimised BLT.")
+@click.option("--availability", type=float, default=1.0, help="Share that can be asked at all.")
+@click.option("--over-selection", type=float, default=1.0, help="Devices asked a report wanted.")
+@click.option("--timer-days", type=float, help="A device waits so long before it comes again.")
+@click.option("--rounds-per-day", type=float, help="Goes with --timer-days.")
+@click.option(
+    "--max-participations",
+    type=Count(),
+    default=UNCAPPED,
+    show_default="rounds / min-sep, rounded up",
+    help="A cap that the server will enforce.",
+)
+@click.option("--parameters", type=Count(), default="1M", help="Size of the model, for memory.")
+@click.option("--buffers", type=int, default=4, help="Buffers of the BLTs.")
+@click.option(
+    "--objective", type=click.Choice(["rms", "max"]), default="rms", help="Loss to make small."
+)
+@click.option("--with-bandmf", is_flag=True, help="Optimise BandMF too, which takes a while.")
+@click.option(
+    "--extrapolate", "far", is_flag=True, help="Print how epsilon moves, setting by setting."
+)
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Draw the same to a .png, .svg or .pdf."
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Save the chosen plan to this .json.")
+@click.option("--choose", default="blt", help="Which row --out saves.")
+@json_option
+def plan_command(
+    population: int,
+    report_goal: int,
+    rounds: int,
+    delta: float,
+    epsilon: float | None,
+    noise_multiplier: float | None,
+    availability: float,
+    over_selection: float,
+    timer_days: float | None,
+    rounds_per_day: float | None,
+    max_participations: int,
+    parameters: int,
+    buffers: int,
+    objective: Objective,
+    with_bandmf: bool,
+    far: bool,
+    plot: Path | None,
+    out: Path | None,
+    choose: str,
+    as_json: bool,
+) -> None:
+    """Which mechanism, how much noise, what epsilon: side by side, before training.
+
+    Min-sep is what the fleet allows if everybody takes turns: population x availability over what
+    a round asks for, and no more than a device's timer enforces. The columns to the right say what
+    epsilon becomes if min-sep or the rounds turn out half or twice that.
+
+    \b
+    dpftrl plan --population 4.21M --report-goal 6500 --rounds 2000 --delta 1e-10 --epsilon 4
+    """  # noqa: D301 (\b keeps click from reflowing the lines below it)
+    fleet = Fleet(population, report_goal, availability, over_selection, timer_days, rounds_per_day)
+    budget = Budget(delta, epsilon, noise_multiplier)
+    question = Question(fleet, rounds, budget, max_participations, parameters, objective, buffers)
+    with progress_bar("planning") as report:
+        rows: list[Option | Missing] = []
+        for row in options(question, with_bandmf):
+            rows.append(row)
+            if report is not None:
+                report(None, row.label)
+        found = [row for row in rows if isinstance(row, Option)]
+        wanted = as_json or far or plot is not None
+        walks = extrapolate(question, found) if wanted else ()
+    if out is not None:
+        save_plan(_chosen(found, choose).plan, out)
+    if plot is not None:
+        plot_extrapolation(walks, delta, plot)
+    if as_json:
+        print_json(_as_json(question, rows, walks))
+        return
+    print_table(_table(question, rows))
+    if far:
+        for walk in walks:
+            print_table(_walk_table(walk))
+
+
+def _chosen(found: Sequence[Option], label: str) -> Option:
+    for option in found:
+        if option.label == label:
+            return option
+    labels = ", ".join(option.label for option in found)
+    raise InvalidInput(f"--choose takes one of {labels}, got {label!r}")
+
+
+def _table(question: Question, rows: Sequence[Option | Missing]) -> Table:
+    table = Table(title=str(question.participation()), caption=_caption(question, rows))
+    table.add_column("mechanism", no_wrap=True)
+    for heading in ("sigma", "rho", "epsilon", "RmsLoss", "MaxLoss", "memory", *HEADINGS.values()):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        if isinstance(row, Missing):
+            continue
+        guarantee = row.plan.guarantee
+        bound = "" if guarantee.kind == "exact" else "≤ "
+        table.add_row(
+            row.label,
+            rounded_up(row.plan.sigma),
+            rounded_up(guarantee.rho),
+            bound + rounded_up(guarantee.epsilon),
+            number(row.loss.rms_loss),
+            number(row.loss.max_loss),
+            _size(row.memory_bytes),
+            *(_epsilon(row.scenarios[name]) for name in HEADINGS),
+        )
+    return table
+
+
+def _caption(question: Question, rows: Sequence[Option | Missing]) -> str:
+    lines = [
+        f"epsilon at delta {question.budget.delta:g}, for each device",
+        "sigma, the noise multiplier, does not compare between mechanisms; losses do",
+    ]
+    lines += [f"{row.label}: {row.note}" for row in rows if isinstance(row, Missing)]
+    return escape("\n".join(lines))
+
+
+def _walk_table(walk: Walk) -> Table:
+    table = Table(title=f"epsilon by {walk.along.replace('_', ' ')}")
+    labels = list(walk.points[0].epsilon) if walk.points else []
+    for heading in ("report goal", "sigma x", "rounds", "min-sep", "at most", *labels):
+        table.add_column(heading, justify="right")
+    for point in walk.points:
+        table.add_row(
+            f"{point.report_goal:,}",
+            f"{point.scale:.3g}",
+            f"{point.participation.rounds:,}",
+            f"{point.participation.min_sep:,}",
+            f"{point.participation.max_participations:,}",
+            *(_epsilon(point.epsilon[label]) for label in labels),
+        )
+    return table
+
+
+def _epsilon(value: float | None) -> str:
+    return "-" if value is None else rounded_up(value)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.1f} GB"
+
+
+def _as_json(
+    question: Question, rows: Sequence[Option | Missing], walks: Sequence[Walk]
+) -> dict[str, Any]:
+    fleet = question.fleet
+    return {
+        "population": fleet.population,
+        "report_goal": fleet.report_goal,
+        "availability": fleet.availability,
+        "over_selection": fleet.over_selection,
+        "timer_rounds": fleet.timer_rounds,
+        **describe(question.participation()),
+        "delta": question.budget.delta,
+        "parameters": question.parameters,
+        "objective": question.objective,
+        "mechanisms": [_option_as_json(row) for row in rows if isinstance(row, Option)],
+        "left_out": [
+            {"name": row.label, "note": row.note} for row in rows if isinstance(row, Missing)
+        ],
+        "extrapolation": {
+            walk.along: [_point_as_json(point) for point in walk.points] for walk in walks
+        },
+    }
+
+
+def _option_as_json(option: Option) -> dict[str, Any]:
+    guarantee, sensitivity = option.plan.guarantee, option.loss.sensitivity
+    return {
+        "name": option.label,
+        "noise_multiplier": option.plan.sigma,
+        "sensitivity": sensitivity.value,
+        "sensitivity_kind": sensitivity.kind,
+        "mu": guarantee.mu,
+        "rho": guarantee.rho,
+        "epsilon": guarantee.epsilon,
+        "rms_loss": option.loss.rms_loss,
+        "max_loss": option.loss.max_loss,
+        "memory_bytes": option.memory_bytes,
+        "epsilon_if": dict(option.scenarios),
+    }
+
+
+def _point_as_json(point: Point) -> dict[str, Any]:
+    return {
+        "report_goal": point.report_goal,
+        "noise_scale": point.scale,
+        **describe(point.participation),
+        "epsilon": point.epsilon,
+    }

@@ -1,0 +1,147 @@
+"""A participation log that has been read once and can be asked several things."""
+
+import os
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from dpftrl.checks import whole_number
+from dpftrl.errors import InvalidInput
+from dpftrl.mechanisms.base import Mechanism
+from dpftrl.observed.best_first import worst_by_bounds
+from dpftrl.observed.gram import worst_by_gram
+from dpftrl.observed.partitions import Partitions
+from dpftrl.observed.patterns import Visits, visits
+from dpftrl.observed.reading import open_source, stream
+from dpftrl.observed.result import Limits, Observed, WorstPattern
+from dpftrl.observed.rows import clean, last_round
+from dpftrl.observed.summary import summarise
+
+if TYPE_CHECKING:
+    import polars as pl
+
+# Some 200 MB at a time.
+ROWS_PER_PARTITION = 1_000_000
+
+# A Gram matrix of so many rounds has 128 MB, and takes a few seconds to make.
+GRAM_LIMIT = 4096
+
+# Called with how far the work is (None if nobody knows) and what is being done.
+Report = Callable[[float | None, str], None]
+
+
+@final
+@dataclass(frozen=True)
+class ParticipationLog:
+    """A log sorted by client; `open_log` makes one.
+
+    Attributes:
+        rounds: Rounds of training.
+        first_round: The number that the log gives to the first.
+    """
+
+    rounds: int
+    first_round: int
+    _partitions: Partitions
+    _report: Report
+
+    def summary(self, limits: Limits | None = None) -> Observed:
+        """What the log says, and who broke the limits."""
+        parts = self._visits("counting")
+        return summarise(parts, self.rounds, self.first_round, limits or Limits())
+
+    def worst_pattern(self, mechanism: Mechanism, rounds: int | None = None) -> WorstPattern:
+        """The most that any one client who was counted could have moved the strategy's output.
+
+        Args:
+            mechanism: Whose strategy.
+            rounds: Rounds of training, if more than the log's.
+        """
+        made = self.rounds if rounds is None else mechanism.check_rounds(rounds)
+        if made < self.rounds:
+            raise InvalidInput(f"the log has {self.rounds:,} rounds, got rounds {made:,}")
+        mechanism.check_rounds(made)
+        if made <= GRAM_LIMIT:
+            return worst_by_gram(mechanism, made, self._visits("patterns"))
+        return worst_by_bounds(mechanism, made, lambda: self._visits("patterns"))
+
+    def _visits(self, doing: str) -> Iterator[Visits]:
+        for partition in range(len(self._partitions)):
+            self._report(partition / len(self._partitions), doing)
+            yield visits(self._partitions.rows(partition))
+
+
+@contextmanager
+def open_log(
+    path: str | os.PathLike[str],
+    *,
+    rounds: int | None = None,
+    first_round: int = 0,
+    rows_per_partition: int = ROWS_PER_PARTITION,
+    report: Report | None = None,
+) -> Generator[ParticipationLog]:
+    """Read a log; what was sorted on disk is gone when the `with` statement ends.
+
+    Args:
+        path: CSV, JSON lines or Parquet by its ending, with columns `round`, `client` and, if
+            there is one, `status`: counted (or nothing), contacted or abandoned.
+        rounds: Rounds of training; the last round of the log if it is not known.
+        first_round: The number of the first round, 1 in logs that count from 1.
+        rows_per_partition: Rows to have in memory at once, or so.
+        report: Is told how far the work is.
+    """
+    first = whole_number("first_round", first_round, at_least=0)
+    stated = None if rounds is None else whole_number("rounds", rounds)
+    source, told = open_source(path), report or _silence
+    partitions = Partitions(1 + source.rows // whole_number("rows", rows_per_partition))
+    try:
+        reader = _Reader(path, partitions, first, stated, told)
+        stream(source, reader.receive)
+        if not reader.rows:
+            raise InvalidInput(f"{path} holds no participation: it has no rows")
+        yield ParticipationLog(stated or reader.last_round + 1, first, partitions, told)
+    finally:
+        partitions.close()
+
+
+def observe(
+    path: str | os.PathLike[str],
+    limits: Limits | None = None,
+    *,
+    rounds: int | None = None,
+    first_round: int = 0,
+    report: Report | None = None,
+) -> Observed:
+    """What a log says, and who broke the limits; see `open_log`."""
+    with open_log(path, rounds=rounds, first_round=first_round, report=report) as log:
+        return log.summary(limits)
+
+
+@dataclass
+class _Reader:
+    """Cleans batches and sorts them into partitions."""
+
+    path: str | os.PathLike[str]
+    partitions: Partitions
+    first_round: int
+    stated_rounds: int | None
+    report: Report
+    rows: int = 0
+    last_round: int = 0
+
+    def receive(self, batch: "pl.DataFrame") -> None:
+        """Take one batch."""
+        if not len(batch):
+            return
+        try:
+            cleaned = clean(batch, self.first_round, self.stated_rounds, self.rows)
+        except InvalidInput as error:
+            raise InvalidInput(f"{self.path}: {error}") from None
+        self.rows += len(cleaned)
+        self.last_round = max(self.last_round, last_round(cleaned))
+        self.partitions.add(cleaned)
+        self.report(None, f"{self.rows:,} rows read")
+
+
+def _silence(_: float | None, __: str) -> None: ...

@@ -1,0 +1,174 @@
+"""A participation log as a stream of batches, whatever its format.
+
+Polars is imported where it is needed, since it takes a while.
+"""
+
+import glob
+import gzip
+import os
+import stat
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from dpftrl.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import polars as pl
+
+NEEDED = ("round", "client")
+COLUMNS = (*NEEDED, "status")
+ROWS_PER_BATCH = 500_000
+
+# By the ending: how it is read, and the fewest bytes that a row is likely to take in the file (low,
+# since too many partitions cost less than too few). Parquet says how many rows it has.
+ENDINGS = {
+    ".csv": ("csv", 12.0),
+    ".csv.gz": ("csv", 1.0),
+    ".jsonl": ("json", 24.0),
+    ".ndjson": ("json", 24.0),
+    ".json": ("json", 24.0),
+    ".jsonl.gz": ("json", 1.0),
+    ".ndjson.gz": ("json", 1.0),
+    ".parquet": ("parquet", 1.0),
+}
+
+
+class Source(NamedTuple):
+    """A log that can be streamed.
+
+    Attributes:
+        path: Where it is.
+        kind: How it is read.
+        batches: Its columns `round`, `client` and, where there is one, `status`.
+        rows: About how many rows it has, seldom fewer.
+    """
+
+    path: Path
+    kind: str
+    batches: "pl.LazyFrame"
+    rows: int
+
+
+def open_source(path: str | os.PathLike[str]) -> Source:
+    """A log by its file's ending, or one line that says why it is none."""
+    target, size = _existing(path)
+    ending = next((end for end in ENDINGS if target.name.lower().endswith(end)), None)
+    if ending is None:
+        raise InvalidInput(f"{target} must end in one of {', '.join(ENDINGS)} to be read as a log")
+    kind, bytes_per_row = ENDINGS[ending]
+    with _told_plainly(target, kind):
+        scan = {"csv": _scan_csv, "json": _scan_json, "parquet": _scan_parquet}[kind]
+        batches, rows = scan(target)
+    return Source(target, kind, batches, int(size / bytes_per_row) if rows is None else rows)
+
+
+def stream(source: Source, receive: Callable[["pl.DataFrame"], None]) -> None:
+    """Hand over the log batch by batch, in order.
+
+    Not `collect_batches`: it ends early, without an error, where polars panics on a damaged file.
+    """
+    with _told_plainly(source.path, source.kind):
+        source.batches.sink_batches(receive, chunk_size=ROWS_PER_BATCH)
+
+
+def _existing(path: str | os.PathLike[str]) -> tuple[Path, int]:
+    target = Path(path).absolute()
+    try:
+        found = target.stat()
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{path} cannot be read: {_reason(error)}") from None
+    if stat.S_ISDIR(found.st_mode):
+        raise InvalidInput(f"{path} is a folder; name the log itself")
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidInput(f"{path} is not a file; a log is read from a file, not from a pipe")
+    if found.st_size == 0:
+        raise InvalidInput(f"{path} is empty (0 bytes); a log has columns round and client")
+    return target, found.st_size
+
+
+def _scan_csv(path: Path) -> tuple["pl.LazyFrame", None]:
+    import polars as pl
+
+    frame = pl.scan_csv(path, infer_schema=False, glob=False)
+    return frame.select(_present(path, frame.collect_schema().names())), None
+
+
+def _scan_parquet(path: Path) -> tuple["pl.LazyFrame", int]:
+    import polars as pl
+
+    frame = pl.scan_parquet(path, glob=False, hive_partitioning=False)
+    chosen = frame.select(_present(path, frame.collect_schema().names()))
+    return chosen, int(frame.select(pl.len()).collect().item())
+
+
+def _scan_json(path: Path) -> tuple["pl.LazyFrame", None]:
+    """Everything is read as text, since one column may hold both 7 and "7"."""
+    import polars as pl
+
+    first = next(_json_lines(path), None)
+    if first is not None:
+        _present(path, list(_json_object(path, *first)))
+    # There is no `glob=False` here, and a name with brackets would quietly match no file at all.
+    pattern = glob.escape(str(path))
+    return pl.scan_ndjson(pattern, schema=dict.fromkeys(COLUMNS, pl.String)), None
+
+
+def _present(path: Path, names: list[str]) -> list[str]:
+    for needed in NEEDED:
+        if needed not in names:
+            there = ", ".join(repr(name[:40]) for name in names[:12]) or "none"
+            raise InvalidInput(f"{path} has no column {needed!r}; its columns are {there}")
+    for name in COLUMNS:
+        if f"{name}_duplicated_0" in names:
+            raise InvalidInput(f"{path} has two columns {name!r}; leave one of them out")
+    return [name for name in COLUMNS if name in names]
+
+
+def _json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Numbered lines that are not blank."""
+    with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield number, line
+
+
+def _json_object(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(line, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        text = line.strip()[:60].decode(errors="replace")
+        raise InvalidInput(
+            f"{path}: line {number:,} is not one JSON object a line, got {text!r}"
+        ) from None
+
+
+class _told_plainly:  # noqa: N801 (reads as the words of a with statement)
+    """Turn what polars or the system says of a bad file into one line."""
+
+    def __init__(self, path: Path, kind: str):
+        self.path, self.kind = path, kind
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+        import polars as pl
+
+        polars_says = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
+        bad = (*polars_says, OSError, EOFError, zlib.error)
+        if not isinstance(error, bad):
+            return
+        if self.kind == "json" and isinstance(error, polars_says):
+            # Polars does not say which line; a second look finds it.
+            for number, line in _json_lines(self.path):
+                _json_object(self.path, number, line)
+        name = {"csv": "CSV", "json": "JSON lines", "parquet": "Parquet"}[self.kind]
+        raise InvalidInput(f"{self.path} cannot be read as {name}: {_reason(error)}") from None
+
+
+def _reason(error: BaseException) -> str:
+    text = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
+    return text[:200] or type(error).__name__

@@ -1,0 +1,430 @@
+"""Guarantees of one run: against brute force, integrals, another accountant, and themselves."""
+
+import itertools
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import mpmath as mp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dpftrl
+from conformance import EVERY, Family, allowed_patterns, draw_case, participations, true_sensitivity
+from dpftrl import FixedEpochs, MinSep
+from dpftrl.accounting import (
+    Guarantee,
+    Hypothesis,
+    Run,
+    account,
+    calibrate,
+    calibrate_rho,
+    delta_for,
+    delta_of,
+    dp_event,
+    epsilon_of,
+    guarantee_of,
+    sampler_delta,
+)
+from dpftrl.errors import InvalidInput, RoundsExceeded
+
+every = pytest.mark.parametrize("family", EVERY, ids=str)
+CLIENTS = MinSep(rounds=2000, min_sep=400, max_participations=5)
+NAMES = ["blt-b400", "tree", "independent", "band-sqrt:400", "banded:16"]
+
+
+def budgets() -> st.SearchStrategy[tuple[float, float]]:
+    """Epsilon from 0.05 to 50 and delta from 1e-12 to 1e-3, evenly in their logarithms."""
+    epsilon = st.floats(math.log(0.05), math.log(50)).map(math.exp)
+    return st.tuples(epsilon, st.floats(-12, -3).map(lambda digits: 10.0**digits))
+
+
+# --- Another accountant ------------------------------------------------------------------------
+
+
+def pld_epsilon(event: Any, delta: float, relation: str = "REPLACE_SPECIAL") -> float:
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    accountant = PLDAccountant(dp_accounting.NeighboringRelation[relation])
+    return accountant.compose(event).get_epsilon(delta)
+
+
+@pytest.mark.parametrize("relation", ["REPLACE_SPECIAL", "ADD_OR_REMOVE_ONE"])
+@pytest.mark.parametrize("mu", [0.05, 0.3, 1.0])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pld_accountant_agrees(name: str, mu: float, relation: str):
+    mech = dpftrl.mechanism(name, CLIENTS)
+    sigma = mech.sensitivity(CLIENTS).value / mu
+    promise = account(mech, CLIENTS, sigma, delta=1e-8)
+    assert pld_epsilon(dp_event(promise), 1e-8, relation) == pytest.approx(
+        promise.epsilon, abs=1e-5
+    )
+
+
+def test_a_pld_accountant_notices_noise_that_is_one_in_a_thousand_off():
+    promise = account(dpftrl.mechanism("blt"), CLIENTS, sigma=5.0, delta=1e-8)
+    louder = account(dpftrl.mechanism("blt"), CLIENTS, sigma=5.005, delta=1e-8)
+    assert pld_epsilon(dp_event(louder), 1e-8) != pytest.approx(promise.epsilon, abs=1e-3)
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_the_event_of_several_devices_is_that_of_several_devices(devices: int):
+    promise = account(dpftrl.mechanism("blt"), CLIENTS, 20.0, 1e-8).for_devices(devices)
+    assert pld_epsilon(dp_event(promise), 1e-8) == pytest.approx(promise.epsilon, abs=1e-5)
+
+
+# --- Calibration -------------------------------------------------------------------------------
+
+
+# Over 19 families, more than a thousand draws.
+@every
+@settings(max_examples=55)
+@given(data=st.data())
+def test_calibrated_noise_keeps_to_its_budget_and_uses_it_up(family: Family, data):
+    mech, rounds = draw_case(data, family, 30)
+    clients = data.draw(participations(rounds))
+    epsilon, delta = data.draw(budgets())
+    sigma = calibrate(mech, clients, epsilon, delta)
+    spent = account(mech, clients, sigma, delta).epsilon
+    assert epsilon * (1 - 1e-6) <= spent <= epsilon
+    assert account(mech, clients, sigma * (1 - 1e-8), delta).epsilon > epsilon
+
+
+def test_calibration_at_the_size_of_production():
+    rng = random.Random(1)
+    mechs = [dpftrl.mechanism(n) for n in ("blt-b100", "blt-b400", "blt-b1000", "independent")]
+    for _ in range(300):
+        mech = rng.choice(mechs)
+        clients = MinSep(rng.randrange(1, 10**6), rng.randrange(1, 10**5), rng.randrange(1, 100))
+        epsilon, delta = math.exp(rng.uniform(-3, 3.9)), 10 ** rng.uniform(-12, -3)
+        sigma = calibrate(mech, clients, epsilon, delta)
+        assert epsilon * (1 - 1e-6) <= account(mech, clients, sigma, delta).epsilon <= epsilon
+
+
+@every
+@settings(max_examples=20)
+@given(data=st.data())
+def test_noise_calibrated_to_zcdp_keeps_to_it_and_uses_it_up(family: Family, data):
+    mech, rounds = draw_case(data, family, 30)
+    clients = data.draw(participations(rounds))
+    rho = data.draw(st.floats(-12, 4).map(lambda digits: 10.0**digits))
+    sigma = calibrate_rho(mech, clients, rho)
+    assert rho * (1 - 1e-12) <= account(mech, clients, sigma, 1e-6).rho <= rho
+    assert account(mech, clients, sigma * (1 - 1e-11), 1e-6).rho > rho
+
+
+@pytest.mark.parametrize("epsilon", [1e-9, 1e-3, 1e3, 1e6, 1e12, 1e100])
+@pytest.mark.parametrize("delta", [1e-300, 1e-30, 0.5, 1 - 1e-9])
+def test_calibration_ends_at_absurd_budgets_too(epsilon: float, delta: float):
+    sigma = calibrate(dpftrl.mechanism("blt"), CLIENTS, epsilon, delta)
+    assert account(dpftrl.mechanism("blt"), CLIENTS, sigma, delta).epsilon <= epsilon
+
+
+@given(budget=budgets(), sigma=st.floats(0.5, 100))
+def test_delta_at_an_epsilon_undoes_epsilon_at_a_delta(budget, sigma: float):
+    delta = budget[1]
+    promise = account(dpftrl.mechanism("blt"), CLIENTS, sigma, delta)
+    found = delta_for(dpftrl.mechanism("blt"), CLIENTS, sigma, promise.epsilon)
+    assert found == pytest.approx(delta, rel=1e-9)
+    lower = delta_for(dpftrl.mechanism("blt"), CLIENTS, sigma, promise.epsilon * (1 - 1e-6))
+    assert lower > delta
+
+
+# --- Monotone ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["blt-b100", "blt-b400", "independent", "tree"])
+@given(data=st.data())
+def test_more_exposure_never_costs_less(name: str, data):
+    mech = dpftrl.mechanism(name)
+    rounds, gap = data.draw(st.integers(1, 300)), data.draw(st.integers(1, 80))
+    cap = data.draw(st.integers(1, 12))
+
+    def epsilon(clients: MinSep, sigma: float = 3.0) -> float:
+        return account(mech, clients, sigma, 1e-7).epsilon
+
+    here = epsilon(MinSep(rounds, gap, cap))
+    slack = 1 - 1e-11
+    more_rounds = MinSep(rounds + data.draw(st.integers(1, 50)), gap, cap)
+    assert epsilon(more_rounds) >= here * slack
+    assert epsilon(MinSep(rounds, data.draw(st.integers(1, gap)), cap)) >= here * slack
+    assert epsilon(MinSep(rounds, gap, cap + data.draw(st.integers(1, 5)))) >= here * slack
+    assert epsilon(MinSep(rounds, gap, cap), sigma=3.0 * (1 + 1e-9)) < here
+    # A fixed schedule is one of those that a separation allows.
+    fixed = account(mech, FixedEpochs(rounds, gap, cap), 3.0, 1e-7).epsilon
+    assert fixed <= here * (1 + 1e-11)
+
+
+# --- Brute force -------------------------------------------------------------------------------
+
+
+@every
+@settings(max_examples=25)
+@given(data=st.data())
+def test_mu_is_the_worst_pattern_of_the_dense_strategy(family: Family, data):
+    mech, rounds = draw_case(data, family, 7)
+    clients = data.draw(participations(rounds))
+    sigma = data.draw(st.floats(0.1, 50))
+    promise = account(mech, clients, sigma, 1e-6)
+    check_mu(promise, mech.strategy(rounds))
+
+
+def check_mu(promise: Guarantee, strategy: np.ndarray) -> None:
+    run = promise.runs[0]
+    truth = true_sensitivity(strategy, run.participation)
+    found = promise.mu * run.sigma
+    assert found >= truth.attained * (1 - 1e-9)
+    if promise.kind == "exact":
+        assert found == pytest.approx(truth.attained, rel=1e-9)
+
+
+def test_a_mu_one_in_a_hundred_million_off_would_be_noticed():
+    mech, clients = dpftrl.mechanism("blt"), MinSep(7, 2)
+    promise = account(mech, clients, 2.0, 1e-6)
+    check_mu(promise, mech.strategy(7))
+    for side in (-1, 1):
+        wrong = Guarantee(promise.runs, promise.mu * (1 + side * 1e-8), 1e-6, ())
+        with pytest.raises(AssertionError):
+            check_mu(wrong, mech.strategy(7))
+
+
+def delta_between(distance: mp.mpf, epsilon: mp.mpf) -> mp.mpf:
+    """The excess of one density over exp(epsilon) times the other, along the line between them."""
+
+    def excess(x: mp.mpf) -> mp.mpf:
+        return mp.npdf(x, distance) - mp.exp(epsilon) * mp.npdf(x)
+
+    crossing = mp.findroot(
+        lambda x: mp.log(mp.npdf(x, distance) / mp.npdf(x)) - epsilon, distance / 2
+    )
+    return mp.quad(excess, [crossing + step for step in (0, 1, 2, 4, 8, 16, 40)])
+
+
+TINY = MinSep(rounds=6, min_sep=2, max_participations=3)
+
+
+@pytest.mark.parametrize("delta", [1e-8, 1e-3])
+@pytest.mark.parametrize("mu", [0.3, 2.0])
+@pytest.mark.parametrize(
+    "name", ["blt-b100", "independent", "tree", "sqrt", "band-sqrt:2", "banded:2", "tree-full"]
+)
+def test_two_neighbouring_datasets_differ_by_just_the_stated_delta(
+    name: str, mu: float, delta: float
+):
+    """One client of many, at its worst, and then with its updates zeroed."""
+    mech = dpftrl.mechanism(name, TINY)
+    strategy = mech.strategy(6)
+    sigma = mech.sensitivity(TINY).value / mu
+    promise = account(mech, TINY, sigma, delta)
+    assert promise.kind == "exact"
+    rng = np.random.default_rng(0)
+    others, direction = rng.standard_normal((6, 4)), rng.standard_normal(4)
+    direction /= np.linalg.norm(direction)  # the clip norm
+
+    def distance(pattern: tuple[int, ...]) -> float:
+        with_client = others.copy()
+        with_client[list(pattern)] += direction
+        return float(np.linalg.norm(strategy @ with_client - strategy @ others)) / sigma
+
+    patterns = allowed_patterns(TINY)
+    worst = max(patterns, key=distance)
+    with mp.workdps(30):
+        apart = mp.mpf(distance(worst))
+        true = delta_between(apart, mp.mpf(promise.epsilon))
+        assert delta * (1 - 1e-8) <= true <= delta * (1 + 1e-12)
+        assert delta_between(apart, mp.mpf(promise.epsilon) * (1 - mp.mpf(1e-9))) > delta
+        for pattern in patterns:
+            assert distance(pattern) <= promise.mu * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 10])
+def test_devices_that_act_alike_move_the_output_by_so_many_times(devices: int):
+    mech, clients = dpftrl.mechanism("blt-b100"), MinSep(7, 3)
+    alone = account(mech, clients, 2.0, 1e-6)
+    together = alone.for_devices(devices)
+    strategy = mech.strategy(7)
+    moved = [
+        float(np.linalg.norm(strategy[:, list(pattern)].sum(axis=1) * devices)) / 2.0
+        for pattern in allowed_patterns(clients)
+    ]
+    assert together.mu == pytest.approx(max(moved), rel=1e-12)
+    assert together.mu == pytest.approx(devices * alone.mu, rel=1e-15)
+    assert together.epsilon == pytest.approx(epsilon_of(1e-6, max(moved)), rel=1e-9)
+    assert together.devices == devices
+    assert together.unit == ("device" if devices == 1 else f"{devices} devices of one person")
+
+
+@pytest.mark.parametrize("name", ["blt-b100", "tree", "banded:2"])
+def test_no_two_devices_move_the_output_by_more_than_is_said_of_two(name: str):
+    clients = MinSep(6, 2, 2)
+    mech = dpftrl.mechanism(name, clients)
+    strategy = mech.strategy(6)
+    said = account(mech, clients, 1.0, 1e-6).for_devices(2).mu
+    columns = [strategy[:, list(p)].sum(axis=1) for p in allowed_patterns(clients)]
+    worst = max(np.linalg.norm(a + b) for a, b in itertools.product(columns, repeat=2))
+    assert worst == pytest.approx(said, rel=1e-9)
+    # The control: devices do not add up like independent noise.
+    assert worst > said / math.sqrt(2) * 1.1
+
+
+def test_devices_multiply():
+    alone = account(dpftrl.mechanism("blt"), CLIENTS, 10.0, 1e-6)
+    twice = alone.for_devices(2).for_devices(3)
+    assert twice.devices == 6
+    assert twice.mu == pytest.approx(alone.for_devices(6).mu, rel=1e-15)
+    assert alone.for_devices(1) == alone
+
+
+# --- What a guarantee says ---------------------------------------------------------------------
+
+
+def test_the_numbers_of_a_guarantee_belong_together():
+    promise = account(dpftrl.mechanism("blt"), CLIENTS, 10.0, 1e-6)
+    assert promise.rho == promise.mu**2 / 2
+    assert promise.epsilon == pytest.approx(epsilon_of(1e-6, promise.mu), rel=1e-10)
+    assert promise.epsilon >= epsilon_of(1e-6, promise.mu)
+    assert promise.sampler_delta == sampler_delta(promise.mu)
+    assert promise.adjacency == "zero-out"
+    assert promise.mu == promise.runs[0].sensitivity.value / 10.0
+    assert promise == guarantee_of([Run.of(dpftrl.mechanism("blt"), CLIENTS, 10.0)], 1e-6)
+
+
+def test_another_delta_changes_epsilon_alone():
+    promise = account(dpftrl.mechanism("blt"), CLIENTS, 10.0, 1e-6)
+    assert promise.at(1e-9) == account(dpftrl.mechanism("blt"), CLIENTS, 10.0, 1e-9)
+    assert promise.at(1e-9).at(1e-6) == promise
+    assert promise.at(1e-9).epsilon > promise.epsilon
+
+
+def test_a_bound_is_called_a_bound():
+    rising = dpftrl.Toeplitz([1.0, 0.0, 0.5])
+    assert account(rising, MinSep(50, 1), 1.0, 1e-6).kind == "upper bound"
+    assert account(dpftrl.mechanism("blt"), CLIENTS, 1.0, 1e-6).kind == "exact"
+
+
+def test_what_is_known_replaces_what_was_assumed():
+    promise = account(dpftrl.mechanism("blt"), CLIENTS, 10.0, 1e-6)
+    names = sorted(hypothesis.name for hypothesis in promise.hypotheses)
+    assert names == ["clipping", "keystream", "participation", "secrecy", "zero-out"]
+    known = Hypothesis("clipping", "Clipped by the server.", "enforced")
+    better = promise.resting_on(known)
+    assert known in better.hypotheses
+    assert sorted(hypothesis.name for hypothesis in better.hypotheses) == names
+    assert (better.mu, better.epsilon) == (promise.mu, promise.epsilon)
+
+
+def test_the_hypothesis_on_participation_is_as_strong_as_the_number_needs():
+    """A fixed schedule is more than a separation, and gives a smaller mu: it has to be said."""
+    tree = dpftrl.mechanism("tree")
+    apart = account(tree, MinSep(2350, 438, 5), 7.0, 1e-10)
+    fixed = account(tree, FixedEpochs(2350, 438, 5), 7.0, 1e-10)
+    assert fixed.mu < apart.mu
+    assert fixed.hypotheses != apart.hypotheses
+
+
+# --- What is refused ---------------------------------------------------------------------------
+
+POSITIVE = [math.nan, math.inf, -math.inf, -1.0, 0.0, 0]
+FRACTION = [*POSITIVE, 1.0, 1, 2.0]
+BLT = dpftrl.mechanism("blt")
+
+
+def refused(call: Callable[[], object]) -> None:
+    with pytest.raises(InvalidInput) as error:
+        call()
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("wrong", POSITIVE, ids=repr)
+def test_numbers_that_are_not_positive_and_finite_are_refused(wrong: float):
+    refused(lambda: account(BLT, CLIENTS, wrong, 1e-6))
+    refused(lambda: delta_for(BLT, CLIENTS, wrong, 1.0))
+    refused(lambda: calibrate(BLT, CLIENTS, wrong, 1e-6))
+    refused(lambda: calibrate_rho(BLT, CLIENTS, wrong))
+    refused(lambda: Guarantee((), wrong, 1e-6, ()))
+
+
+@pytest.mark.parametrize("wrong", FRACTION, ids=repr)
+def test_deltas_that_are_no_fraction_are_refused(wrong: float):
+    promise = account(BLT, CLIENTS, 10.0, 1e-6)
+    refused(lambda: account(BLT, CLIENTS, 10.0, wrong))
+    refused(lambda: calibrate(BLT, CLIENTS, 1.0, wrong))
+    refused(lambda: promise.at(wrong))
+
+
+@pytest.mark.parametrize("wrong", ["1", None, 1j, [1.0]], ids=repr)
+def test_what_is_no_number_is_refused_one_way_or_another(wrong: Any):
+    """A type checker sees it first, so that Python's own TypeError will do."""
+    for call in (
+        lambda: account(BLT, CLIENTS, wrong, 1e-6),
+        lambda: account(BLT, CLIENTS, 1.0, wrong),
+        lambda: calibrate(BLT, CLIENTS, wrong, 1e-6),
+        lambda: calibrate_rho(BLT, CLIENTS, wrong),
+        lambda: delta_for(BLT, CLIENTS, 1.0, wrong),
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            call()
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, math.nan, "2", None, True], ids=repr)
+def test_a_wrong_number_of_devices_is_refused(wrong: Any):
+    refused(lambda: account(BLT, CLIENTS, 10.0, 1e-6).for_devices(wrong))
+
+
+def test_more_rounds_than_a_mechanism_has_are_refused():
+    banded = dpftrl.mechanism("banded:3", MinSep(10, 3))
+    for call in (
+        lambda: account(banded, MinSep(11, 3), 1.0, 1e-6),
+        lambda: calibrate(banded, MinSep(11, 3), 1.0, 1e-6),
+        lambda: calibrate_rho(banded, MinSep(11, 3), 1.0),
+        lambda: delta_for(banded, MinSep(11, 3), 1.0, 1.0),
+    ):
+        with pytest.raises(RoundsExceeded):
+            call()
+
+
+def test_a_guarantee_of_nothing_is_refused():
+    refused(lambda: guarantee_of([], 1e-6))
+
+
+@pytest.mark.parametrize("sigma", [1e-100, 1e-154, 1e-160, 1e-300, 5e-324])
+def test_hardly_any_noise_gives_a_huge_epsilon_or_an_error_but_not_nan(sigma: float):
+    try:
+        promise = account(BLT, CLIENTS, sigma, 1e-6)
+    except InvalidInput:
+        return
+    assert promise.epsilon > 1e100
+
+
+def test_vast_numbers_are_refused_like_infinity():
+    refused(lambda: account(BLT, CLIENTS, 10**400, 1e-6))
+    refused(lambda: account(BLT, CLIENTS, 10.0, 1e-6).for_devices(10**400))
+    refused(lambda: calibrate(BLT, CLIENTS, 10**400, 1e-6))
+
+
+def test_a_vast_rho_needs_hardly_any_noise():
+    try:
+        sigma = calibrate_rho(BLT, CLIENTS, 1e308)
+    except InvalidInput:
+        return
+    assert 0 < sigma < 1e-150
+
+
+def test_noise_multipliers_in_single_precision_lose_nothing():
+    """As they come out of an array of another library."""
+    for sigma in np.linspace(0.5, 30, 60, dtype=np.float32):
+        plain = account(BLT, CLIENTS, float(sigma), 1e-6)
+        found = account(BLT, CLIENTS, sigma, 1e-6)
+        assert found.mu == plain.mu
+        assert found.epsilon == plain.epsilon
+
+
+def test_epsilon_is_that_of_a_mu_with_room_for_the_rounding_of_a_sensitivity():
+    """So that two ways of summing the same columns cannot end on the wrong side of a budget."""
+    promise = account(BLT, CLIENTS, 10.0, 1e-6)
+    assert promise.epsilon >= epsilon_of(1e-6, promise.mu * (1 + 5e-13))
+    assert delta_for(BLT, CLIENTS, 10.0, 1.0) >= delta_of(1.0, promise.mu * (1 + 5e-13))
