@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,3 +48,35 @@ def replace_file(path: Path, content: bytes) -> None:
             draft.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or error
         raise InvalidInput(f"{path} cannot be written: {reason}") from None
+
+
+def replace_secretly(path: Path, write: Callable[[Path], None]) -> None:
+    """Replace a file that only its owner may read; on return it is on the disk.
+
+    Args:
+        path: The file.
+        write: Writes the content to the path that it is given.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.unlink(missing_ok=True)
+        # Made with its mode before anything is in it, so that nobody can open it in between.
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        write(draft)
+        draft.chmod(0o600)
+        _flush(draft)
+        draft.replace(path)
+        _flush(path.parent)
+    except (OSError, ValueError) as error:
+        with contextlib.suppress(OSError, ValueError):
+            draft.unlink(missing_ok=True)
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidInput(f"{path} cannot be written: {reason}") from None
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

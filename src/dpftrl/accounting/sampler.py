@@ -12,7 +12,7 @@ from typing import Final
 from dpftrl.errors import InvalidInput
 
 # Random bits behind the radius, tail included; the sampler of dpftrl.noise draws as many.
-RADIUS_BITS: Final = 128
+RADIUS_BITS: Final = 96
 # Coordinates times rounds, more than any run has.
 MOST_DRAWS: Final = 2.0**60
 

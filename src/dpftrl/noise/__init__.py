@@ -1,0 +1,7 @@
+"""The noise itself: secure, fused, streaming, resumable."""
+
+from dpftrl.noise.grid import ExactSum, Grid
+from dpftrl.noise.key import NoiseKey
+from dpftrl.noise.stream import NoiseStream
+
+__all__ = ["ExactSum", "Grid", "NoiseKey", "NoiseStream"]

@@ -1,0 +1,113 @@
+"""Exact sums: updates on a grid, added as whole numbers, and noise rounded to the same grid.
+
+In floating point the last bits of a sum depend on the order of its terms, and those of a sum plus
+noise on both: they can give away what the noise hides (Mironov 2012). On a grid there are no such
+bits. Updates are cut off toward zero, so that no norm grows; their sum is exact, in any order; and
+as the sum is a whole number of steps, adding noise rounded to the grid is the same as rounding the
+sum plus the noise: post-processing, which costs nothing.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl.checks import positive_number, whole_number
+from dpftrl.errors import InvalidInput
+from dpftrl.noise.kernels import add_clipped, sum_of_squares
+
+Steps = NDArray[np.int64]
+
+# Steps that a sum may reach; the noise has as much room again.
+MOST_STEPS = 2**61
+# More than all rounding in the norm and in scaling by it.
+SLACK = 1e-12
+# Steps in one standard deviation of the noise, unless chosen otherwise.
+FINENESS = 2**24
+
+
+@final
+@dataclass(frozen=True)
+class Grid:
+    """Multiples of a step, which is a power of two.
+
+    Attributes:
+        step: The distance between neighbouring values.
+        clip_norm: The L2 norm that no update may pass.
+    """
+
+    step: float
+    clip_norm: float
+
+    def __post_init__(self) -> None:
+        positive_number("clip_norm", self.clip_norm)
+        positive_number("step", self.step)
+        if math.frexp(self.step)[0] != 0.5:
+            raise InvalidInput(f"step must be a power of two, got {self.step!r}")
+        if not self.clip_norm / self.step < MOST_STEPS:
+            raise InvalidInput(f"step {self.step:g} is too fine for clip norm {self.clip_norm:g}")
+
+    @classmethod
+    def for_noise(cls, sigma: float, clip_norm: float, fineness: int = FINENESS) -> Self:
+        """A step of at most one standard deviation of the noise, over `fineness`."""
+        finest = positive_number("sigma", sigma) * positive_number("clip_norm", clip_norm)
+        return cls(2.0 ** math.floor(math.log2(finest / fineness)), clip_norm)
+
+    @property
+    def most_updates(self) -> int:
+        """How many updates a sum can hold without overflow, whatever they are."""
+        return int(MOST_STEPS // math.ceil(self.clip_norm / self.step))
+
+    def values(self, steps: Steps, divisor: float = 1.0) -> NDArray[np.float64]:
+        """Back to numbers, over a divisor such as the report goal."""
+        return steps.astype(np.float64) * (self.step / positive_number("divisor", divisor))
+
+
+@final
+class ExactSum:
+    """The exact sum of clipped updates, in any order.
+
+    >>> total = ExactSum(Grid(step=2**-20, clip_norm=1.0), size=2)
+    >>> total.add(np.array([3.0, 4.0]))
+    >>> total.add(np.array([0.0, -0.25]))
+    >>> total.grid.values(total.steps).round(5).tolist()
+    [0.6, 0.55]
+    """
+
+    def __init__(self, grid: Grid, size: int):
+        self.grid = grid
+        self.steps: Steps = np.zeros(whole_number("size", size), dtype=np.int64)
+        self.updates = 0
+
+    def __repr__(self) -> str:
+        return f"ExactSum({self.updates} updates of {self.steps.size:,} coordinates)"
+
+    def add(self, update: NDArray[Any]) -> None:
+        """Clip an update in L2 and add it.
+
+        Guarantees:
+            What is added has a norm of at most the clip norm, exactly: scaling leaves room for the
+            rounding of the norm, and cutting off toward zero makes nothing larger.
+        """
+        flat = self._checked(update)
+        norm = math.sqrt(math.fsum(sum_of_squares(flat)))
+        if not math.isfinite(norm):
+            raise InvalidInput("an update must be finite, and so must its norm")
+        limit = self.grid.clip_norm / (1 + SLACK)
+        factor = 1.0 if norm <= limit else limit / norm
+        add_clipped(flat, factor, 1 / self.grid.step, self.steps)
+        self.updates += 1
+
+    def _checked(self, update: NDArray[Any]) -> NDArray[Any]:
+        if self.updates >= self.grid.most_updates:
+            raise InvalidInput(
+                f"a sum on this grid holds {self.grid.most_updates:,} updates; use a larger step"
+            )
+        if update.dtype.name not in ("float32", "float64") or update.size != self.steps.size:
+            raise InvalidInput(
+                f"an update has {self.steps.size:,} coordinates of float32 or float64, "
+                f"got {update.size:,} of {update.dtype}"
+            )
+        return np.ascontiguousarray(update).reshape(-1)

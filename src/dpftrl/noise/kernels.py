@@ -1,0 +1,144 @@
+"""The inner loops: normals are made, mixed with the buffers and added, a tile at a time in cache.
+
+Sums and products are in float64 whatever the buffers are kept in, in a fixed order, without fast
+maths: the same bits on every machine and for every division of the work.
+"""
+
+# pyright: basic
+from typing import Any, Final
+
+import numba
+import numpy as np
+from numba import carray  # pyright: ignore[reportPrivateImportUsage]
+from numpy.typing import NDArray
+
+from dpftrl.noise.machine import pointer_to
+from dpftrl.noise.normals import TILE, TILE_WORDS, compiled, tile_of_normals
+
+Array = NDArray[Any]
+
+# Coordinates that are taken through all buffers before the next ones: they stay in the first cache.
+STRIP: Final = 512
+
+
+@numba.njit(**compiled)
+def blt_step(
+    words: Array,
+    theta: Array,
+    omega: Array,
+    addresses: Array,
+    size: int,
+    start: int,
+    like: Array,
+    noise: Array,
+) -> None:
+    """One round of a BLT over some tiles: subtract what the buffers hold, decay and refill them."""
+    for tile in range(noise.shape[0] // TILE):
+        z = noise[tile * TILE : (tile + 1) * TILE]
+        tile_of_normals(words[tile * TILE_WORDS : (tile + 1) * TILE_WORDS], z)
+        first = start + tile * TILE
+        for strip in range(0, min(TILE, size - first), STRIP):
+            a = first + strip
+            b = min(a + STRIP, size)
+            out = z[strip : strip + b - a]
+            for j in range(omega.shape[0]):
+                scale = omega[j]
+                buffer = _row(addresses, j, size, like)[a:b]
+                for i in range(b - a):
+                    out[i] -= scale * np.float64(buffer[i])
+            for j in range(theta.shape[0]):
+                decay = theta[j]
+                buffer = _row(addresses, j, size, like)[a:b]
+                for i in range(b - a):
+                    buffer[i] = decay * np.float64(buffer[i]) + out[i]
+
+
+@numba.njit(**compiled)
+def add_normals(words: Array, weights: Array, made: Array) -> None:
+    """Add a row of Z, times a weight for each, to several sums."""
+    z = np.empty(TILE)
+    for tile in range(made.shape[1] // TILE):
+        tile_of_normals(words[tile * TILE_WORDS : (tile + 1) * TILE_WORDS], z)
+        for row in range(made.shape[0]):
+            weight = weights[row]
+            if weight != 0.0:
+                out = made[row, tile * TILE : (tile + 1) * TILE]
+                for i in range(TILE):
+                    out[i] += weight * z[i]
+
+
+@numba.njit(**compiled)
+def mix_buffers(
+    weights: Array, inputs: Array, outputs: Array, size: int, start: int, like: Array, made: Array
+) -> None:
+    """Add weighted buffers to several sums, and keep all but the first of them as new buffers.
+
+    A new buffer may lie where an old one was: a tile is read whole before any of it is written.
+    """
+    for first in range(0, min(made.shape[1], size - start), TILE):
+        a = start + first
+        b = min(a + TILE, size)
+        for j in range(inputs.shape[0]):
+            buffer = _row(inputs, j, size, like)[a:b]
+            for row in range(made.shape[0]):
+                weight = weights[row, j]
+                if weight != 0.0:
+                    out = made[row, first : first + b - a]
+                    for i in range(b - a):
+                        out[i] += weight * np.float64(buffer[i])
+        for row in range(1, made.shape[0]):
+            buffer = _row(outputs, row - 1, size, like)[a:b]
+            out = made[row, first : first + b - a]
+            for i in range(b - a):
+                buffer[i] = out[i]
+
+
+@numba.njit(**compiled)
+def add_scaled(noise: Array, scale: float, update: Array) -> None:
+    """Add noise to a part of an update, in floating point."""
+    for i in range(update.shape[0]):
+        update[i] = np.float64(update[i]) + scale * noise[i]
+
+
+@numba.njit(**compiled)
+def add_rounded(noise: Array, scale: float, update: Array) -> None:
+    """Add noise, rounded to the grid, to a part of a sum that counts steps of the grid."""
+    for i in range(update.shape[0]):
+        update[i] += np.int64(np.rint(scale * noise[i]))
+
+
+@numba.njit(**compiled)
+def sum_of_squares(values: Array) -> Array:
+    """The sum of squares of each tile, for an exact summation of these few."""
+    sums = np.zeros(-(-values.shape[0] // TILE))
+    for tile in range(sums.shape[0]):
+        part = values[tile * TILE : (tile + 1) * TILE]
+        total = 0.0
+        for i in range(part.shape[0]):
+            value = np.float64(part[i])
+            total += value * value
+        sums[tile] = total
+    return sums
+
+
+@numba.njit(**compiled)
+def add_clipped(update: Array, factor: float, steps_per_unit: float, steps: Array) -> None:
+    """Add an update, times a factor, in whole steps cut off toward zero."""
+    for i in range(update.shape[0]):
+        # The factor first: times a power of two is exact, so that one rounding happens, not two.
+        steps[i] += np.int64(np.trunc(np.float64(update[i]) * factor * steps_per_unit))
+
+
+@numba.njit(**compiled)
+def all_finite(values: Array) -> bool:
+    """Whether there is no infinity and no NaN."""
+    strange = 0
+    for i in range(values.shape[0]):
+        strange += np.int64(values[i] - values[i] != 0)
+    return strange == 0
+
+
+@numba.njit(**compiled)
+def _row(addresses: Array, j: int, size: int, like: Array) -> Array:
+    """The array like `like` at one of several addresses."""
+    return carray(pointer_to(addresses[j]), (size,), like.dtype)

@@ -1,0 +1,280 @@
+"""The noise that every training loop calls: correlated, keyed, added in place."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn, final
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from dpftrl.checks import positive_number, whole_number
+from dpftrl.errors import InvalidInput, RoundsExceeded
+from dpftrl.mechanisms import BLT, FullTree, Mechanism, SquareRoot
+from dpftrl.noise.decoder_rows import DecoderRows
+from dpftrl.noise.grid import Grid
+from dpftrl.noise.kernels import all_finite
+from dpftrl.noise.key import NoiseKey
+from dpftrl.noise.keystream import Digest, row_key
+from dpftrl.noise.rounds import BltRound, LinearRound, Round, Target, run_round
+from dpftrl.noise.segments import Arrays, segments
+from dpftrl.noise.state import Header, NoiseState, mechanism_sha256, read_state, write_state
+from dpftrl.noise.transition import transition
+
+Parts = Sequence[NDArray[Any]]
+Mode = Literal["auto", "buffered", "regenerating"]
+
+# Above this, `auto` makes earlier noise again instead of keeping it.
+MOST_BUFFER_BYTES = 4 * 2**30
+# Rounds at which the memory of a mechanism without end is judged.
+MANY_ROUNDS = 1_000_000
+
+
+@final
+class NoiseStream:
+    """A stream of correlated noise for a model of `size` coordinates.
+
+    The noise of round t is row t of D Z, times `sigma` times `clip_norm`; see `dpftrl.mechanisms`.
+
+    Guarantees:
+        Row i of Z is a function of the key, of i and of a keyed digest of the sum that it covers.
+        The same sum in the same round gets the same noise, to the last bit, on any machine and
+        with any number of threads; any other sum gets fresh noise. A stream that was interrupted
+        within a round refuses to go on.
+
+    Args:
+        mechanism: What correlates the noise.
+        size: Coordinates of the model.
+        sigma: The noise multiplier: standard deviation of Z in units of the clip norm.
+        key: The noise key.
+        clip_norm: Norm to which each update was clipped.
+        dtype: What the buffers are kept in, float32 or float64. Sums are in float64 either way.
+        mode: `buffered` keeps what the mechanism needs between rounds; `regenerating` keeps
+            nothing, and makes all earlier rows again in every round; `auto` is buffered unless
+            that takes more than 4 GiB, or a vector a round.
+        threads: How many to use; by default one a processor.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        size: int,
+        *,
+        sigma: float,
+        key: NoiseKey,
+        clip_norm: float = 1.0,
+        dtype: DTypeLike = np.float32,
+        mode: Mode = "auto",
+        threads: int | None = None,
+    ):
+        self._mechanism = mechanism
+        self._size = whole_number("size", size)
+        self._sigma = positive_number("sigma", sigma)
+        self._clip_norm = positive_number("clip_norm", clip_norm)
+        self._key = key
+        self._dtype: Literal["float32", "float64"] = _kind(dtype)
+        self._mode: Literal["buffered", "regenerating"] = _mode(
+            mode, mechanism, self._size * np.dtype(self._dtype).itemsize
+        )
+        self._threads = _processors() if threads is None else whole_number("threads", threads)
+        self._state = NoiseState()
+        self._decoder_rows = DecoderRows(mechanism)
+        self._interrupted = False
+
+    def __repr__(self) -> str:
+        return (
+            f"NoiseStream({self._mechanism.name}, size={self._size:,}, sigma={self._sigma:g}, "
+            f"round={self.round}, {self._mode}, key {self._key.fingerprint()})"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a noise stream is not for pickling; save() writes its state")
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What correlates the noise."""
+        return self._mechanism
+
+    @property
+    def round(self) -> int:
+        """Rounds made so far."""
+        return self._state.round
+
+    @property
+    def mode(self) -> str:
+        """Whether it keeps buffers or regenerates."""
+        return self._mode
+
+    @property
+    def memory_bytes(self) -> int:
+        """What its buffers take now."""
+        return sum(buffer.nbytes for buffer in self._state.buffers)
+
+    def add_to(self, update: Arrays, grid: Grid | None = None) -> None:
+        """Add the noise of the next round to a sum of clipped updates, in place.
+
+        Args:
+            update: An array, or lists and dicts of arrays, of float32 or float64; or, with a grid,
+                of int64.
+            grid: The grid that the sum was made on: the noise is then rounded to it, so that what
+                is released is exactly a rounding of the ideal sum plus noise.
+        """
+        if self._interrupted:
+            raise InvalidInput(
+                "this stream was interrupted within a round, and its buffers are half changed; "
+                "load the last saved state"
+            )
+        if self._mechanism.rounds is not None and self.round >= self._mechanism.rounds:
+            raise RoundsExceeded(
+                f"{self._mechanism.name} was built for {self._mechanism.rounds} rounds and has "
+                "made them all; build one for more rounds, or use one that runs on, such as blt"
+            )
+        parts = segments(update)
+        self._check(parts, grid)
+        scale = self._sigma * self._clip_norm / (1.0 if grid is None else grid.step)
+        made, after = self._next_round(_digest(self._key, parts))
+        self._interrupted = True
+        run_round(made, Target(parts, scale), self._size, self._threads)
+        self._state = after
+        self._interrupted = False
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state, for the owner's eyes only, so that a crash leaves the old or the new."""
+        if self._interrupted:
+            raise InvalidInput("this stream was interrupted within a round; its state is no use")
+        write_state(Path(path), self._header(), self._state, self._key)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        mechanism: Mechanism,
+        *,
+        key: NoiseKey,
+        at_least: int,
+        threads: int | None = None,
+    ) -> "NoiseStream":
+        """Go on from a saved state.
+
+        Args:
+            path: What `save` wrote.
+            mechanism: The one it was saved with; another is refused.
+            key: The key it was saved with; another is refused.
+            at_least: Rounds that have been released already: a state from before is refused.
+            threads: How many to use; by default one a processor.
+        """
+        header, state = read_state(
+            Path(path), mechanism, key, whole_number("at_least", at_least, 0)
+        )
+        stream = cls(
+            mechanism,
+            header.size,
+            sigma=header.sigma,
+            key=key,
+            clip_norm=header.clip_norm,
+            dtype=header.dtype,
+            mode=header.mode,
+            threads=threads,
+        )
+        stream._state = state
+        return stream
+
+    def _header(self) -> Header:
+        return Header(
+            mechanism=self._mechanism.name,
+            mechanism_sha256=mechanism_sha256(self._mechanism),
+            round=self._state.round,
+            next_row=self._state.next_row,
+            size=self._size,
+            sigma=self._sigma,
+            clip_norm=self._clip_norm,
+            dtype=self._dtype,
+            mode=self._mode,
+            buffers=len(self._state.buffers),
+            key_fingerprint=self._key.fingerprint(),
+        )
+
+    def _check(self, parts: Parts, grid: Grid | None) -> None:
+        size = sum(part.size for part in parts)
+        if size != self._size:
+            raise InvalidInput(f"the update has {size:,} coordinates, the stream {self._size:,}")
+        whole = [part.dtype == np.int64 for part in parts]
+        if any(whole) != (grid is not None) or all(whole) != (grid is not None):
+            raise InvalidInput("sums of int64 go with a grid, and floating-point ones without")
+        if grid is not None and grid.clip_norm != self._clip_norm:
+            raise InvalidInput(
+                f"the grid clips to {grid.clip_norm!r}, the stream to {self._clip_norm!r}"
+            )
+        if grid is None and not all(all_finite(part) for part in parts):
+            raise InvalidInput("the update has a NaN or an infinity; nothing was changed")
+
+    def _next_round(self, digest: bytes) -> tuple[Round, NoiseState]:
+        """What to do, and the state after it."""
+        if self._mode == "regenerating":
+            return self._regenerated(digest)
+        if isinstance(self._mechanism, BLT):
+            return self._next_of_blt(self._mechanism, digest)
+        return self._next_of_any(digest)
+
+    def _next_of_blt(self, blt: BLT, digest: bytes) -> tuple[Round, NoiseState]:
+        state = self._state
+        buffers = state.buffers or [self._room() for _ in blt.theta]
+        row = row_key(self._key, state.next_row, digest)
+        made = BltRound(row, np.array(blt.theta), np.array(blt.omega), buffers, self._size)
+        return made, NoiseState(state.round + 1, state.digests + digest, buffers)
+
+    def _next_of_any(self, digest: bytes) -> tuple[Round, NoiseState]:
+        state = self._state
+        step = transition(self._mechanism, state.round, state.next_row, len(state.buffers))
+        unused = [b for i, b in enumerate(state.buffers) if i not in step.buffers]
+        wanted = len(step.weights) - 1
+        outputs = [*unused, *(self._room() for _ in range(wanted - len(unused)))][:wanted]
+        rows = [row_key(self._key, state.next_row + i, digest) for i in range(step.fresh)]
+        made = LinearRound(rows, step.weights, state.buffers, outputs, self._size)
+        after = [state.buffers[i] if i >= 0 else outputs[-1 - i] for i in step.buffers]
+        return made, NoiseState(state.round + 1, state.digests + digest * step.fresh, after)
+
+    def _regenerated(self, digest: bytes) -> tuple[Round, NoiseState]:
+        state = self._state
+        weights = self._decoder_rows.row(state.round)
+        after = NoiseState(
+            state.round + 1, state.digests + digest * (len(weights) - state.next_row)
+        )
+        (used,) = np.nonzero(weights)
+        rows = [row_key(self._key, row, after.digest(row)) for row in used.tolist()]
+        return LinearRound(rows, weights[None, used], [], [], self._size), after
+
+    def _room(self) -> NDArray[Any]:
+        return np.zeros(self._size, self._dtype)
+
+
+def _digest(key: NoiseKey, parts: Parts) -> bytes:
+    """A keyed digest of an update: of its values, and of how they are divided into arrays."""
+    digest = Digest(key)
+    digest.add(repr([(part.dtype.name, part.size) for part in parts]).encode())
+    for part in parts:
+        digest.add(part.view(np.uint8).data)
+    return digest.finish()
+
+
+def _kind(dtype: DTypeLike) -> Literal["float32", "float64"]:
+    for kind in ("float32", "float64"):
+        if np.dtype(dtype) == kind:
+            return kind
+    raise InvalidInput(f"dtype must be float32 or float64, got {np.dtype(dtype)}")
+
+
+def _mode(
+    mode: Mode, mechanism: Mechanism, vector_bytes: int
+) -> Literal["buffered", "regenerating"]:
+    if mode != "auto":
+        if mode not in ("buffered", "regenerating"):
+            raise InvalidInput(f"mode must be auto, buffered or regenerating, got {mode!r}")
+        return mode
+    grows = isinstance(mechanism, FullTree) or mechanism == SquareRoot()
+    memory = 0 if grows else mechanism.memory(mechanism.rounds or MANY_ROUNDS)
+    return "regenerating" if grows or memory * vector_bytes > MOST_BUFFER_BYTES else "buffered"
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
