@@ -182,7 +182,7 @@ def places(count: int) -> Iterator[tuple[float, float]]:
 
 
 def test_delta_at_random():
-    for epsilon, mu in places(2400):
+    for epsilon, mu in places(1500):
         check_both(epsilon, mu)
 
 
@@ -196,7 +196,7 @@ def check_both(epsilon: float, mu: float) -> None:
 
 def test_epsilon_at_random():
     rng = random.Random(2)
-    for _ in range(800):
+    for _ in range(500):
         tail = rng.random() < 0.5
         delta = 10 ** rng.uniform(-15, -0.005) if tail else 1 - 10 ** rng.uniform(-2, -0.01)
         mu = 10 ** rng.uniform(-8, 3)
@@ -215,7 +215,7 @@ def test_epsilon_next_to_zero():
 
 def test_mu_at_random():
     rng = random.Random(4)
-    for _ in range(600):
+    for _ in range(350):
         delta, epsilon = 10 ** rng.uniform(-15, -0.005), 10 ** rng.uniform(-4, 4)
         check_mu(epsilon, delta, mu_of(epsilon, delta))
         check_rho(epsilon, delta, rho_of(epsilon, delta))
@@ -532,12 +532,12 @@ def leaves_by_the_layer(shift: mp.mpf, radius: mp.mpf) -> mp.mpf:
 
 
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("mu", [1e-3, 0.1, 1.0, 4.0])
+@pytest.mark.parametrize("mu", [1e-3, 0.3, 4.0])
 def test_no_way_to_spread_the_distance_over_pairs_beats_the_bound(mu: float, bits: int):
     with mp.workdps(30):
         radius = radius_of(bits)
         said = sampler_delta(mu, bits)
-        for pairs in [2**k for k in (0, 1, 2, 3, 5, 8, 12, 16, 24, 32, 48, 59)]:
+        for pairs in [2**k for k in (0, 1, 2, 4, 8, 16, 32, 59)]:
             each = leaves_by_the_layer(mp.mpf(mu) / mp.sqrt(pairs), radius)
             assert min(mp.mpf(1), pairs * each) <= said
 

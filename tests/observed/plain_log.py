@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from collections import Counter, defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ STATUSES = [None, "counted", "contacted", "abandoned"]
 @st.composite
 def logs(draw: st.DrawFn, most_rounds: int = 30) -> list[Row]:
     """Rows in any order, some of them twice, of few clients so that they come back."""
-    clients = draw(st.sampled_from([["a"], ["7", "07", " 7"], [f"client-{i:07}" for i in range(9)]]))
+    odd = ["7", "07", " 7", "x,y", 'q"q', "two\nlines", "é😀", "null"]
+    clients = draw(st.sampled_from([["a"], odd, [f"client-{i:07}" for i in range(9)]]))
     row = st.tuples(
         st.integers(0, most_rounds - 1), st.sampled_from(clients), st.sampled_from(STATUSES)
     )
@@ -55,7 +57,7 @@ def patterns(rows: list[Row], counted_only: bool = True) -> dict[str, list[int]]
 
 
 def differences(pattern: list[int]) -> list[int]:
-    return [later - sooner for sooner, later in zip(pattern, pattern[1:], strict=False)]
+    return [later - sooner for sooner, later in pairwise(pattern)]
 
 
 def expected(rows: list[Row]) -> dict[str, Any]:

@@ -157,7 +157,7 @@ def test_rounds_may_count_from_one_and_be_stated(folder):
     assert (found.rounds, found.min_sep, found.first_round, found.empty_rounds) == (4, 3, 1, 2)
     stated = observe(path, first_round=1, rounds=10)
     assert (stated.rounds, stated.empty_rounds) == (10, 8)
-    with pytest.raises(InvalidInput, match="row 2: the last of 3 rounds .* is 3, got 4"):
+    with pytest.raises(InvalidInput, match=r"row 2: the last of 3 rounds .* is 3, got 4"):
         observe(path, first_round=1, rounds=3)
     with pytest.raises(InvalidInput, match="row 1: rounds count from 2"):
         observe(path, first_round=2)
@@ -206,3 +206,12 @@ def test_a_large_log_leaves_nothing_on_disk(tmp_path, monkeypatch):
         assert (log.summary().participations, log.summary().clients) == (9000, 700)
         assert list(tmp_path.iterdir()) == [path]
     assert list(tmp_path.iterdir()) == [path]
+
+
+@settings(max_examples=15)
+@given(rows=plain_log.logs())
+def test_ids_that_share_a_hash_are_told_apart(folder, rows):
+    path = plain_log.write(folder / "log.parquet", rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pl.Series, "hash", lambda ids: ids.str.len_bytes().cast(pl.UInt64) % 2)
+        assert said(observe(path)) == plain_log.expected(rows)

@@ -10,7 +10,7 @@ from dpftrl.accounting.sampler import sampler_delta
 from dpftrl.checks import positive_number, whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism
-from dpftrl.participation import Participation
+from dpftrl.participation import FixedEpochs, Participation
 from dpftrl.sensitivity import Sensitivity
 from dpftrl.sensitivity.result import ROUNDING
 
@@ -82,9 +82,9 @@ class Run:
         """What is said of participation."""
         p = self.participation
         often = f"at most {p.max_participations:,} of {p.rounds:,} rounds"
-        apart = (
-            f", any two of them at least {p.min_sep:,} apart" if p.max_participations > 1 else ""
-        )
+        gap = "exactly" if isinstance(p, FixedEpochs) else "at least"
+        several = p.max_participations > 1
+        apart = f", each {gap} {p.min_sep:,} after the one before" if several else ""
         return Hypothesis("participation", f"Each device takes part in {often}{apart}.")
 
 
@@ -133,7 +133,8 @@ class Guarantee:
     @property
     def kind(self) -> Literal["exact", "upper bound"]:
         """Whether the numbers are attained by some participant, or only bound them all."""
-        exact = len(self.runs) == 1 and self.runs[0].sensitivity.kind == "exact"
+        alone = len(self.runs) == 1 and self.devices == 1 and self.common_cap is None
+        exact = alone and self.runs[0].sensitivity.kind == "exact"
         return "exact" if exact else "upper bound"
 
     @property

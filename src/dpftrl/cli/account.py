@@ -15,13 +15,13 @@ from dpftrl.cli.output import (
     print_json,
     print_table,
     progress_bar,
-    rounded_up,
     sensitivity_text,
     working,
 )
 from dpftrl.errors import InvalidInput
 from dpftrl.observed import Observed, WorstPattern, open_log
 from dpftrl.participation import Participation
+from dpftrl.report.numbers import rounded_up
 from dpftrl.sensitivity.result import ROUNDING
 
 

@@ -7,8 +7,9 @@ from rich.table import Table
 
 from dpftrl.accounting import compose, load_guarantee, save_guarantee
 from dpftrl.cli.options import Count, json_option
-from dpftrl.cli.output import print_json, print_table, rounded_up, working
+from dpftrl.cli.output import print_json, print_table, working
 from dpftrl.errors import InvalidInput
+from dpftrl.report.numbers import rounded_up
 
 
 @click.command("compose")

@@ -15,6 +15,7 @@ from dpftrl.cli.observe import observe
 from dpftrl.cli.optimize import optimize
 from dpftrl.cli.plan import plan_command
 from dpftrl.cli.show import show
+from dpftrl.cli.statement import statement_command
 from dpftrl.errors import DpftrlError
 
 
@@ -42,6 +43,7 @@ def dpftrl() -> None:
     How much noise does it take?              dpftrl calibrate blt-b400 ... --epsilon 4
     What do several runs come to?             dpftrl compose first.json second.json --delta 1e-10
     Who really took part, and how often?      dpftrl observe ledger.csv
+    What may be published about it?           dpftrl statement plan.json
 
     Numbers may be written 2052, 2_052, 6.5k, 4.21M or 1e9. Every command takes --json. Exit codes:
     0 done, 1 when somebody broke a limit, 2 for input that makes no sense (one line on standard
@@ -60,6 +62,7 @@ for command in (
     calibrate_command,
     compose_command,
     observe,
+    statement_command,
 ):
     dpftrl.add_command(command)
 

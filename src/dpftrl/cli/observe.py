@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import click
+import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 from dpftrl.cli.options import Count, json_option
@@ -56,7 +58,7 @@ def observe(
 
 
 def _print_tables(log: Path, found: Observed) -> None:
-    table = Table(title=f"{log.name}: what really happened", show_header=False)
+    table = Table(title=escape(f"{log.name}: what really happened"), show_header=False)
     last = found.first_round + found.rounds - 1
     table.add_row("rounds", f"{found.rounds:,} ({found.first_round:,} to {last:,})")
     table.add_row("rounds with nobody counted", f"{found.empty_rounds:,}")
@@ -83,8 +85,6 @@ def _spark(bins: tuple[Bin, ...]) -> str:
     """The ends, and between them how many there are, on a logarithmic scale."""
     if not bins:
         return "none"
-    import numpy as np
-
     drawn = sparkline(np.array([b.number for b in bins], dtype=np.float64))
     return f"{bins[0].low:,} {drawn} {bins[-1].high:,}"
 
@@ -100,8 +100,13 @@ def _print_broken(found: Observed) -> None:
             else f"rounds {one.rounds[0]:,} and {one.rounds[1]:,}"
         )
         in_sums = "yes" if one.counted else "no, contacted only"
-        table.add_row(one.client, one.limit.replace("_", "-"), happened, in_sums)
+        table.add_row(escape(_readable(one.client)), one.limit.replace("_", "-"), happened, in_sums)
     print_table(table)
+
+
+def _readable(client: str) -> str:
+    """An id as it is, unless it would upset a terminal."""
+    return client if client.isprintable() else repr(client)
 
 
 def _warn(found: Observed) -> None:
@@ -109,8 +114,9 @@ def _warn(found: Observed) -> None:
     if (example := found.duplicate_example) is not None:
         click.echo(
             f"warning: {found.duplicate_rows:,} counted row(s) repeat a client and round, such as "
-            f"client {example.client} in round {example.round:,} ({example.rows:,} rows); each was "
-            "taken once, which is wrong if an update was summed twice",
+            f"client {_readable(example.client)} in round {example.round:,} "
+            f"({example.rows:,} rows); each was taken once, which is wrong if an update was "
+            "summed twice",
             err=True,
         )
     if found.broken_clients:

@@ -1,10 +1,8 @@
 """How commands print: tables for people, JSON for machines."""
 
-import math
 import sys
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 import click
@@ -69,21 +67,6 @@ def progress_bar(what: str) -> Generator[Callable[[float | None, str], None] | N
 def number(value: float) -> str:
     """Four significant places or so, as a table wants them."""
     return f"{value:,.3f}" if 0.01 <= abs(value) < 1e6 else f"{value:.4g}"
-
-
-def rounded_up(value: float, digits: int = 4) -> str:
-    """So many significant digits, never less than the value: for what is promised.
-
-    >>> rounded_up(3.00001), rounded_up(0.0139395), rounded_up(12345.6)
-    ('3.001', '0.01394', '12346')
-    """
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    exact = Decimal(repr(float(value)))
-    last_place = exact.adjusted() - digits + 1
-    last_place = last_place if exact.adjusted() >= 12 else min(last_place, 0)
-    shown = exact.quantize(Decimal(1).scaleb(last_place), ROUND_CEILING)
-    return f"{shown:f}" if -5 <= exact.adjusted() < 12 else f"{shown:e}"
 
 
 def sensitivity_text(sensitivity: Sensitivity) -> str:

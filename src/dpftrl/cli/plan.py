@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dpftrl.cli.options import Count, describe, json_option
-from dpftrl.cli.output import number, print_json, print_table, progress_bar, rounded_up
+from dpftrl.cli.output import number, print_json, print_table, progress_bar
 from dpftrl.errors import InvalidInput
 from dpftrl.optimize import Objective
 from dpftrl.participation import UNCAPPED
@@ -25,6 +25,7 @@ from dpftrl.plan import (
     options,
     save_plan,
 )
+from dpftrl.report.numbers import rounded_up
 from dpftrl.report.plots import plot_extrapolation
 
 HEADINGS = {

@@ -15,6 +15,7 @@ from dpftrl.errors import InvalidInput
 from dpftrl.observed import Limits, Observed, observe
 from dpftrl.plan import Plan, load_plan
 from dpftrl.report.facts import Input, Role
+from dpftrl.report.happened import limits_of
 from dpftrl.report.statement import Statement, save_statement, statement, statement_paths
 from dpftrl.storage import read_json
 
@@ -117,12 +118,12 @@ def _observed(run: Path, base: Guarantee) -> Observed | None:
     path = run / LEDGER
     if not path.exists():
         return None
-    limits = base.runs[0].participation
-    # Several runs share the log; which limits apply to which rows is not known then.
-    known = len(base.runs) == 1
-    kept = Limits(limits.min_sep, limits.max_participations) if known else None
+    limits = Limits()
+    if len(base.runs) == 1:  # of several, nobody knows which limits apply to which rows
+        allowed = limits_of(base)
+        limits = Limits(allowed.min_sep, allowed.max_participations)
     with progress_bar("reading the log") as report:
-        return observe(path, kept, report=report)
+        return observe(path, limits, report=report)
 
 
 def _run_inputs(run: Path) -> Iterator[Input]:

@@ -21,8 +21,8 @@ from dpftrl.observed.summary import summarise
 if TYPE_CHECKING:
     import polars as pl
 
-# Some 200 MB at a time.
-ROWS_PER_PARTITION = 1_000_000
+# Few enough for the caches of a processor to help.
+ROWS_PER_PARTITION = 500_000
 
 # A Gram matrix of so many rounds has 128 MB, and takes a few seconds to make.
 GRAM_LIMIT = 4096

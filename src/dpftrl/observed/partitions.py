@@ -2,6 +2,7 @@
 
 import io
 import tempfile
+from array import array
 from typing import IO, TYPE_CHECKING
 
 from dpftrl.errors import TooLarge
@@ -9,8 +10,8 @@ from dpftrl.errors import TooLarge
 if TYPE_CHECKING:
     import polars as pl
 
-# Enough for any log that a disk holds, and a list of lists of this length is nothing.
-MOST_PARTITIONS = 50_000
+# With more, each batch would fall into crumbs; beyond some billion rows partitions grow instead.
+MOST_PARTITIONS = 1000
 
 
 class Partitions:
@@ -26,7 +27,8 @@ class Partitions:
         if self._number > 1:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 (`close` does)
         self._end = 0
-        self._where: list[list[tuple[int, int]]] = [[] for _ in range(self._number)]
+        # For each partition, where its pieces start and how long they are, in turn.
+        self._pieces = [array("q") for _ in range(self._number)]
 
     def __len__(self) -> int:
         return self._number
@@ -55,7 +57,7 @@ class Partitions:
                 f"the log is sorted on disk in {tempfile.gettempdir()}, which failed "
                 f"({error.strerror}); point TMPDIR to a folder with room for twice the log"
             ) from None
-        self._where[partition].append((self._end, packed.tell()))
+        self._pieces[partition].extend((self._end, packed.tell()))
         self._end += packed.tell()
 
     def rows(self, partition: int) -> "pl.DataFrame":
@@ -66,11 +68,12 @@ class Partitions:
             parts = self._frames
         else:
             parts: list[pl.DataFrame] = []
-            for start, length in self._where[partition]:
+            pieces = self._pieces[partition]
+            for start, length in zip(pieces[::2], pieces[1::2], strict=True):
                 self._file.seek(start)
                 parts.append(pl.read_ipc_stream(io.BytesIO(self._file.read(length))))
         empty = pl.DataFrame(schema={"client": pl.String, "visit": pl.Int64})
-        return pl.concat([empty, *parts])
+        return pl.concat([empty, *parts], rechunk=True)
 
     def close(self) -> None:
         """Forget all rows."""

@@ -107,22 +107,41 @@ class Visits(NamedTuple):
 
 def visits(rows: "pl.DataFrame") -> Visits:
     """Sort the rows of a partition by client and round, and make one of those that agree."""
-    grouped = rows.group_by("client").agg("visit")
-    if not len(grouped):
-        nothing = np.zeros(0, dtype=np.int64)
-        return Visits(grouped["client"], nothing, nothing, nothing)
-    lengths = grouped["visit"].list.len().to_numpy()
-    owner = np.repeat(np.arange(len(grouped)), lengths)
-    visit = _sort_within(owner, grouped["visit"].explode().to_numpy())
+    order, new_client = _clients_together(rows["client"])
+    owner = np.cumsum(new_client) - 1
+    visit = _sort_within(owner, rows["visit"].to_numpy()[order])
     rounds = visit >> 1
-    new = (np.diff(owner, prepend=-1) != 0) | (np.diff(rounds, prepend=-1) != 0)
-    first = np.flatnonzero(new)
-    counted_rows = np.add.reduceat(visit & 1, first)
-    return Visits(grouped["client"], owner[first], rounds[first], counted_rows)
+    first = np.flatnonzero(new_client | (np.diff(rounds, prepend=-1) != 0))
+    counted_rows = np.add.reduceat(visit & 1, first) if len(first) else first
+    ids = rows["client"].gather(order[new_client])
+    return Visits(ids, owner[first], rounds[first], counted_rows)
+
+
+def _clients_together(ids: "pl.Series") -> tuple[Integers, NDArray[np.bool_]]:
+    """An order with equal ids next to each other, and where in it another id begins.
+
+    By hash, which is several times as fast as by id; unless two ids share one.
+    """
+    hashes = ids.hash().to_numpy()
+    order = np.argsort(hashes)
+    new_hash = np.diff(hashes[order], prepend=0) != 0
+    new_hash[:1] = True
+    new = _is_new(ids.gather(order))
+    if np.array_equal(new, new_hash):
+        return order, new
+    order = ids.arg_sort().to_numpy().astype(np.int64)
+    return order, _is_new(ids.gather(order))
+
+
+def _is_new(ids: "pl.Series") -> NDArray[np.bool_]:
+    new = (ids != ids.shift(1)).fill_null(True)
+    return new.to_numpy()
 
 
 def _sort_within(owner: Integers, values: Integers) -> Integers:
     """Sort the values of each owner; the owners are sorted already."""
+    if not len(values):
+        return values
     span = int(values.max()) + 1
     if (int(owner[-1]) + 1) * span > NO_GAP:
         return values[np.lexsort((values, owner))]

@@ -1,0 +1,152 @@
+"""Nanoseconds a coordinate, and memory, of one round of noise: ours, jax_privacy's, and the floor.
+
+The floor is what no stream can beat: copying the bytes that a BLT's round has to read and write,
+and the keystream alone. Ours and the peer's run in turns, in fresh processes, on all processors.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from typing import Any
+
+import numpy as np
+import peer
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+import dpftrl
+from dpftrl.optimize import optimize_blt
+
+SIZE = 6_400_000
+BUFFERS = (1, 2, 4, 8)
+OTHERS = (
+    {"name": "independent", "rounds": 100},
+    {"name": "tree", "rounds": 100},
+    {"name": "band-sqrt:400", "rounds": 1000, "warm": 400},
+)
+SIZES = (10**5, 10**6, 10**7, 10**8)
+
+
+def blt(buffers: int) -> dict[str, Any]:
+    """The best BLT for the paper's benchmark."""
+    found = optimize_blt(dpftrl.MinSep(2052, 342), buffers).mechanism
+    return {"theta": found.theta, "omega": found.omega}
+
+
+def ours(description: dict[str, Any], size: int, repeats: int) -> dict[str, Any]:
+    """One run of ours."""
+    return peer.in_fresh_process(
+        sys.executable, "_our_noise.py", json.dumps(description), size, repeats
+    )
+
+
+def theirs(description: dict[str, Any], size: int, repeats: int) -> dict[str, Any]:
+    """One run of the peer's."""
+    decays, scales = json.dumps(description["theta"]), json.dumps(description["omega"])
+    return peer.in_fresh_process(peer.python(), "_peer_noise.py", size, repeats, decays, scales)
+
+
+def nanoseconds(runs: list[dict[str, Any]], size: int) -> float:
+    """The median over all rounds of all runs."""
+    return statistics.median(s for run in runs for s in run["seconds"]) / size * 1e9
+
+
+def copying(buffers: int, size: int, repeats: int) -> float:
+    """Reading and writing d buffers and the update once, in float32, by numpy."""
+    source = np.ones((buffers + 1, size), np.float32)
+    target = np.zeros_like(source)
+    return peer.seconds(lambda: np.copyto(target, source), repeats) / size * 1e9
+
+
+def keystream(size: int, repeats: int) -> float:
+    """The bytes that our sampler takes, 8 a coordinate, in pieces that stay in cache."""
+    piece = 2**17
+    zeros, out = bytes(piece), bytearray(piece + 16)
+    cipher = Cipher(algorithms.AES256(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
+
+    def run() -> None:
+        for _ in range(8 * size // piece):
+            cipher.update_into(zeros, out)
+
+    return peer.seconds(run, repeats) / size * 1e9
+
+
+def against_peer(size: int, repeats: int, turns: int) -> list[dict[str, Any]]:
+    """BLTs of several sizes beside the peer and the floor."""
+    rows: list[dict[str, Any]] = []
+    for buffers in BUFFERS:
+        description = blt(buffers)
+        pairs = [
+            (ours(description, size, repeats), theirs(description, size, repeats))
+            for _ in range(turns)
+        ]
+        our, their = (nanoseconds([pair[side] for pair in pairs], size) for side in (0, 1))
+        floor = copying(buffers, size, repeats) + keystream(size, repeats)
+        rows.append(
+            {
+                "buffers": buffers,
+                "ours": our,
+                "theirs": their,
+                "times_faster": their / our,
+                "floor": floor,
+                "times_floor": our / floor,
+                "our_extra_MB": max(pair[0]["extra_bytes"] for pair in pairs) / 1e6,
+                "buffers_MB": buffers * size * 4 / 1e6,
+                "their_extra_MB": max(pair[1]["extra_bytes"] for pair in pairs) / 1e6,
+            }
+        )
+    return rows
+
+
+def other_mechanisms(size: int, repeats: int) -> list[dict[str, Any]]:
+    """What is no BLT; bands at a smaller size, since they keep a vector each."""
+    rows: list[dict[str, Any]] = []
+    for description in OTHERS:
+        at = size // 16 if "warm" in description else size
+        run = ours(description, at, max(repeats, 16))
+        rows.append(
+            {
+                "mechanism": description["name"],
+                "size": at,
+                "ns_a_coordinate": nanoseconds([run], at),
+                "extra_MB": run["extra_bytes"] / 1e6,
+            }
+        )
+    return rows
+
+
+def against_size(sizes: tuple[int, ...], repeats: int) -> list[dict[str, Any]]:
+    """Whether the cost is linear in the size of the model, at d = 4."""
+    description = blt(4)
+    found = {size: nanoseconds([ours(description, size, repeats)], size) for size in sizes}
+    least = min(found.values())
+    return [
+        {"size": size, "ns_a_coordinate": cost, "ratio": cost / least}
+        for size, cost in found.items()
+    ]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a smaller model, fewer rounds")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    chosen = parser.parse_args()
+    size, repeats, turns = (640_000, 5, 1) if chosen.quick else (SIZE, 10, 3)
+    results = {
+        f"BLT against {peer.PEER}, {size:,} coordinates, float32, ns": against_peer(
+            size, repeats, turns
+        ),
+        "other mechanisms": other_mechanisms(size, repeats),
+        "cost against size (d = 4)": against_size(SIZES[:-1] if chosen.quick else SIZES, repeats),
+    }
+    if chosen.json:
+        print(json.dumps(results, indent=2))
+    else:
+        for title, rows in results.items():
+            peer.table(title, rows)
+
+
+if __name__ == "__main__":
+    main()

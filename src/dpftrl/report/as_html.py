@@ -1,0 +1,131 @@
+"""A document as one HTML file: no script, nothing loaded, good on paper and in the dark."""
+
+from collections.abc import Iterator
+from html import escape
+from typing import Final, assert_never
+
+from dpftrl.report.document import (
+    Block,
+    Bullets,
+    Commands,
+    Document,
+    Notice,
+    Paragraph,
+    Section,
+    Span,
+    Table,
+    Text,
+    plain,
+    spans,
+    visible,
+)
+
+# Colours have a contrast of at least 4.5 to their ground; no meaning hangs on colour alone.
+STYLE: Final = """\
+:root { color-scheme: light dark; --text: #1b1b1b; --ground: #fff; --line: #c8c8c8;
+  --soft: #f3f3f3; --enforced: #00664f; --observed: #004f9e; --assumed: #8a4300; }
+@media screen and (prefers-color-scheme: dark) { :root { --text: #e8e8e8; --ground: #161616;
+  --line: #4a4a4a; --soft: #242424; --enforced: #5fd3b0; --observed: #8ec5ff;
+  --assumed: #ffb65c; } }
+body { margin: 0; color: var(--text); background: var(--ground);
+  font: 1rem/1.55 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
+main { max-width: 46rem; margin: 0 auto; padding: 2rem 1rem 4rem; overflow-wrap: anywhere; }
+h1, h2, h3 { line-height: 1.25; break-after: avoid; }
+h2 { margin-top: 2.4rem; padding-bottom: .25rem; border-bottom: 1px solid var(--line); }
+table { width: 100%; margin: 1rem 0; border-collapse: collapse; font-size: .925em; }
+caption { padding: .3rem 0; break-after: avoid; text-align: left; font-style: italic; }
+th, td { padding: .35rem .6rem .35rem 0; border-bottom: 1px solid var(--line);
+  text-align: left; vertical-align: top; overflow-wrap: break-word; }
+td { overflow-wrap: anywhere; }
+thead th { border-bottom-width: 2px; }
+tbody th { font-weight: 600; }
+tr { break-inside: avoid; }
+code, pre { font: .9em/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
+pre { padding: .7rem .9rem; background: var(--soft); white-space: pre-wrap; }
+.notice { margin: 1rem 0; padding: .7rem .9rem; border-left: .4rem solid var(--assumed);
+  background: var(--soft); }
+.enforced { color: var(--enforced); } .observed { color: var(--observed); }
+.assumed { color: var(--assumed); }
+.enforced, .observed, .assumed { white-space: nowrap; }
+@media print { body { font-size: 10pt; } main { max-width: none; padding: 0; }
+  pre { border: 1px solid var(--line); } }
+@page { margin: 18mm; }"""
+
+# Belt and braces: a browser would refuse to load anything even if something got in.
+POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def html(document: Document) -> str:
+    """The document as a page."""
+    return "\n".join(_page(document)) + "\n"
+
+
+def _page(document: Document) -> Iterator[str]:
+    yield "<!doctype html>"
+    yield '<html lang="en">'
+    yield "<head>"
+    yield '<meta charset="utf-8">'
+    yield f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    yield f"<title>{escape(plain(document.title))}</title>"
+    yield f"<style>\n{STYLE}\n</style>"
+    yield "</head>"
+    yield "<body>\n<main>"
+    yield f"<h1>{_inline(document.title)}</h1>"
+    yield from map(_block, document.blocks)
+    for number, section in enumerate(document.sections, 1):
+        yield from _section(section, f"s{number}", level=2)
+    yield "</main>\n</body>\n</html>"
+
+
+def _section(section: Section, name: str, level: int) -> Iterator[str]:
+    yield f'<section aria-labelledby="{name}">'
+    yield f'<h{level} id="{name}">{_inline(section.title)}</h{level}>'
+    yield from map(_block, section.blocks)
+    for number, inner in enumerate(section.sections, 1):
+        yield from _section(inner, f"{name}-{number}", level + 1)
+    yield "</section>"
+
+
+def _block(block: Block) -> str:
+    match block:
+        case Paragraph(text):
+            return f"<p>{_inline(text)}</p>"
+        case Notice(text):
+            return f'<p class="notice" role="note">{_inline(text)}</p>'
+        case Bullets(items):
+            return "<ul>\n" + "".join(f"<li>{_inline(item)}</li>\n" for item in items) + "</ul>"
+        case Table():
+            return "\n".join(_table(block))
+        case Commands(lines):
+            return "<pre><code>" + escape("\n".join(map(visible, lines))) + "</code></pre>"
+        case _:
+            assert_never(block)
+
+
+def _table(table: Table) -> Iterator[str]:
+    yield "<table>"
+    yield f"<caption>{_inline(table.caption)}</caption>"
+    head = "".join(f'<th scope="col">{_inline(cell)}</th>' for cell in table.head)
+    yield f"<thead>\n<tr>{head}</tr>\n</thead>\n<tbody>"
+    for first, *rest in table.rows:
+        cells = "".join(f"<td>{_inline(cell)}</td>" for cell in rest)
+        yield f'<tr><th scope="row">{_inline(first)}</th>{cells}</tr>'
+    yield "</tbody>\n</table>"
+
+
+def _inline(text: Text) -> str:
+    return "".join(map(_span, spans(text)))
+
+
+def _span(span: Span) -> str:
+    text = escape(span.text)
+    match span.style:
+        case "plain":
+            return text
+        case "code":
+            return f"<code>{text}</code>"
+        case "strong":
+            return f"<strong>{text}</strong>"
+        case _:
+            return f'<strong class="{span.style}">{text}</strong>'

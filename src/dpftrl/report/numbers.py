@@ -1,0 +1,37 @@
+"""Numbers as a statement writes them: what is promised is rounded up, the rest is in full."""
+
+from decimal import ROUND_CEILING, Decimal
+
+
+def rounded_up(value: float, digits: int = 4) -> str:
+    """At least so many significant digits, never less than the value.
+
+    >>> [rounded_up(value) for value in (3.9999999, 0.0139395, 12345.6, 2.00001e-28)]
+    ['4.000', '0.01394', '12346', '2.001e-28']
+    """
+    if value == 0:
+        return "0"
+    exact = Decimal(repr(float(value)))
+    plain = -5 <= exact.adjusted() < 9
+    last = exact.adjusted() - digits + 1
+    shown = exact.quantize(Decimal(1).scaleb(min(last, 0) if plain else last), ROUND_CEILING)
+    return f"{shown:f}" if plain else f"{shown:e}".replace("e+", "e")
+
+
+def percent_up(share: float) -> str:
+    """A share in percent, up to a tenth.
+
+    >>> percent_up(0.61201)
+    '61.3%'
+    """
+    tenths = (Decimal(repr(share)) * 100).quantize(Decimal("0.1"), ROUND_CEILING)
+    return f"{min(tenths, Decimal(100)):f}%"
+
+
+def in_full(value: float) -> str:
+    """Every digit: what one reads back is the same number.
+
+    >>> in_full(1e-5), in_full(0.1 + 0.2)
+    ('1e-5', '0.30000000000000004')
+    """
+    return repr(float(value)).replace("e-0", "e-").replace("e+", "e")

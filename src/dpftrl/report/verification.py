@@ -1,0 +1,96 @@
+"""What a statement says of how to check it: versions, files, commands."""
+
+import json
+import shlex
+from collections.abc import Iterator
+
+from dpftrl import __version__
+from dpftrl.accounting import Run
+from dpftrl.participation import FixedEpochs
+from dpftrl.report.document import Block, Commands, Paragraph, Section, Span, Table
+from dpftrl.report.facts import Facts, Input, catalogue_name
+from dpftrl.report.numbers import in_full
+
+LOADERS = {
+    "plan": ("dpftrl.plan", "load_plan", ".guarantee"),
+    "guarantee": ("dpftrl.accounting", "load_guarantee", ""),
+    "run guarantee": ("dpftrl.accounting", "load_guarantee", ""),
+}
+
+
+def verification_section(facts: Facts) -> Section:
+    """How to recompute everything."""
+    return Section("4. Transparency and verification", tuple(_blocks(facts)))
+
+
+def _blocks(facts: Facts) -> Iterator[Block]:
+    made = "" if facts.date is None else f" It was made on {facts.date}."
+    yield Paragraph(
+        (
+            f"This statement was made by dpftrl {__version__}, which is open source (Apache-2.0)."
+            f"{made} The same facts, with all parameters in full, are in the JSON file that comes "
+            "with it, of format ",
+            Span("dpftrl statement", "code"),
+            ".",
+        )
+    )
+    if facts.inputs:
+        rows = tuple(
+            (one.role, Span(one.name, "code"), Span(one.sha256, "code")) for one in facts.inputs
+        )
+        yield Table("What it was made from.", ("", "file", "SHA-256"), rows)
+    lines = tuple(_commands(facts))
+    if lines:
+        yield Paragraph(
+            "These commands recompute it; files are named without the folder that they are in. The "
+            "numbers in a file are never trusted: they are computed again from its mechanism, its "
+            "participation and its noise. Whether a hypothesis is enforced is what the file says."
+        )
+        yield Commands(lines)
+
+
+def _commands(facts: Facts) -> Iterator[str]:
+    if facts.inputs:
+        yield _statement(facts)
+    source = next((one for one in facts.inputs if one.role == "run guarantee"), None)
+    source = source or (facts.inputs[0] if facts.inputs else None)
+    for number, run in enumerate(facts.guarantee.runs):
+        name = catalogue_name(run)
+        if name is None and source is not None:
+            name = (
+                "mechanism.json" if len(facts.guarantee.runs) == 1 else f"mechanism-{number}.json"
+            )
+            yield _extract(source, number, name)
+        if name is not None:
+            yield _account(facts, run, name)
+
+
+def _statement(facts: Facts) -> str:
+    words = ["dpftrl", "statement", facts.inputs[0].name]
+    folder = next((one.name.rpartition("/")[0] for one in facts.inputs[1:]), "")
+    words += ["--run", folder] if folder else []
+    words += [word for count in facts.devices for word in ("--devices", str(count))]
+    words += [] if facts.date is None else ["--date", facts.date]
+    return shlex.join([*words, "--json"])
+
+
+def _extract(source: Input, number: int, name: str) -> str:
+    """Take a mechanism without a name out of the file."""
+    module, load, field = LOADERS[source.role]
+    file = json.dumps(source.name, ensure_ascii=False)  # double quotes: easier on the shell's
+    code = (
+        f"import dpftrl, {module}; dpftrl.save_mechanism("
+        f'{module}.{load}({file}){field}.runs[{number}].mechanism, "{name}")'
+    )
+    return shlex.join(["python", "-c", code])
+
+
+def _account(facts: Facts, run: Run, name: str) -> str:
+    p = run.participation
+    words = ["dpftrl", "account", name, "--rounds", str(p.rounds), "--min-sep", str(p.min_sep)]
+    words += ["--max-participations", str(p.max_participations)]
+    words += ["--fixed-epochs"] if isinstance(p, FixedEpochs) else []
+    words += ["--noise-multiplier", in_full(run.sigma), "--delta", in_full(facts.guarantee.delta)]
+    if facts.guarantee.devices > 1:
+        words += ["--devices", str(facts.guarantee.devices)]
+    return shlex.join(words)

@@ -1,0 +1,94 @@
+"""The sentences that a statement turns on, each written once."""
+
+from collections import Counter
+
+from dpftrl.accounting import Guarantee
+from dpftrl.participation import FixedEpochs, Participation
+from dpftrl.report.facts import Facts, delta_text, empty
+from dpftrl.report.numbers import in_full, rounded_up
+
+ORIGINS = {
+    "plan": "This is a plan: it will hold for a run that keeps to it and to its hypotheses.",
+    "guarantee": "It was computed from a guarantee file. How the training went is not known here.",
+    "run": "It is what the server of the run enforced and accounted.",
+    "log": (
+        "It allows for the participation that the log shows, read after the run (ex post), because "
+        "the limits were not kept."
+    ),
+}
+
+
+def summary(facts: Facts) -> str:
+    """The guarantee in one sentence."""
+    stated = facts.guarantee
+    if empty(stated):
+        return f"There is no guarantee for {whom(stated)}: the noise is far too small."
+    return (
+        "All noisy rounds of the training, and with them all its models, are "
+        f"({rounded_up(stated.epsilon)}, {delta_text(stated)})-differentially private and "
+        f"{rounded_up(stated.rho)}-zCDP, for {whom(stated)}."
+    )
+
+
+def origin(facts: Facts) -> str:
+    """Where the numbers come from."""
+    said = ORIGINS[facts.happened.origin]
+    if facts.happened.kept:
+        return f"{said} The participation log, read afterwards, keeps to the same limits."
+    return said
+
+
+def formal(facts: Facts) -> str:
+    """The guarantee in one precise sentence."""
+    stated = facts.guarantee
+    if empty(stated):
+        return "There is no epsilon with a delta below 1."
+    what = "the run" if len(stated.runs) == 1 else f"all {len(stated.runs)} runs together"
+    apart = "one device" if stated.devices == 1 else f"{stated.devices} devices"
+    return (
+        "If all hypotheses above hold, then for any two datasets D and D' that are neighbours by "
+        f"zero-out of {apart}, and for any set S of outputs, the noisy rounds M of {what} satisfy "
+        f"Pr[M(D) in S] ≤ exp({rounded_up(stated.epsilon)}) Pr[M(D') in S] + {delta_text(stated)}, "
+        f"and M is {rounded_up(stated.rho)}-zCDP."
+    )
+
+
+def whom(guarantee: Guarantee) -> str:
+    """Whom it protects."""
+    if guarantee.devices == 1:
+        return "each device"
+    return f"every {guarantee.devices} devices of one person together"
+
+
+def limits(participation: Participation) -> str:
+    """How often one device may take part."""
+    p = participation
+    if p.max_participations == 1:
+        return "at most 1 round of one device"
+    apart = "exactly" if isinstance(p, FixedEpochs) else "at least"
+    return f"at most {p.max_participations:,} rounds of one device, {apart} {p.min_sep:,} apart"
+
+
+def bases(facts: Facts) -> str:
+    """How many hypotheses are enforced, observed and assumed."""
+    found = Counter(one.basis for one in facts.hypotheses)
+    return ", ".join(f"{found[basis]} {basis}" for basis in ("enforced", "observed", "assumed"))
+
+
+def at_delta(guarantee: Guarantee) -> str:
+    """Epsilon with its delta, for a table."""
+    if empty(guarantee):
+        return "no guarantee"
+    return f"{rounded_up(guarantee.epsilon)} at {delta_text(guarantee)}"
+
+
+def number_rows(guarantee: Guarantee) -> tuple[tuple[str, str, str], ...]:
+    """The parameters, rounded up and in full."""
+    g = guarantee
+    return (
+        ("epsilon", rounded_up(g.epsilon), in_full(g.epsilon)),
+        ("delta", in_full(g.delta), in_full(g.delta)),
+        ("delta of the sampler", rounded_up(g.sampler_delta, 2), in_full(g.sampler_delta)),
+        ("rho (zCDP)", rounded_up(g.rho), in_full(g.rho)),
+        ("mu (Gaussian DP)", rounded_up(g.mu), in_full(g.mu)),
+    )

@@ -1,0 +1,450 @@
+"""Guarantee files: read back equal, and refused when they were damaged or claim too much.
+
+The claim of a file is checked field by field: whatever number is changed, up or down, what loads
+must promise no more than the guarantee that was saved.
+"""
+
+import copy
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dpftrl
+from conformance import EVERY, Family, draw_case, participations
+from dpftrl import DpftrlError, FixedEpochs, MinSep
+from dpftrl.accounting import (
+    Guarantee,
+    Hypothesis,
+    account,
+    compose,
+    load_guarantee,
+    save_guarantee,
+)
+from dpftrl.errors import InvalidInput
+
+every = pytest.mark.parametrize("family", EVERY, ids=str)
+CLIENTS = MinSep(200, 40, 3)
+
+
+def blt_run() -> Guarantee:
+    return account(dpftrl.mechanism("blt"), CLIENTS, 3.7, 1e-6)
+
+
+def banded_run() -> Guarantee:
+    return account(dpftrl.mechanism("banded:4", MinSep(30, 5)), FixedEpochs(30, 5, 2), 1.3, 1e-6)
+
+
+def capped() -> Guarantee:
+    return compose([blt_run(), banded_run()], 1e-7, 4)
+
+
+def known() -> Guarantee:
+    seen = Hypothesis("participation", "Nobody took part more than once.", "observed")
+    return blt_run().resting_on(seen)
+
+
+SEVERAL = {
+    "one run": blt_run,
+    "a matrix beside": banded_run,
+    "composed": lambda: compose([blt_run(), banded_run(), blt_run()], 1e-7),
+    "composed with a cap": capped,
+    "one run with a cap": lambda: compose([blt_run()], 1e-7, 2),
+    "three devices": lambda: blt_run().for_devices(3),
+    "three devices, composed with a cap": lambda: capped().for_devices(3),
+    "another delta": lambda: blt_run().at(1e-10),
+    "something known": known,
+    "a bound": lambda: account(dpftrl.Toeplitz([1.0, 0.0, 0.5]), MinSep(90, 1), 2.0, 1e-6),
+    "an epsilon of 0": lambda: account(dpftrl.mechanism("tree"), CLIENTS, 1e6, 0.1),
+    "a huge epsilon": lambda: account(dpftrl.mechanism("tree"), CLIENTS, 1e-6, 1e-12),
+}
+several = pytest.mark.parametrize("make", SEVERAL.values(), ids=SEVERAL)
+
+
+def refused(path: Path) -> str:
+    """Loading must fail, with an error of ours on one line."""
+    with pytest.raises(InvalidInput) as error:
+        load_guarantee(path)
+    message = str(error.value)
+    assert message
+    assert len(message.splitlines()) == 1
+    return message
+
+
+def saved(folder: Path, promise: Guarantee) -> dict[str, Any]:
+    save_guarantee(promise, folder / "g.json")
+    return json.loads((folder / "g.json").read_text())
+
+
+def write(folder: Path, what: object) -> Path:
+    path = folder / "edited.json"
+    path.write_text(what if isinstance(what, str) else json.dumps(what))
+    return path
+
+
+# --- There and back ----------------------------------------------------------------------------
+
+
+@several
+def test_a_guarantee_reads_back_equal(tmp_path, make):
+    promise = make()
+    content = saved(tmp_path, promise)
+    again = load_guarantee(tmp_path / "g.json")
+    assert again == promise
+    for name in ("mu", "rho", "epsilon", "delta", "sampler_delta", "kind", "unit", "devices"):
+        assert content[name] == getattr(again, name) == getattr(promise, name)
+    save_guarantee(again, tmp_path / "again.json")
+    assert load_guarantee(tmp_path / "again.json") == promise
+
+
+@every
+@settings(max_examples=6)
+@given(data=st.data())
+def test_guarantees_of_every_mechanism_read_back_equal(tmp_path_factory, family: Family, data):
+    mech, rounds = draw_case(data, family, 20)
+    clients = data.draw(participations(rounds))
+    promise = account(mech, clients, data.draw(st.floats(0.01, 100)), 1e-6)
+    folder = tmp_path_factory.mktemp("guarantee")
+    saved(folder, promise)
+    assert load_guarantee(folder / "g.json") == promise
+    other = account(mech, clients, promise.runs[0].sigma * 1.5, 1e-6)
+    assert load_guarantee(folder / "g.json") != other
+
+
+def test_devices_of_devices_read_back_equal(tmp_path):
+    for sigma in np.linspace(1.0, 9.0, 40):
+        alone = account(dpftrl.mechanism("blt"), CLIENTS, float(sigma), 1e-6)
+        promise = alone.for_devices(3).for_devices(7)
+        saved(tmp_path, promise)
+        assert load_guarantee(tmp_path / "g.json") == promise
+
+
+def test_a_guarantee_replaces_the_one_that_was_there(tmp_path):
+    for promise in (banded_run(), blt_run(), capped(), banded_run()):
+        save_guarantee(promise, str(tmp_path / "g.json"))
+        assert load_guarantee(str(tmp_path / "g.json")) == promise
+
+
+def test_a_folder_may_be_moved_but_not_torn_apart(tmp_path):
+    home = tmp_path / "here"
+    home.mkdir()
+    saved(home, banded_run())
+    home.rename(tmp_path / "there")
+    assert load_guarantee(tmp_path / "there" / "g.json") == banded_run()
+    for matrix in (tmp_path / "there").glob("*.safetensors"):
+        matrix.unlink()
+    refused(tmp_path / "there" / "g.json")
+
+
+def test_another_matrix_in_its_place_is_refused(tmp_path):
+    saved(tmp_path, banded_run())
+    (matrix,) = tmp_path.glob("*.safetensors")
+    raw = bytearray(matrix.read_bytes())
+    raw[-1] ^= 1
+    matrix.write_bytes(bytes(raw))
+    refused(tmp_path / "g.json")
+
+
+def test_numbers_of_other_libraries_can_be_saved(tmp_path):
+    for sigma in (np.float64(3.0), np.int64(3), 3):
+        promise = account(dpftrl.mechanism("blt"), CLIENTS, sigma, np.float64(1e-6))
+        saved(tmp_path, promise)
+        assert load_guarantee(tmp_path / "g.json") == promise
+
+
+# --- Claims ------------------------------------------------------------------------------------
+
+
+def numbers(content: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], float]]:
+    """Every number in a file, and where it is."""
+    if isinstance(content, dict | list):
+        for key, value in content.items() if isinstance(content, dict) else enumerate(content):
+            yield from numbers(value, (*at, key))
+    elif isinstance(content, int | float) and not isinstance(content, bool):
+        yield at, content
+
+
+def edited(content: dict[str, Any], at: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    whole = copy.deepcopy(content)
+    place = whole
+    for key in at[:-1]:
+        place = place[key]
+    place[at[-1]] = value
+    return whole
+
+
+def loaded_or_refused(path: Path) -> Guarantee | None:
+    """None where it is refused, which takes an error of ours on one line."""
+    try:
+        return load_guarantee(path)
+    except DpftrlError as error:
+        lines = str(error).splitlines()
+    assert len(lines) == 1
+    return None
+
+
+def check_claim(path: Path, truth: Guarantee) -> bool:
+    """Refused, or nothing that loads or is written there is better than the truth."""
+    loaded = loaded_or_refused(path)
+    if loaded is None:
+        return False
+    assert loaded.devices <= truth.devices
+    alone = truth.mu / truth.devices
+    real = replace(truth, mu=alone * loaded.devices, delta=loaded.delta)
+    said = json.loads(path.read_text())
+    close = 1 - 1e-8
+    for name in ("mu", "rho", "epsilon", "sampler_delta"):
+        assert getattr(loaded, name) >= getattr(real, name) * close, f"loads a smaller {name}"
+        assert said[name] >= getattr(real, name) * close, f"says a smaller {name}"
+    for run, real_run in zip(said["runs"], truth.runs, strict=True):
+        assert run["sensitivity"] >= real_run.sensitivity.value * close, "says less sensitivity"
+    return True
+
+
+@several
+def test_a_file_that_was_not_edited_passes_the_check_of_claims(tmp_path, make):
+    assert check_claim(write_saved(tmp_path, make()), make())
+
+
+def write_saved(folder: Path, promise: Guarantee) -> Path:
+    return write(folder, saved(folder, promise))
+
+
+@pytest.mark.parametrize("name", ["mu", "rho", "epsilon"])
+@several
+def test_a_lower_claim_is_refused(tmp_path, make, name: str):
+    content = saved(tmp_path, make())
+    was = content[name]
+    for lower in (was * 0.5, was * (1 - 1e-6), 0.0, -was, -1e-3):
+        if lower < was:
+            assert name in refused(write(tmp_path, edited(content, (name,), lower)))
+
+
+PLACES = {
+    "/".join(map(str, at)): at
+    for at in [
+        ("mu",),
+        ("rho",),
+        ("epsilon",),
+        ("delta",),
+        ("sampler_delta",),
+        ("devices",),
+        ("common_cap",),
+        *(
+            ("runs", run, *rest)
+            for run in (0, 1)
+            for rest in [
+                ("noise_multiplier",),
+                ("sensitivity",),
+                ("participation", "rounds"),
+                ("participation", "min_sep"),
+                ("participation", "max_participations"),
+            ]
+        ),
+        *(
+            ("runs", 0, "mechanism", "parameters", name, i)
+            for name in ("theta", "omega")
+            for i in range(4)
+        ),
+    ]
+}
+
+
+@pytest.mark.parametrize("at", PLACES.values(), ids=PLACES)
+def test_no_number_can_be_changed_for_a_better_claim(tmp_path, at: tuple[Any, ...]):
+    truth = capped().for_devices(3)
+    content = saved(tmp_path, truth)
+    was = dict(numbers(content))[at]
+    if isinstance(was, int):
+        changes = [was - 2, was - 1, was + 1, was + 2, 10 * was, 100 * was, 0, -was]
+    else:
+        changes = [was * factor for factor in (0.0, 0.5, 1 - 1e-6, 1 + 1e-6, 2.0, 100.0, -1.0)]
+    for value in changes:
+        check_claim(write(tmp_path, edited(content, at, value)), truth)
+
+
+def test_every_number_of_a_file_is_tried(tmp_path):
+    found = {at for at, _ in numbers(saved(tmp_path, capped().for_devices(3)))}
+    versions = {at for at in found if at[-1] == "version"}
+    assert found - versions == set(PLACES.values())
+
+
+def test_a_file_whose_noise_was_raised_with_all_its_claims_is_another_run(tmp_path):
+    """Nobody can see that from the file: the check is of a file against itself."""
+    louder = account(dpftrl.mechanism("blt"), CLIENTS, 7.4, 1e-6)
+    assert check_claim(write_saved(tmp_path, louder), louder)
+    with pytest.raises(AssertionError):
+        check_claim(write_saved(tmp_path, louder), blt_run())
+
+
+@pytest.mark.parametrize(
+    ("name", "better"), [("kind", "exact"), ("unit", "5 devices of one person"), ("unit", "person")]
+)
+def test_words_that_claim_more_are_refused(tmp_path, name: str, better: str):
+    content = saved(tmp_path, capped())
+    assert content[name] != better
+    refused(write(tmp_path, edited(content, (name,), better)))
+
+
+def test_a_kind_of_sensitivity_that_claims_more_is_refused(tmp_path):
+    content = saved(tmp_path, SEVERAL["a bound"]())
+    assert content["runs"][0]["sensitivity_kind"] == "upper bound"
+    refused(write(tmp_path, edited(content, ("runs", 0, "sensitivity_kind"), "exact")))
+
+
+def test_hypotheses_cannot_be_left_out(tmp_path):
+    """A guarantee that rests on nothing would be a stronger one."""
+    content = saved(tmp_path, capped())
+    for i in range(len(content["hypotheses"])):
+        fewer = copy.deepcopy(content)
+        del fewer["hypotheses"][i]
+        refused(write(tmp_path, fewer))
+    refused(write(tmp_path, edited(content, ("hypotheses",), [])))
+
+
+def test_a_participation_and_what_is_said_of_it_stay_together(tmp_path):
+    """Whatever loads, its number is that of the participation which its hypotheses name."""
+    content = saved(tmp_path, blt_run())
+    at = ("runs", 0, "participation", "min_sep")
+    loaded = loaded_or_refused(write(tmp_path, edited(content, at, 100)))
+    assert loaded is None or loaded.runs[0].hypothesis in loaded.hypotheses
+
+
+# --- Damage ------------------------------------------------------------------------------------
+
+
+def test_a_truncated_file_is_refused(tmp_path):
+    text = json.dumps(saved(tmp_path, capped()))
+    for cut in range(0, len(text), 97):
+        refused(write(tmp_path, text[:cut]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " \n", "[]", "5", "null", '"guarantee"', "{}", "[" * 100_000, '{"format": "dpftrl'],
+    ids=lambda text: text[:9] or "empty",
+)
+def test_what_is_no_guarantee_is_refused(tmp_path, text: str):
+    refused(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [
+        (("format",), "dpftrl mechanism"),
+        (("format",), None),
+        (("version",), 2),
+        (("version",), 0),
+        (("version",), "1"),
+        (("adjacency",), "add-or-remove"),
+        (("runs",), []),
+        (("runs",), {}),
+        (("runs", 0), None),
+        (("runs", 0, "mechanism", "family"), "nonsense"),
+        (("runs", 0, "mechanism", "format"), "dpftrl guarantee"),
+        (("runs", 0, "mechanism", "parameters", "theta"), [2.0, 0.5, 0.5, 0.5]),
+        (("runs", 0, "mechanism", "parameters", "theta"), []),
+        (("runs", 0, "mechanism", "parameters", "omega"), "x"),
+        (("runs", 0, "participation", "kind"), "poisson"),
+        (("runs", 0, "participation", "rounds"), 10**19),
+        (("runs", 0, "participation", "rounds"), 1.5),
+        (("runs", 1, "participation", "rounds"), 31),
+        (("runs", 0, "noise_multiplier"), "3.7"),
+        (("runs", 0, "noise_multiplier"), 0),
+        (("delta",), 0),
+        (("delta",), 1),
+        (("delta",), "small"),
+        (("devices",), 0),
+        (("devices",), 1.5),
+        (("devices",), None),
+        (("common_cap",), 0),
+        (("common_cap",), "4"),
+        (("hypotheses",), None),
+        (("hypotheses", 0), "trust me"),
+        (("hypotheses", 0, "basis"), "proved"),
+    ],
+    ids=lambda value: "/".join(map(str, value)) if isinstance(value, tuple) else repr(value)[:20],
+)
+def test_a_wrong_value_is_refused(tmp_path, at: tuple[Any, ...], value: Any):
+    refused(write(tmp_path, edited(saved(tmp_path, capped()), at, value)))
+
+
+PARTS = {
+    "file": (),
+    "run": ("runs", 0),
+    "mechanism": ("runs", 0, "mechanism"),
+    "parameters": ("runs", 0, "mechanism", "parameters"),
+    "participation": ("runs", 0, "participation"),
+    "hypothesis": ("hypotheses", 0),
+}
+
+
+@pytest.mark.parametrize("at", PARTS.values(), ids=PARTS)
+def test_unknown_and_missing_fields_are_refused(tmp_path, at: tuple[Any, ...]):
+    content = saved(tmp_path, capped())
+    refused(write(tmp_path, edited(content, (*at, "surprise"), 1)))
+    part = content
+    for key in at:
+        part = part[key]
+    for name in part:
+        if name == "basis":  # assumed, if nothing is said
+            continue
+        fewer = copy.deepcopy(content)
+        place = fewer
+        for key in at:
+            place = place[key]
+        del place[name]
+        refused(write(tmp_path, fewer))
+
+
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity", "1e999", "null", "9" * 5000])
+def test_numbers_that_are_none_are_refused_everywhere(tmp_path, word: str):
+    content = saved(tmp_path, capped())
+    for at in PLACES.values():
+        if (at, word) == (("common_cap",), "null"):  # no cap: a larger mu, which the file lacks
+            continue
+        text = json.dumps(edited(content, at, "HERE")).replace('"HERE"', word)
+        refused(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "at",
+    [("devices",), ("common_cap",), ("runs", 0, "participation", "min_sep")],
+    ids=lambda at: at[-1],
+)
+@pytest.mark.parametrize("vast", [10**18, 10**30, 10**400], ids=lambda vast: f"1e{len(str(vast))}")
+def test_vast_whole_numbers_end_in_an_error_of_ours_or_none(tmp_path, at, vast: int):
+    loaded_or_refused(write(tmp_path, edited(saved(tmp_path, capped()), at, vast)))
+
+
+def test_paths_that_are_none(tmp_path):
+    promise = blt_run()
+    for wrong in (tmp_path / "g.txt", tmp_path / "no" / "g.json"):
+        with pytest.raises(InvalidInput):
+            save_guarantee(promise, wrong)
+        refused(wrong)
+    (tmp_path / "folder.json").mkdir()
+    refused(tmp_path / "folder.json")
+    mechanism = tmp_path / "m.json"
+    dpftrl.save_mechanism(dpftrl.mechanism("blt"), mechanism)
+    refused(mechanism)
+
+
+def test_a_save_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+    save_guarantee(blt_run(), tmp_path / "g.json")
+
+    def crash(*_: object) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", crash)
+        with pytest.raises(InvalidInput):
+            save_guarantee(capped(), tmp_path / "g.json")
+    assert load_guarantee(tmp_path / "g.json") == blt_run()
+    assert [p.name for p in tmp_path.iterdir()] == ["g.json"]

@@ -1,0 +1,218 @@
+"""`dpftrl statement`: from a file, and a run, to three files; and how mistakes are told."""
+
+import hashlib
+import json
+import re
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import dpftrl
+from dpftrl import MinSep
+from dpftrl.accounting import account, compose, save_guarantee
+from dpftrl.cli.main import main
+from dpftrl.plan import Fleet, Plan, save_plan
+
+CLIENTS = MinSep(rounds=200, min_sep=50)
+PROMISE = account(dpftrl.BLT([0.9, 0.5], [0.1, 0.2]), CLIENTS, 8.0, 1e-8)
+LEDGER = "round,client,status\n0,ann,counted\n{},ann,counted\n7,bob,contacted\n"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run a command line in this process; return its exit code, output and error output."""
+
+    def run_command(*arguments: str | Path):
+        monkeypatch.setattr(sys, "argv", ["dpftrl", "statement", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        return stop.value.code, captured.out, captured.err
+
+    return run_command
+
+
+@pytest.fixture
+def plan(tmp_path):
+    path = tmp_path / "plan.json"
+    save_plan(Plan(Fleet(50_000, 1000), PROMISE), path)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The folder of a run that kept to the plan."""
+    path = tmp_path / "run 1"
+    path.mkdir()
+    kept = (replace(old, basis="enforced") for old in PROMISE.hypotheses[:2])
+    save_guarantee(PROMISE.resting_on(*kept), path / "guarantee.json")
+    (path / "ledger.csv").write_text(LEDGER.format(60))
+    return path
+
+
+def test_a_plan_becomes_three_files(run, plan, tmp_path):
+    code, out, err = run(plan)
+    assert (code, err) == (0, "")
+    assert "-differentially private" in out
+    assert "This is a plan" in out
+    for ending in ("md", "html", "json"):
+        path = tmp_path / f"statement.{ending}"
+        assert str(path) in out
+        assert path.stat().st_size > 3000
+    twin = json.loads((tmp_path / "statement.json").read_bytes())
+    assert twin["input_sha256"] == hashlib.sha256(plan.read_bytes()).hexdigest()
+    assert twin["fleet"]["population"] == 50_000
+
+
+def test_json_is_the_twin(run, plan, tmp_path):
+    code, out, _ = run(plan, "--json", "--devices", "4", "--out", tmp_path / "here")
+    assert code == 0
+    assert out.encode() == (tmp_path / "here.json").read_bytes()
+    assert [row["devices"] for row in json.loads(out)["devices"]] == [1, 2, 3, 4]
+
+
+def test_the_same_input_gives_the_same_bytes(run, plan, tmp_path):
+    _, one, _ = run(plan, "--json")
+    _, other, _ = run(plan, "--json", "--out", tmp_path / "other")
+    assert one == other
+    assert json.loads(one)["date"] is None
+    _, dated, _ = run(plan, "--json", "--date", "2026-01-31")
+    assert json.loads(dated)["date"] == "2026-01-31"
+
+
+def test_a_guarantee_of_several_runs(run, tmp_path):
+    path = tmp_path / "all.json"
+    save_guarantee(compose([PROMISE, PROMISE], 1e-8, 6).for_devices(2), path)
+    _, out, _ = run(path, "--json")
+    twin = json.loads(out)
+    assert (len(twin["runs"]), twin["kind"]) == (2, "upper bound")
+    assert twin["unit"] == "2 devices of one person"
+
+
+def test_a_run_that_kept_to_its_plan(run, plan, folder):
+    code, out, _ = run(plan, "--run", folder)
+    assert code == 0
+    assert "what the server of the run enforced and accounted" in out
+    assert "keeps to the same limits" in out
+    twin = json.loads((folder / "statement.json").read_bytes())
+    assert twin["origin"] == "run"
+    assert [one["name"] for one in twin["inputs"]] == [
+        "plan.json",
+        "run 1/guarantee.json",
+        "run 1/ledger.csv",
+    ]
+    assert [one["basis"] for one in twin["hypotheses"]][:3] == ["enforced", "enforced", "assumed"]
+
+
+@pytest.mark.parametrize("accounted", [True, False])
+def test_a_run_that_did_not_keep_to_it(run, plan, folder, accounted):
+    (folder / "ledger.csv").write_text(LEDGER.format(10))
+    if not accounted:
+        (folder / "guarantee.json").unlink()
+    code, out, _ = run(plan, "--run", folder)
+    assert code == 0
+    assert out.startswith("The participation limits were not kept.")
+    assert "1 of 1 devices" in out
+    twin = json.loads((folder / "statement.json").read_bytes())
+    assert twin["origin"] == "log"
+    assert twin["epsilon"] > PROMISE.epsilon
+
+
+def test_its_commands_recompute_it(run, plan, folder, tmp_path, monkeypatch, capsys):
+    _, out, _ = run(plan, "--run", folder, "--json")
+    text = (folder / "statement.md").read_text(encoding="utf-8")
+    found = re.search(r"```console\n(.*?)\n```", text, re.DOTALL)
+    assert found is not None
+    again, extract, accounting = map(shlex.split, found[1].splitlines())
+    monkeypatch.chdir(tmp_path)
+    assert again[:2] == ["dpftrl", "statement"]
+    assert run(*again[2:]) == (0, out, "")
+    assert extract[:2] == ["python", "-c"]
+    exec(extract[2])
+    monkeypatch.setattr(sys, "argv", [*accounting, "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    assert json.loads(capsys.readouterr().out)["epsilon"] == json.loads(out)["epsilon"]
+
+
+def test_a_mechanism_with_a_name_is_accounted_by_it(run, tmp_path):
+    path = tmp_path / "tree.json"
+    save_guarantee(account(dpftrl.mechanism("tree"), CLIENTS, 8.0, 1e-8), path)
+    run(path)
+    text = (tmp_path / "statement.md").read_text(encoding="utf-8")
+    assert "dpftrl account tree --rounds 200 --min-sep 50" in text
+    assert "python -c" not in text
+
+
+# --- Mistakes ------------------------------------------------------------------------------------
+
+
+def refused(run, *arguments: str | Path) -> str:
+    """What the one line says."""
+    code, out, err = run(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("dpftrl: ")
+    return err
+
+
+def test_a_file_of_another_kind(run, tmp_path):
+    path = tmp_path / "blt.json"
+    dpftrl.save_mechanism(dpftrl.mechanism("blt"), path)
+    assert "has the format 'dpftrl mechanism'; a statement is made from" in refused(run, path)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"format": 3}', '{"format": "dpftrl plan"}', "\xff"]
+)
+def test_a_file_that_is_corrupt(run, tmp_path, content):
+    path = tmp_path / "plan.json"
+    path.write_bytes(content.encode("latin-1"))
+    assert str(path) in refused(run, path)
+
+
+def test_a_file_that_is_missing_or_a_folder(run, tmp_path):
+    assert "cannot be read" in refused(run, tmp_path / "nowhere.json")
+    assert "is not a file" in refused(run, tmp_path)
+
+
+def test_a_guarantee_that_was_edited(run, tmp_path):
+    path = tmp_path / "guarantee.json"
+    save_guarantee(PROMISE, path)
+    content = json.loads(path.read_bytes())
+    content["epsilon"] /= 2
+    path.write_text(json.dumps(content))
+    assert "it was edited" in refused(run, path)
+    assert [one.name for one in tmp_path.iterdir()] == ["guarantee.json"]
+
+
+def test_a_run_that_is_none(run, plan, folder, tmp_path):
+    assert "is not a folder" in refused(run, plan, "--run", tmp_path / "nowhere")
+    assert "is not a folder" in refused(run, plan, "--run", plan)
+    for name in ("guarantee.json", "ledger.csv"):
+        (folder / name).unlink()
+    assert "neither guarantee.json nor ledger.csv" in refused(run, plan, "--run", folder)
+
+
+def test_a_log_that_is_none(run, plan, folder):
+    (folder / "ledger.csv").write_text("when,who\n1,ann\n")
+    assert "no column 'round'" in refused(run, plan, "--run", folder)
+
+
+def test_writing_over_the_input_or_nowhere(run, plan, folder, tmp_path):
+    before = plan.read_bytes()
+    for arguments in (
+        [plan, "--out", tmp_path / "plan"],
+        [plan, "--out", tmp_path / "run 1" / ".." / "plan.json"],
+        [plan, "--run", folder, "--out", folder / "guarantee"],
+    ):
+        assert "is what the statement is made from" in refused(run, *arguments)
+    assert plan.read_bytes() == before
+    assert "cannot be written" in refused(run, plan, "--out", tmp_path / "nowhere" / "x")
+
+
+def test_numbers_and_dates_that_are_none(run, plan):
+    assert "devices" in refused(run, plan, "--devices", "0")
+    assert "2026-01-31" in refused(run, plan, "--date", "yesterday")

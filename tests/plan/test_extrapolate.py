@@ -1,0 +1,223 @@
+"""How epsilon moves away from the plan: every point against an independent account."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpftrl import BLT, Mechanism, MinSep, account, mechanism
+from dpftrl.errors import InvalidInput
+from dpftrl.participation import UNCAPPED
+from dpftrl.plan import Budget, Fleet, Option, Plan, Question, Walk, candidates, extrapolate
+
+DELTA = 1e-7
+SHORT = mechanism("smooth-tree", MinSep(40, 1))  # to 69 rounds, and no further
+FLEET = Fleet(
+    1000, 50, availability=0.9, over_selection=1.1, timer_days=1.5, rounds_per_day=8
+)  # 16 turns, but a timer of 12 rounds
+
+
+def question(fleet: Fleet, rounds: int, cap: int = UNCAPPED) -> Question:
+    return Question(fleet, rounds, Budget(DELTA, epsilon=3.0), cap)
+
+
+def rival(label: str, made: Mechanism, asked: Question, sigma: float) -> Option:
+    participation = asked.participation()
+    promise = account(made, participation, sigma, DELTA)
+    return Option(label, Plan(asked.fleet, promise), made.loss(participation), 1, {})
+
+
+def rivals(asked: Question) -> list[Option]:
+    made = {
+        "blt": mechanism("blt-b100"),
+        "tree": mechanism("tree"),
+        "bands": mechanism("band-sqrt:5"),
+        "short": SHORT,
+    }
+    return [rival(label, one, asked, 2.0 + i) for i, (label, one) in enumerate(made.items())]
+
+
+PLANNED = question(FLEET, 30)
+RIVALS = rivals(PLANNED)
+
+
+@pytest.fixture(scope="module")
+def walks() -> dict[str, Walk]:
+    return {walk.along: walk for walk in extrapolate(PLANNED, RIVALS)}
+
+
+def by_hand(fleet: Fleet, goal: int) -> int:
+    """Min-sep in whole numbers: 0.9 of the population, 1.1 asked for each report, 12 rounds."""
+    assert (fleet.availability, fleet.over_selection) == (0.9, 1.1)
+    return min(fleet.population * 9 // (goal * 11), 12)
+
+
+def test_there_are_three_ways_to_walk(walks):
+    assert list(walks) == ["report_goal", "rounds", "min_sep"]
+    for walk in walks.values():
+        assert walk.places == sorted(set(walk.places))
+        assert len(walk.points) >= 6
+        for point in walk.points:
+            assert list(point.epsilon) == ["blt", "tree", "bands", "short"]
+
+
+@pytest.mark.parametrize("along", ["report_goal", "rounds", "min_sep"])
+def test_every_point_is_an_account_of_its_own(walks, along):
+    checked = 0
+    for point in walks[along].points:
+        scale = point.report_goal / 50
+        assert point.scale == scale
+        for one in RIVALS:
+            made, found = one.plan.mechanism, point.epsilon[one.label]
+            if one.label == "short" and point.participation.rounds > 69:
+                assert found is None
+                continue
+            again = account(made, point.participation, one.plan.sigma * scale, DELTA)
+            assert found == again.epsilon
+            checked += 1
+    assert checked > 20
+
+
+def test_the_others_are_held_fixed(walks):
+    assert PLANNED.participation() == MinSep(30, 12, 3)
+    for point in walks["rounds"].points:
+        assert (point.report_goal, point.scale, point.participation.min_sep) == (50, 1.0, 12)
+        assert point.participation == MinSep(point.participation.rounds, 12)
+    for point in walks["min_sep"].points:
+        assert (point.report_goal, point.scale, point.participation.rounds) == (50, 1.0, 30)
+        assert point.participation == MinSep(30, point.participation.min_sep)
+    for point in walks["report_goal"].points:
+        assert point.participation == MinSep(30, by_hand(FLEET, point.report_goal))
+
+
+def test_every_walk_passes_the_plan(walks):
+    for along, here in {"report_goal": 50, "rounds": 30, "min_sep": 12}.items():
+        point = walks[along].points[walks[along].places.index(here)]
+        assert (point.scale, point.participation) == (1.0, PLANNED.participation())
+        for one in RIVALS:
+            assert point.epsilon[one.label] == one.plan.guarantee.epsilon
+
+
+def test_they_reach_eight_times_as_far_unless_told_otherwise(walks):
+    assert (walks["rounds"].places[0], walks["rounds"].places[-1]) == (4, 240)
+    assert (walks["min_sep"].places[0], walks["min_sep"].places[-1]) == (2, 96)
+    near = extrapolate(PLANNED, RIVALS[:1], steps=3, reach=2)
+    assert [walk.places for walk in near] == [[25, 50, 100], [15, 30, 60], [6, 12, 24]]
+
+
+def test_a_goal_that_the_fleet_cannot_fill_is_dropped():
+    small = question(Fleet(100, 50), 20)
+    goals, rounds, _ = extrapolate(small, rivals(small)[:1])
+    assert max(goals.places) == 100
+    assert 50 in goals.places
+    assert max(rounds.places) == 160  # the control: the other walks are whole
+    everybody = question(Fleet(50, 50), 20)
+    goals, _, _ = extrapolate(everybody, rivals(everybody)[:1])
+    assert max(goals.places) == 50
+
+
+@pytest.mark.parametrize("label", ["blt", "tree", "bands"])
+def test_more_rounds_cost_and_more_separation_saves(walks, label):
+    by_rounds = [point.epsilon[label] for point in walks["rounds"].points]
+    assert by_rounds == sorted(by_rounds)
+    assert by_rounds[0] < by_rounds[-1]
+    by_separation = [point.epsilon[label] for point in walks["min_sep"].points]
+    assert by_separation == sorted(by_separation, reverse=True)
+    assert by_separation[0] > by_separation[-1]
+
+
+def test_a_larger_goal_saves_while_the_timer_holds_min_sep(walks):
+    """Down to min-sep 12 only the noise grows; beyond, the direction is nobody's promise."""
+    held = [p for p in walks["report_goal"].points if p.participation.min_sep == 12]
+    assert len(held) >= 5
+    epsilons = [point.epsilon["blt"] for point in held]
+    assert epsilons == sorted(epsilons, reverse=True)
+    assert len(set(epsilons)) == len(epsilons)
+
+
+def test_a_cap_is_kept_everywhere():
+    capped = question(FLEET, 30, cap=2)
+    for walk in extrapolate(capped, rivals(capped)):
+        for point in walk.points:
+            rounds, min_sep = point.participation.rounds, point.participation.min_sep
+            assert point.participation.max_participations == min(2, math.ceil(rounds / min_sep))
+            again = account(mechanism("tree"), point.participation, 3.0 * point.scale, DELTA)
+            assert point.epsilon["tree"] == again.epsilon
+    _, uncapped, _ = extrapolate(question(FLEET, 30), rivals(capped))
+    assert max(point.participation.max_participations for point in uncapped.points) > 2
+
+
+def test_mechanisms_of_a_fixed_length_are_not_walked():
+    full = rival("full", mechanism("tree-full", PLANNED.participation()), PLANNED, 2.0)
+    bands = rival("banded", mechanism("banded:3", PLANNED.participation()), PLANNED, 2.0)
+    for walk in extrapolate(PLANNED, [full, RIVALS[0], bands]):
+        assert all(list(point.epsilon) == ["blt"] for point in walk.points)
+
+
+def test_a_tree_that_would_take_long_is_left_open(monkeypatch):
+    monkeypatch.setattr(candidates, "QUICK_TREE", 30 * 3)
+    _, rounds, _ = extrapolate(PLANNED, RIVALS)
+    for point in rounds.points:
+        slow = point.participation.rounds * point.participation.max_participations > 90
+        assert (point.epsilon["tree"] is None) == slow
+        assert point.epsilon["blt"] is not None
+    assert {point.epsilon["tree"] is None for point in rounds.points} == {True, False}
+
+
+def test_nobody_to_walk_with_still_gives_the_settings():
+    for walk in extrapolate(PLANNED, []):
+        assert all(point.epsilon == {} for point in walk.points)
+        assert walk.points
+
+
+@given(
+    population=st.integers(1, 5000),
+    goal=st.integers(1, 5000),
+    rounds=st.integers(1, 60),
+    cap=st.integers(1, 9),
+    sigma=st.floats(0.5, 50),
+)
+def test_any_fleet(population, goal, rounds, cap, sigma):
+    asked_of = min(goal, population)
+    asked = question(Fleet(population, asked_of), rounds, cap)
+    made = BLT([0.9, 0.5], [0.3, 0.2])
+    one = rival("blt", made, asked, sigma)
+    goals, by_rounds, by_separation = extrapolate(asked, [one], steps=5)
+    assert asked_of in goals.places
+    assert rounds in by_rounds.places
+    assert asked.fleet.min_sep() in by_separation.places
+    for point in goals.points:
+        separation = population // point.report_goal
+        assert separation >= 1
+        scale = point.report_goal / asked_of
+        expected = account(made, MinSep(rounds, separation, cap), sigma * scale, DELTA)
+        assert point.epsilon["blt"] == expected.epsilon
+
+
+@pytest.mark.parametrize(
+    "far",
+    [
+        {"steps": -1},
+        {"reach": 0.0},
+        {"reach": -2.0},
+        {"reach": math.nan},
+        {"reach": math.inf},
+    ],
+    ids=str,
+)
+def test_a_walk_to_nowhere_is_refused(far):
+    with pytest.raises(InvalidInput):
+        extrapolate(PLANNED, RIVALS[:1], **far)
+
+
+def test_an_even_number_of_steps_passes_the_plan_too():
+    goals, rounds, min_sep = extrapolate(PLANNED, RIVALS[:1], steps=4)
+    assert (50 in goals.places, 30 in rounds.places, 12 in min_sep.places) == (True, True, True)
+
+
+def test_as_far_as_rounds_go():
+    """Eight times as many rounds may be more than there are; what there is, is still shown."""
+    asked = question(Fleet(10**18, 1), 10**18 // 4)
+    walked = extrapolate(asked, [rival("blt", mechanism("independent"), asked, 2.0)])
+    assert max(walked[1].places) <= 10**18
