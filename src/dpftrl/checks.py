@@ -25,15 +25,26 @@ def whole_number(name: str, value: SupportsIndex, at_least: int = 1) -> int:
 
 
 def positive_number(name: str, value: float) -> float:
-    """Return `value`, or refuse what is not a positive finite number.
+    """Return `value` as a float, or refuse what is not a positive finite number.
 
     >>> positive_number("sigma", float("nan"))
     Traceback (most recent call last):
     dpftrl.errors.InvalidInput: sigma must be a positive finite number, got nan
     """
-    if not 0 < value < math.inf:
-        raise InvalidInput(f"{name} must be a positive finite number, got {value!r}")
-    return value
+    number = as_float(value)
+    if not 0 < number < math.inf:
+        raise InvalidInput(f"{name} must be a positive finite number, got {value!s:.40}")
+    return number
+
+
+def as_float(value: float) -> float:
+    """A Python float, whatever kind of number came; beyond all floats it is infinite."""
+    if isinstance(value, str | bytes | bytearray):
+        raise InvalidInput(f"a number is wanted, got the text {value!r:.60}")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def finite_numbers(name: str, values: Iterable[float], at_least: int = 1) -> tuple[float, ...]:

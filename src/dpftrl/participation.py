@@ -40,6 +40,8 @@ class Participation(ABC):
         if rounds > MOST_ROUNDS:
             raise InvalidInput(f"rounds must be at most {MOST_ROUNDS:,}, got {rounds}")
         min_sep = whole_number("min_sep", self.min_sep)
+        if min_sep > MOST_ROUNDS:
+            raise InvalidInput(f"min_sep must be at most {MOST_ROUNDS:,}, got {min_sep}")
         cap = whole_number("max_participations", self.max_participations)
         object.__setattr__(self, "rounds", rounds)
         object.__setattr__(self, "min_sep", min_sep)

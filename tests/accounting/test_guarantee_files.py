@@ -196,7 +196,7 @@ def check_claim(path: Path, truth: Guarantee) -> bool:
         return False
     assert loaded.devices <= truth.devices
     alone = truth.mu / truth.devices
-    real = replace(truth, mu=alone * loaded.devices, delta=loaded.delta)
+    real = replace(truth, mu_of_one=alone, devices=loaded.devices, delta=loaded.delta)
     said = json.loads(path.read_text())
     close = 1 - 1e-8
     for name in ("mu", "rho", "epsilon", "sampler_delta"):

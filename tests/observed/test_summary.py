@@ -163,6 +163,14 @@ def test_rounds_may_count_from_one_and_be_stated(folder):
         observe(path, first_round=2)
 
 
+@pytest.mark.parametrize("name", ["rounds", "first_round"])
+@pytest.mark.parametrize("value", [-1, 10**19, 1.5])
+def test_impossible_rounds_are_refused(folder, name, value):
+    path = plain_log.write(folder / "log.csv", [(1, "a", None)])
+    with pytest.raises(InvalidInput, match=f"^{name} must be"):
+        observe(path, **{name: value})
+
+
 def test_huge_rounds_do_not_overflow(folder):
     rows = [(10**18 - 1, who, None) for who in "ab"] + [(0, "a", None)]
     found = observe(plain_log.write(folder / "log.jsonl", rows))

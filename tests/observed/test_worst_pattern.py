@@ -90,6 +90,27 @@ def test_too_little_work_says_so(folder, monkeypatch):
     assert blt.pattern_norm(found.pattern, ROUNDS) <= brute_force(blt, rows) < found.value
 
 
+def test_what_was_not_opened_is_bounded(folder, monkeypatch):
+    """The group with the largest bound holds one harmless client; the worst is in the next."""
+    monkeypatch.setattr(log_module, "GRAM_LIMIT", 0)
+    monkeypatch.setattr(best_first, "MOST_NORMS", 1)
+    monkeypatch.setattr(best_first, "FEWEST_NORMS", 1)
+    rows = [(when, "harmless", None) for when in (10, 11, 18, 24, 29)]
+    rows += [(when, "worst", None) for when in (0, 6, 13, 19, 25)]
+    blt = made("blt-b400")
+    found = ask(folder, rows, blt)
+    assert (found.kind, found.client) == ("upper bound", "harmless")
+    assert found.value == blt.sensitivity(MinSep(ROUNDS, 6, 5)).value > brute_force(blt, rows)
+
+
+def test_fewer_but_closer_participations_can_be_worse(folder, monkeypatch):
+    monkeypatch.setattr(log_module, "GRAM_LIMIT", 0)
+    rows = [(when, "often", None) for when in (0, 10, 20)]
+    rows += [(when, "close", None) for when in (5, 6)]
+    found = ask(folder, rows, made("banded:4"))
+    assert (found.kind, found.client) == ("exact", "close")
+
+
 def test_it_stops_early_when_no_bound_is_left(folder, monkeypatch):
     """Nobody can be worse than the first client, whose pattern attains its bound."""
     monkeypatch.setattr(log_module, "GRAM_LIMIT", 0)

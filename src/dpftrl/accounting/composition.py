@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dpftrl.accounting.guarantee import Guarantee, Hypothesis, Run, guarantee_of
 from dpftrl.checks import whole_number
-from dpftrl.errors import TooLarge
+from dpftrl.errors import InvalidInput, TooLarge
 
 MOST_SPLITS = 2_000_000
 
@@ -30,24 +30,35 @@ def compose(
         each run at its share, and the worst one counts: a device's pattern within a run keeps to
         that run's own participation and to the share.
     """
-    runs = [run for guarantee in guarantees for run in guarantee.runs]
+    each = list(guarantees)
+    if any(guarantee.devices != 1 for guarantee in each):
+        raise InvalidInput("compose what holds for one device, then say for_devices")
+    runs = [run for guarantee in each for run in guarantee.runs]
     together = guarantee_of(runs, delta)
+    together = replace(together, hypotheses=_all_of(each, together.hypotheses))
     if max_participations is None:
         return together
     cap = whole_number("max_participations", max_participations)
-    mu = min(together.mu, math.sqrt(_worst_split(runs, cap)))
+    mu = min(together.mu_of_one, math.sqrt(_worst_split(runs, cap)))
     said = f"Over all {len(runs)} runs together, each device takes part in at most {cap:,} rounds."
-    capped = replace(together, mu=mu, common_cap=cap)
-    return capped.resting_on(
-        Hypothesis("participation over all runs", said), *(run.hypothesis for run in runs)
-    )
+    common = Hypothesis("participation over all runs", said)
+    others = tuple(old for old in together.hypotheses if old.name != common.name)
+    return replace(together, mu_of_one=mu, common_cap=cap, hypotheses=(common, *others))
+
+
+def _all_of(each: Sequence[Guarantee], usual: Sequence[Hypothesis]) -> tuple[Hypothesis, ...]:
+    """What any of them rests on, in the usual order."""
+    order = [hypothesis.name for hypothesis in usual]
+    said = dict.fromkeys(hypothesis for one in each for hypothesis in one.hypotheses)
+    return tuple(sorted(said, key=lambda one: order.index(one.name) if one.name in order else 99))
 
 
 def _worst_split(runs: Sequence[Run], cap: int) -> float:
     """The largest sum of mu^2 over all ways to share the cap out."""
-    best = [0.0] * (cap + 1)  # by participations used so far
+    cap = min(cap, sum(run.participation.max_participations for run in runs))
     if (cap + 1) ** 2 * len(runs) > MOST_SPLITS:
         raise TooLarge(f"a common cap of {cap:,} over {len(runs)} runs is too large to weigh")
+    best = [0.0] * (cap + 1)  # by participations used so far
     for run in runs:
         squares = [0.0, *(_capped(run, share) ** 2 for share in range(1, cap + 1))]
         best = [

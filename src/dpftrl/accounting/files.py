@@ -1,6 +1,8 @@
 """Guarantees as JSON files: the runs they cover, and the numbers that follow from them."""
 
+import math
 import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -8,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from dpftrl.accounting.composition import compose
-from dpftrl.accounting.guarantee import Guarantee, Hypothesis, Run, guarantee_of
+from dpftrl.accounting.guarantee import Basis, Guarantee, Hypothesis, Run, guarantee_of
 from dpftrl.errors import DpftrlError, InvalidInput
 from dpftrl.mechanisms.files import MechanismFile, mechanism_content, mechanism_from
 from dpftrl.participation import FixedEpochs, MinSep, Participation
@@ -48,6 +50,14 @@ class RunContent(msgspec.Struct, forbid_unknown_fields=True):
     sensitivity_kind: str
 
 
+class HypothesisContent(msgspec.Struct, forbid_unknown_fields=True):
+    """A hypothesis in a file."""
+
+    name: str
+    text: str
+    basis: Basis
+
+
 class GuaranteeFile(msgspec.Struct, forbid_unknown_fields=True):
     """What the JSON holds."""
 
@@ -64,7 +74,7 @@ class GuaranteeFile(msgspec.Struct, forbid_unknown_fields=True):
     devices: int
     common_cap: int | None
     adjacency: Literal["zero-out"]
-    hypotheses: list[Hypothesis]
+    hypotheses: list[HypothesisContent]
 
 
 def save_guarantee(guarantee: Guarantee, path: str | os.PathLike[str]) -> None:
@@ -96,7 +106,9 @@ def guarantee_content(guarantee: Guarantee, beside: Path) -> GuaranteeFile:
         devices=guarantee.devices,
         common_cap=guarantee.common_cap,
         adjacency=guarantee.adjacency,
-        hypotheses=list(guarantee.hypotheses),
+        hypotheses=[
+            HypothesisContent(said.name, said.text, said.basis) for said in guarantee.hypotheses
+        ],
     )
 
 
@@ -107,14 +119,37 @@ def guarantee_from(content: GuaranteeFile, target: Path) -> Guarantee:
         found = compose(alone, content.delta, content.common_cap).for_devices(content.devices)
     except DpftrlError as error:
         raise InvalidInput(f"{target}: {error}") from None
-    for name in ("mu", "rho", "epsilon"):
-        said, true = getattr(content, name), getattr(found, name)
-        if not said >= true * (1 - AGREEMENT):
-            raise InvalidInput(
-                f"{target} claims {name} {said:g}, but its runs give {true:g}; "
-                "it was edited, or made by something else"
-            )
-    return replace(found, hypotheses=tuple(content.hypotheses))
+    named = Counter(said.name for said in content.hypotheses)
+    for name, times in Counter(wanted.name for wanted in found.hypotheses).items():
+        if named[name] < times:
+            raise InvalidInput(f"{target} leaves out what it rests on: {name}")
+    said = tuple(Hypothesis(one.name, one.text, one.basis) for one in content.hypotheses)
+    found = replace(found, hypotheses=said)
+    _compare(content, guarantee_content(found, target), target)
+    return found
+
+
+def _compare(said: GuaranteeFile, true: GuaranteeFile, target: Path) -> None:
+    """Refuse a file whose numbers and words do not follow from its runs."""
+    pairs = [("", said, true, ("mu", "rho", "epsilon", "sampler_delta", "kind", "unit"))]
+    pairs += [
+        (f"run {i}: ", one, other, ("sensitivity", "sensitivity_kind"))
+        for i, (one, other) in enumerate(zip(said.runs, true.runs, strict=True))
+    ]
+    for where, one, other, names in pairs:
+        for name in names:
+            claimed, follows = getattr(one, name), getattr(other, name)
+            if claimed != follows and not _close(claimed, follows):
+                raise InvalidInput(
+                    f"{target} claims {where}{name} {claimed}, but what it holds gives {follows}; "
+                    "it was edited, or made by something else"
+                )
+
+
+def _close(claimed: object, follows: object) -> bool:
+    if isinstance(claimed, float) and isinstance(follows, float):
+        return math.isclose(claimed, follows, rel_tol=AGREEMENT)
+    return False
 
 
 def _run_content(run: Run, beside: Path) -> RunContent:

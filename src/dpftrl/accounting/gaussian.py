@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from dpftrl.checks import positive_number
+from dpftrl.checks import as_float, positive_number
 from dpftrl.errors import InvalidInput
 
 ULP: Final = 2.0**-52
@@ -39,6 +39,10 @@ LEGENDRE: Final = [
 # Steps that the search may take; it needs about six.
 MOST_STEPS: Final = 100
 TINY: Final = 1e-300
+# The smallest float above 0: no Gaussian mechanism has a delta of 0.
+SMALLEST: Final = 5e-324
+# Beyond this, mu^2 is no float any more.
+BOUNDLESS: Final = 1e150
 
 
 def delta_of(epsilon: float, mu: float) -> float:
@@ -47,15 +51,12 @@ def delta_of(epsilon: float, mu: float) -> float:
     >>> round(delta_of(epsilon=1.0, mu=1.0), 9)
     0.126936738
     """
-    return min(1.0, math.exp(log_delta_of(epsilon, mu)) * (1 + 2 * ULP))
+    return min(1.0, max(math.exp(log_delta_of(epsilon, mu)) * (1 + 2 * ULP), SMALLEST))
 
 
 def log_delta_of(epsilon: float, mu: float) -> float:
     """The logarithm of the smallest delta, which may be too small for a float."""
-    positive_number("mu", mu)
-    if not 0 <= epsilon < math.inf:
-        raise InvalidInput(f"epsilon must be a finite number of at least 0, got {epsilon!r}")
-    return _log_delta(epsilon, mu)
+    return _log_delta(_not_negative(epsilon), positive_number("mu", mu))
 
 
 def epsilon_of(delta: float, mu: float, guess: float | None = None) -> float:
@@ -69,11 +70,12 @@ def epsilon_of(delta: float, mu: float, guess: float | None = None) -> float:
     >>> round(epsilon_of(delta=1e-7, mu=1.0), 3)
     5.349
     """
-    positive_number("mu", mu)
-    _fraction(delta)
-    target = math.log(delta)
+    mu = positive_number("mu", mu)
+    target = math.log(_fraction(delta))
     if _log_delta(0.0, mu) <= target:
         return 0.0
+    if mu > BOUNDLESS:
+        return math.inf
     # Log delta is concave in epsilon: a Newton step from the left lands on the right of the root,
     # and steps from the right go down to the root without crossing it, but for rounding.
     most = _zcdp_epsilon(mu, target)
@@ -90,10 +92,7 @@ def epsilon_of(delta: float, mu: float, guess: float | None = None) -> float:
 
 def mu_of(epsilon: float, delta: float) -> float:
     """The largest mu that keeps to (epsilon, delta)."""
-    if not 0 <= epsilon < math.inf:
-        raise InvalidInput(f"epsilon must be a finite number of at least 0, got {epsilon!r}")
-    _fraction(delta)
-    target = math.log(delta)
+    epsilon, target = _not_negative(epsilon), math.log(_fraction(delta))
     low, high = 0.0, 1.0
     while _log_delta(epsilon, high) <= target:
         low, high = high, 2 * high
@@ -122,7 +121,7 @@ def _log_delta(epsilon: float, mu: float) -> float:
     rounding = ULP * (8 + (abs(a) + 1) * (b + abs(a)))
     if a > REMOTE:  # M falls more slowly than 1 / x^2, and here hardly more so
         square = min(a * a, 1e308)
-        return math.log(mu) - math.log(square) - LOG_ROOT_2PI - square / 2 * (1 - 16 * ULP)
+        return math.log(mu) - math.log(square) - LOG_ROOT_2PI - square / 2 + 4 * rounding
     if a <= 0 and rounding > 0.01:
         return 0.0
     log_density = -a * a / 2 - LOG_ROOT_2PI
@@ -134,8 +133,10 @@ def _log_delta(epsilon: float, mu: float) -> float:
         spread = 8 * (1 + larger / difference)
     else:
         rest = math.exp(log_density) * (_mills(-a) + _mills(b))
-        return min(0.0, _log1p(-rest * (1 - 16 * rounding)))
-    return min(0.0, log_density + math.log(difference) + rounding + spread * ULP)
+        return min(0.0, math.nextafter(_log1p(-rest * (1 - 16 * rounding)), 0.0))
+    log_difference = math.log(difference)
+    rounding += ULP * (spread + 4 * (abs(log_density) + abs(log_difference)))
+    return min(0.0, log_density + log_difference + rounding)
 
 
 def _log1p(x: float) -> float:
@@ -188,6 +189,14 @@ def _up_to(epsilon: float, target: float, mu: float) -> float:
     return epsilon
 
 
-def _fraction(delta: float) -> None:
+def _not_negative(epsilon: float) -> float:
+    number = as_float(epsilon)
+    if not 0 <= number < math.inf:
+        raise InvalidInput(f"epsilon must be a finite number of at least 0, got {epsilon!s:.40}")
+    return number
+
+
+def _fraction(delta: float) -> float:
     if not 0 < delta < 1:
-        raise InvalidInput(f"delta must be between 0 and 1, got {delta!r}")
+        raise InvalidInput(f"delta must be between 0 and 1, got {delta!s:.40}")
+    return float(delta)

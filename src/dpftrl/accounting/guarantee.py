@@ -68,9 +68,9 @@ class Run:
     @classmethod
     def of(cls, mechanism: Mechanism, participation: Participation, sigma: float) -> Self:
         """Compute the sensitivity."""
-        positive_number("the noise multiplier", sigma)
+        scale = positive_number("the noise multiplier", sigma)
         mechanism.check_rounds(participation.rounds)
-        return cls(mechanism, participation, sigma, mechanism.sensitivity(participation))
+        return cls(mechanism, participation, scale, mechanism.sensitivity(participation))
 
     @property
     def mu(self) -> float:
@@ -95,7 +95,7 @@ class Guarantee:
 
     Attributes:
         runs: The streams of noise that it covers.
-        mu: Their Gaussian differential privacy parameter, together.
+        mu_of_one: Their Gaussian differential privacy parameter, together, for one device.
         delta: The delta at which epsilon is stated.
         hypotheses: What it rests on.
         devices: How many devices are protected as one.
@@ -109,7 +109,7 @@ class Guarantee:
     """
 
     runs: tuple[Run, ...]
-    mu: float
+    mu_of_one: float
     delta: float
     hypotheses: tuple[Hypothesis, ...]
     devices: int = 1
@@ -118,12 +118,18 @@ class Guarantee:
     epsilon: float = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "delta", float(self.delta))
         object.__setattr__(self, "epsilon", epsilon_of(self.delta, _padded(self.mu)))
+
+    @property
+    def mu(self) -> float:
+        """The Gaussian differential privacy parameter; g devices move the output g times as far."""
+        return self.mu_of_one * self.devices
 
     @property
     def rho(self) -> float:
         """The parameter of zCDP."""
-        return self.mu**2 / 2
+        return self.mu * (self.mu / 2)
 
     @property
     def sampler_delta(self) -> float:
@@ -148,8 +154,9 @@ class Guarantee:
 
     def for_devices(self, devices: int) -> "Guarantee":
         """A bound for a person with so many devices: each may move the output by as much again."""
-        count = whole_number("devices", devices)
-        return replace(self, mu=self.mu * count, devices=self.devices * count)
+        count = self.devices * whole_number("devices", devices)
+        positive_number("devices", count)
+        return replace(self, devices=count)
 
     def resting_on(self, *known: Hypothesis) -> "Guarantee":
         """The same guarantee, where more is known of some hypotheses: they replace the old ones."""
@@ -212,7 +219,7 @@ def calibrate(
     Guarantees:
         `account` at the sigma returned gives an epsilon of at most `epsilon`.
     """
-    positive_number("epsilon", epsilon)
+    epsilon = positive_number("epsilon", epsilon)
     mechanism.check_rounds(participation.rounds)
     value = mechanism.sensitivity(participation).value
     sigma = _padded(value) / mu_of(epsilon, delta)
@@ -223,11 +230,11 @@ def calibrate(
 
 def calibrate_rho(mechanism: Mechanism, participation: Participation, rho: float) -> float:
     """The smallest sigma whose zCDP parameter does not pass `rho`."""
-    positive_number("rho", rho)
+    rho = positive_number("rho", rho)
     mechanism.check_rounds(participation.rounds)
     value = mechanism.sensitivity(participation).value
-    sigma = value / math.sqrt(2 * rho)
-    while (value / sigma) ** 2 / 2 > rho:
+    sigma = value / (math.sqrt(2) * math.sqrt(rho))
+    while (value / sigma) * (value / sigma / 2) > rho:
         sigma *= 1 + 2.0**-50
     return sigma
 

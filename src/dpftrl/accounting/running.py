@@ -21,7 +21,7 @@ class Spent(NamedTuple):
     @property
     def rho(self) -> float:
         """The parameter of zCDP."""
-        return self.mu**2 / 2
+        return self.mu * (self.mu / 2)
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon at this delta."""
@@ -41,10 +41,11 @@ def spending(
     >>> [round(next(rounds).epsilon(1e-6), 3) for _ in range(3)]
     [0.397, 0.447, 0.734]
     """
-    positive_number("the noise multiplier", sigma)
-    whole_number("min_sep", min_sep)
-    for rounds, sensitivity in enumerate(_sensitivities(mechanism, min_sep, max_participations), 1):
-        yield Spent(rounds, sensitivity / sigma)
+    scale = positive_number("the noise multiplier", sigma)
+    gap = whole_number("min_sep", min_sep)
+    cap = whole_number("max_participations", max_participations)
+    sensitivities = _sensitivities(mechanism, gap, cap)
+    return (Spent(rounds, value / scale) for rounds, value in enumerate(sensitivities, 1))
 
 
 def _sensitivities(mechanism: Mechanism, min_sep: int, cap: int) -> Iterator[float]:

@@ -9,6 +9,7 @@ a floor under delta.
 import math
 from typing import Final
 
+from dpftrl.checks import as_float
 from dpftrl.errors import InvalidInput
 
 # Random bits behind the radius, tail included; the sampler of dpftrl.noise draws as many.
@@ -35,6 +36,7 @@ def sampler_delta(mu: float, bits: int = RADIUS_BITS) -> float:
         the plane, moved by mu, leaving the disc; in many, each pair leaves by its boundary layer,
         at most s R exp(-R^2 / 2) with exp(-R^2 / 2) = 2^-bits, and the s sum to mu sqrt(pairs).
     """
+    mu = as_float(mu)
     if not 0 <= mu < math.inf:
         raise InvalidInput(f"mu must be a finite number of at least 0, got {mu!r}")
     radius = largest_normal(bits)

@@ -17,6 +17,7 @@ from dpftrl.observed.reading import open_source, stream
 from dpftrl.observed.result import Limits, Observed, WorstPattern
 from dpftrl.observed.rows import clean, last_round
 from dpftrl.observed.summary import summarise
+from dpftrl.participation import MOST_ROUNDS, MinSep
 
 if TYPE_CHECKING:
     import polars as pl
@@ -92,9 +93,12 @@ def open_log(
         report: Is told how far the work is.
     """
     first = whole_number("first_round", first_round, at_least=0)
-    stated = None if rounds is None else whole_number("rounds", rounds)
+    if first > MOST_ROUNDS:
+        raise InvalidInput(f"first_round must be at most {MOST_ROUNDS:,}, got {first}")
+    stated = None if rounds is None else MinSep.once(rounds).rounds
     source, told = open_source(path), report or _silence
-    partitions = Partitions(1 + source.rows // whole_number("rows", rows_per_partition))
+    size = whole_number("rows_per_partition", rows_per_partition)
+    partitions = Partitions(1 + source.rows // size)
     try:
         reader = _Reader(path, partitions, first, stated, told)
         stream(source, reader.receive)

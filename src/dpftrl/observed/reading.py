@@ -8,7 +8,8 @@ import gzip
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -146,27 +147,21 @@ def _json_object(path: Path, number: int, line: bytes) -> dict[str, Any]:
         ) from None
 
 
-class _told_plainly:  # noqa: N801 (reads as the words of a with statement)
+@contextmanager
+def _told_plainly(path: Path, kind: str) -> Generator[None]:
     """Turn what polars or the system says of a bad file into one line."""
+    import polars as pl
 
-    def __init__(self, path: Path, kind: str):
-        self.path, self.kind = path, kind
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
-        import polars as pl
-
-        polars_says = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
-        bad = (*polars_says, OSError, EOFError, zlib.error)
-        if not isinstance(error, bad):
-            return
-        if self.kind == "json" and isinstance(error, polars_says):
+    polars_says = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
+    try:
+        yield
+    except (*polars_says, OSError, EOFError, zlib.error) as error:
+        if kind == "json" and isinstance(error, polars_says):
             # Polars does not say which line; a second look finds it.
-            for number, line in _json_lines(self.path):
-                _json_object(self.path, number, line)
-        name = {"csv": "CSV", "json": "JSON lines", "parquet": "Parquet"}[self.kind]
-        raise InvalidInput(f"{self.path} cannot be read as {name}: {_reason(error)}") from None
+            for number, line in _json_lines(path):
+                _json_object(path, number, line)
+        name = {"csv": "CSV", "json": "JSON lines", "parquet": "Parquet"}[kind]
+        raise InvalidInput(f"{path} cannot be read as {name}: {_reason(error)}") from None
 
 
 def _reason(error: BaseException) -> str:

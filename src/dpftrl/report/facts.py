@@ -95,10 +95,8 @@ class Facts:
     @cached_property
     def by_devices(self) -> tuple[Guarantee, ...]:
         """The guarantee for one person's devices together."""
-        given = self.guarantee
-        single = replace(given, mu=given.mu / given.devices, devices=1)
-        counts = sorted({1, 2, 3, given.devices, *self.devices})
-        return tuple(given if n == given.devices else single.for_devices(n) for n in counts)
+        counts = sorted({1, 2, 3, self.guarantee.devices, *self.devices})
+        return tuple(replace(self.guarantee, devices=n) for n in counts)
 
     @cached_property
     def by_delta(self) -> tuple[Guarantee, ...]:
@@ -121,9 +119,7 @@ class Facts:
 
     def alike(self, guarantee: Guarantee) -> Guarantee:
         """Another guarantee for as many devices and at the same delta, so that the two compare."""
-        stated = self.guarantee
-        scaled = guarantee.mu * stated.devices / guarantee.devices
-        return replace(guarantee, mu=scaled, devices=stated.devices, delta=stated.delta)
+        return replace(guarantee, devices=self.guarantee.devices, delta=self.guarantee.delta)
 
     @property
     def right_guess(self) -> float:

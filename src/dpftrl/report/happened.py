@@ -101,7 +101,7 @@ def _against_log(stated: Happened, observed: Observed) -> Happened:
         f"shows{beside}."
     )
     # A bound on more patterns may be tighter than another on fewer: never use that to say less.
-    formal = replace(formal, mu=max(formal.mu, base.mu))
+    formal = replace(formal, mu_of_one=max(formal.mu_of_one, base.mu_of_one))
     return Happened(formal, "log", ex_post, kept=False, warnings=(warning,))
 
 

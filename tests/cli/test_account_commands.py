@@ -1,0 +1,836 @@
+"""`dpftrl account`, `calibrate` and `compose`: numbers, files, logs, and every mistake."""
+
+import contextlib
+import io
+import json
+import math
+import re
+import subprocess
+import sys
+import tracemalloc
+from collections import defaultdict
+from decimal import ROUND_CEILING, Decimal
+from itertools import pairwise
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpftrl import BinaryTree, FixedEpochs, MinSep, account, compose, mechanism, save_mechanism
+from dpftrl.accounting import delta_of, load_guarantee, save_guarantee
+from dpftrl.cli.main import main
+from dpftrl.plan import Fleet, Plan, save_plan
+from dpftrl.report.numbers import rounded_up
+
+
+def run(*arguments) -> tuple[int, str, str]:
+    """Run a command line in this process; return its exit code, output and error output."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        patch.object(sys, "argv", ["dpftrl", *map(str, arguments)]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as stop,
+    ):
+        main()
+    return stop.value.code, out.getvalue(), err.getvalue()
+
+
+def answer(*arguments) -> dict:
+    code, out, err = run(*arguments, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def told_in_one_line(*arguments) -> str:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("dpftrl: ")
+    assert err.count("\n") == 1
+    return err
+
+
+SETTING = ("--rounds", 60, "--min-sep", 7)
+NOISE = ("--noise-multiplier", 3.3, "--delta", 1e-7)
+HERE = MinSep(60, 7)
+
+
+# What the three commands say.
+
+
+@pytest.mark.parametrize("name", ["blt", "tree", "band-sqrt", "banded:4", "toeplitz:1,0,0.5"])
+def test_account_says_what_the_library_says(name):
+    found = answer("account", name, *SETTING, *NOISE)
+    promise = account(mechanism(name, HERE), HERE, 3.3, 1e-7)
+    (run_of,) = promise.runs
+    assert found["sensitivity"] == run_of.sensitivity.value
+    assert found["sensitivity_kind"] == run_of.sensitivity.kind
+    for key in ("mu", "rho", "epsilon", "delta", "unit", "adjacency", "sampler_delta"):
+        assert found[key] == getattr(promise, key)
+    assert (found["rounds"], found["min_sep"], found["max_participations"]) == (60, 7, 9)
+    assert found["mu"] == found["sensitivity"] / 3.3
+    assert {one["name"] for one in found["hypotheses"]} >= {"participation", "clipping"}
+    assert "basis" not in found
+    assert "worst_pattern" not in found
+
+
+def test_sensitivity_is_called_a_bound_where_it_is_one():
+    _, table, _ = run("account", "toeplitz:1,0,0.5", "--rounds", 50, "--min-sep", 1, *NOISE)
+    assert "≤" in table
+    _, table, _ = run("account", "tree", *SETTING, *NOISE)
+    assert "≤" not in table
+
+
+@given(sigma=st.floats(0.3, 300), epsilon=st.floats(0.01, 20), devices=st.integers(1, 3))
+def test_an_epsilon_gives_its_delta_and_back(sigma, epsilon, devices):
+    asked = ("account", "blt", *SETTING, "--noise-multiplier", sigma, "--devices", devices)
+    code, out, err = run(*asked, "--epsilon", epsilon, "--json")
+    if code != 0:  # a delta beyond the range of floats
+        assert "give a --delta instead" in err
+        return
+    found = json.loads(out)
+    assert delta_of(epsilon, found["mu"]) <= found["delta"]
+    if 1e-300 < found["delta"] < 0.9:
+        assert found["epsilon"] == pytest.approx(epsilon, rel=1e-9)
+        again = answer(*asked, "--delta", repr(found["delta"]))
+        assert again == found
+
+
+def test_devices_multiply_mu():
+    one = answer("account", "tree", *SETTING, *NOISE)
+    three = answer("account", "tree", *SETTING, *NOISE, "--devices", 3)
+    assert three["mu"] == pytest.approx(3 * one["mu"], rel=1e-15)
+    assert three["rho"] == pytest.approx(9 * one["rho"], rel=1e-15)
+    assert three["epsilon"] > one["epsilon"]
+    assert three["sensitivity"] == one["sensitivity"]
+    assert three["unit"] == "3 devices of one person"
+    _, table, _ = run("account", "tree", *SETTING, *NOISE, "--devices", 3)
+    assert "for each 3 devices of one person" in table
+
+
+def test_rounds_between_is_one_less_than_min_sep():
+    between = answer("account", "tree", "--rounds", 60, "--rounds-between", 6, *NOISE)
+    assert between == answer("account", "tree", *SETTING, *NOISE)
+    every_round = answer("account", "tree", "--rounds", 60, "--rounds-between", 0, *NOISE)
+    assert every_round["min_sep"] == 1
+
+
+def test_a_cap_counts():
+    capped = answer("account", "tree", *SETTING, *NOISE, "--max-participations", 2)
+    assert capped["max_participations"] == 2
+    assert capped["epsilon"] == account(BinaryTree(), MinSep(60, 7, 2), 3.3, 1e-7).epsilon
+    assert capped["epsilon"] < answer("account", "tree", *SETTING, *NOISE)["epsilon"]
+
+
+def test_fixed_epochs_are_said_to_be_fixed():
+    setting = ("--rounds", 24, "--min-sep", 3)
+    fixed = answer("account", "tree", *setting, *NOISE, "--fixed-epochs")
+    free = answer("account", "tree", *setting, *NOISE)
+    assert fixed["epsilon"] == account(BinaryTree(), FixedEpochs(24, 3), 3.3, 1e-7).epsilon
+    assert fixed["epsilon"] < free["epsilon"]
+    # At least 3 apart is not enough for the smaller epsilon.
+    assert fixed["hypotheses"][0] != free["hypotheses"][0]
+    assert "exactly 3" in fixed["hypotheses"][0]["text"]
+
+
+def test_the_table_says_that_epochs_are_fixed():
+    setting = ("--rounds", 24, "--min-sep", 3)
+    _, fixed, _ = run("account", "tree", *setting, *NOISE, "--fixed-epochs")
+    _, free, _ = run("account", "tree", *setting, *NOISE)
+    assert fixed.splitlines()[0].strip() != free.splitlines()[0].strip()
+
+
+def test_a_mechanism_may_come_from_a_file(tmp_path):
+    save_mechanism(mechanism("banded:4", HERE), tmp_path / "m.json")
+    by_name = answer("account", "banded:4", *SETTING, *NOISE)
+    assert answer("account", tmp_path / "m.json", *SETTING, *NOISE) == by_name
+
+
+@given(
+    target=st.floats(0.01, 30),
+    devices=st.integers(1, 12),
+    delta=st.sampled_from([1e-12, 1e-6, 0.01]),
+)
+def test_calibrated_noise_never_passes_the_target(target, devices, delta):
+    for name in ("blt", "tree"):
+        asked = (name, *SETTING, "--delta", delta, "--devices", devices)
+        found = answer("calibrate", *asked, "--epsilon", target)
+        sigma = found["noise_multiplier"]
+        kept = answer("account", *asked, "--noise-multiplier", repr(sigma))
+        assert target * (1 - 1e-9) <= kept["epsilon"] <= target
+        assert (kept["epsilon"], kept["rho"]) == (found["epsilon"], found["rho"])
+        # The control: a little less noise does.
+        less = answer("account", *asked, "--noise-multiplier", repr(sigma * (1 - 1e-9)))
+        assert less["epsilon"] > target
+
+
+@given(target=st.floats(1e-6, 1e3), devices=st.integers(1, 12))
+def test_noise_calibrated_to_rho_never_passes_it(target, devices):
+    found = answer("calibrate", "blt", *SETTING, "--rho", target, "--devices", devices)
+    assert found.keys() & {"epsilon", "delta"} == set()
+    sigma = found["noise_multiplier"]
+    asked = ("blt", *SETTING, "--delta", 1e-6, "--devices", devices)
+    kept = answer("account", *asked, "--noise-multiplier", repr(sigma))
+    assert target * (1 - 1e-9) <= kept["rho"] <= target
+    less = answer("account", *asked, "--noise-multiplier", repr(sigma * (1 - 1e-9)))
+    assert less["rho"] > target
+
+
+def test_calibrate_to_rho_states_epsilon_at_the_delta_that_is_given():
+    found = answer("calibrate", "tree", *SETTING, "--rho", 0.5, "--delta", 1e-5)
+    again = account(BinaryTree(), HERE, found["noise_multiplier"], 1e-5)
+    assert (found["epsilon"], found["delta"]) == (again.epsilon, 1e-5)
+
+
+@pytest.fixture
+def guarantees(tmp_path):
+    """Three runs as files, and as what they are."""
+    settings = [("tree", HERE, 5.0), ("blt", MinSep(90, 9, 3), 4.0), ("tree", HERE, 6.0)]
+    paths = [tmp_path / f"{i}.json" for i in range(3)]
+    for (name, p, sigma), path in zip(settings, paths, strict=True):
+        code, _, err = run(
+            *("account", name, "--rounds", p.rounds, "--min-sep", p.min_sep),
+            *("--max-participations", p.max_participations, "--noise-multiplier", sigma),
+            *("--delta", 1e-6, "--out", path),
+        )
+        assert (code, err) == (0, "")
+    return paths, [account(mechanism(n), p, sigma, 1e-6) for n, p, sigma in settings]
+
+
+def test_compose_adds_up_what_account_saved(guarantees, tmp_path):
+    paths, promises = guarantees
+    assert [load_guarantee(path) for path in paths] == promises
+    found = answer("compose", *paths, "--delta", 1e-9, "--out", tmp_path / "all.json")
+    together = compose(promises, 1e-9)
+    assert (found["runs"], found["kind"]) == (3, "upper bound")
+    for key in ("mu", "rho", "epsilon", "delta"):
+        assert found[key] == getattr(together, key)
+    assert found["rho"] == pytest.approx(sum(promise.rho for promise in promises), rel=1e-12)
+    assert load_guarantee(tmp_path / "all.json") == together
+    again = answer("compose", tmp_path / "all.json", paths[0], "--delta", 1e-9)
+    assert again["rho"] == pytest.approx(found["rho"] + promises[0].rho, rel=1e-12)
+
+
+def test_compose_of_one_is_that_one(guarantees):
+    paths, promises = guarantees
+    found = answer("compose", paths[0], "--delta", 1e-6)
+    assert (found["mu"], found["epsilon"]) == (promises[0].mu, promises[0].epsilon)
+
+
+def test_compose_under_a_common_cap_and_for_a_person(guarantees):
+    paths, promises = guarantees
+    free = answer("compose", *paths, "--delta", 1e-9)
+    capped = answer("compose", *paths, "--delta", 1e-9, "--max-participations", 4)
+    assert capped["mu"] == compose(promises, 1e-9, 4).mu < free["mu"]
+    assert capped["max_participations"] == 4
+    person = answer("compose", *paths, "--delta", 1e-9, "--devices", 2)
+    assert person["mu"] == pytest.approx(2 * free["mu"], rel=1e-15)
+    assert person["unit"] == "2 devices of one person"
+
+
+def test_a_huge_common_cap_costs_no_memory(guarantees):
+    paths, _ = guarantees
+    run("compose", *paths, "--delta", 1e-9)
+    tracemalloc.start()
+    try:
+        code, _, err = run("compose", *paths, "--delta", 1e-9, "--max-participations", "5M")
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert code in (0, 2)
+    assert err.count("\n") == code // 2
+    assert most < 20e6
+
+
+def test_compose_refuses_what_is_not_one_device(guarantees, tmp_path):
+    paths, promises = guarantees
+    save_guarantee(promises[0].for_devices(2), tmp_path / "person.json")
+    assert "--devices" in told_in_one_line(
+        "compose", paths[0], tmp_path / "person.json", "--delta", 1e-6
+    )
+
+
+@pytest.mark.parametrize("name", ["mu", "rho", "epsilon"])
+def test_compose_refuses_a_file_that_claims_too_much(guarantees, name):
+    paths, _ = guarantees
+    content = json.loads(paths[1].read_text())
+    paths[1].write_text(json.dumps(content))
+    assert run("compose", *paths, "--delta", 1e-6)[0] == 0
+    content[name] *= 0.99
+    paths[1].write_text(json.dumps(content))
+    assert f"claims {name}" in told_in_one_line("compose", *paths, "--delta", 1e-6)
+
+
+def test_compose_refuses_foreign_files(guarantees, tmp_path):
+    paths, promises = guarantees
+    save_plan(Plan(Fleet(1000, 10), promises[0]), tmp_path / "plan.json")
+    save_mechanism(mechanism("blt"), tmp_path / "mechanism.json")
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "text.txt").write_text("{}")
+    for name in (
+        "plan.json",
+        "mechanism.json",
+        "broken.json",
+        "folder.json",
+        "text.txt",
+        "no.json",
+    ):
+        told_in_one_line("compose", paths[0], tmp_path / name, "--delta", 1e-6)
+
+
+def test_a_refused_out_leaves_no_file(tmp_path):
+    for name in ("g.txt", "g", "no/such/folder/g.json"):
+        told_in_one_line("account", "tree", *SETTING, *NOISE, "--out", tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+# The paper's production table.
+
+PRODUCTION = {
+    "es-ES BandMF": ("banded:400", 1280, 296, 4, 1.411, "0.29", "4.82"),
+    "es-ES BLT": ("blt-b400", 1280, 300, 4, 7.379, "0.16", "3.46"),
+    "id-ID TreeAgg": ("tree", 2350, 437, 5, 7, "0.94", "9.29"),
+    "id-ID BLT": ("blt-b400", 2350, 447, 5, 7.379, "0.20", "3.93"),
+    "pt-BR BandMF": ("banded:1000", 2000, 2001, 1, 4.523, "0.0245", "1.32"),
+    "pt-BR BLT": ("blt-b1000", 2000, 2001, 1, 8.681, "0.0223", "1.25"),
+    "pt-BR BLT 12K": ("blt-b1000", 2000, 1181, 2, 16.1, "0.0140", "0.98"),
+    "pt-PT TreeAgg": ("tree", 430, 91, 4, 7, "1.33", "11.27"),
+    "pt-PT BLT": ("blt-b100", 430, 92, 4, 3.12, "1.11", "10.19"),
+    "pt-PT BLT 6K": ("blt-b100", 320, 49, 6, 5.5, "0.75", "8.19"),
+}
+DOES_NOT = {"es-ES BandMF", "pt-PT TreeAgg"}
+
+
+@pytest.mark.parametrize("row", PRODUCTION)
+def test_the_production_table(row):
+    name, rounds, between, cap, sigma, rho, epsilon = PRODUCTION[row]
+    found = answer(
+        *("account", name, "--rounds", rounds, "--rounds-between", between),
+        *("--max-participations", cap, "--noise-multiplier", sigma, "--delta", "1e-10"),
+    )
+    reproduces = {
+        Decimal(found[key]).quantize(Decimal(printed), ROUND_CEILING) == Decimal(printed)
+        for key, printed in (("rho", rho), ("epsilon", epsilon))
+    }
+    assert reproduces == {row not in DOES_NOT}
+    if row == "pt-PT TreeAgg":
+        assert found["rho"] == pytest.approx(43 / 98)
+        assert found["epsilon"] == pytest.approx(6.10, abs=0.005)
+    if row == "id-ID TreeAgg":
+        assert found["sensitivity"] ** 2 == pytest.approx(92)
+
+
+# Numbers for people are rounded up.
+
+
+@given(st.floats(5e-324, 1.7e308, exclude_min=False))
+def test_rounded_up_is_never_less_and_four_digits_more_at_most(value):
+    shown, exact = Decimal(rounded_up(value)), Decimal(repr(value))
+    assert exact <= shown <= exact + exact * Decimal("0.001")
+
+
+@given(st.integers(1, 9999), st.integers(-300, 300))
+def test_four_digits_stay_as_they_are(digits, exponent):
+    value = float(f"{digits}e{exponent}")
+    assert Decimal(rounded_up(value)) == Decimal(digits).scaleb(exponent)
+
+
+@given(st.floats(1e-4, 1e6))
+def test_plain_rounding_would_be_caught(value):
+    """The control: what `rounded_up` is for is that this fails for some numbers."""
+    nearest = Decimal(f"{value:.4g}")
+    if nearest < Decimal(repr(value)):
+        assert Decimal(rounded_up(value)) > nearest
+
+
+def test_numbers_as_people_expect_them():
+    assert [rounded_up(value) for value in (0, 0.1, 1.0, 9.9999, 0.00012341)] == [
+        *("0", "0.1000", "1.000", "10.000", "0.0001235")
+    ]
+    assert (rounded_up(1e300), rounded_up(1.00001e300)) == ("1.000e300", "1.001e300")
+    assert Decimal(rounded_up(5e-324)) >= Decimal("5e-324")
+
+
+def cells(table: str, label: str) -> list[str]:
+    (line,) = [line for line in table.splitlines() if f" {label} " in line and "│" in line]
+    return [cell.strip() for cell in line.strip()[1:-1].split("│")][1:]
+
+
+@given(sigma=st.floats(0.01, 1e5), delta=st.floats(1e-15, 0.1))
+def test_tables_never_show_less_than_the_json(sigma, delta):
+    asked = ("blt", *SETTING, "--noise-multiplier", sigma, "--delta", delta)
+    found, (_, table, _) = answer("account", *asked), run("account", *asked)
+    _, *shown = cells(table, "guarantee")
+    for key, cell in zip(("mu", "rho", "epsilon"), shown, strict=True):
+        assert Decimal(cell) >= Decimal(repr(found[key]))
+        assert float(cell) <= found[key] * 1.001
+
+
+@given(rho=st.floats(1e-4, 100))
+def test_calibrate_shows_no_less_noise_than_it_takes(rho):
+    asked = ("calibrate", "tree", *SETTING, "--rho", rho, "--delta", 1e-6)
+    found, (_, table, _) = answer(*asked), run(*asked)
+    for key in ("noise_multiplier", "mu", "rho", "epsilon"):
+        (cell,) = cells(table, key.replace("_", " "))
+        assert Decimal(cell) >= Decimal(repr(found[key]))
+
+
+def test_compose_shows_no_less_than_the_json(guarantees):
+    paths, promises = guarantees
+    found = answer("compose", *paths, "--delta", 1e-9)
+    _, table, _ = run("compose", *paths, "--delta", 1e-9)
+    rounds, *shown = cells(table, "together")
+    assert rounds == "210"
+    for key, cell in zip(("mu", "rho", "epsilon"), shown, strict=True):
+        assert Decimal(cell) >= Decimal(repr(found[key]))
+    _, mu, rho, _ = cells(table, "blt-b400")
+    assert Decimal(mu) >= Decimal(repr(promises[1].mu))
+    assert Decimal(rho) >= Decimal(repr(promises[1].rho))
+
+
+@given(sigma=st.floats(0.5, 50), epsilon=st.floats(0.1, 5))
+def test_a_delta_that_was_computed_is_not_shown_smaller(sigma, epsilon):
+    asked = ("account", "blt", *SETTING, "--noise-multiplier", sigma, "--epsilon", epsilon)
+    code, out, _ = run(*asked, "--json")
+    if code != 0:
+        return
+    _, table, _ = run(*asked)
+    (shown,) = re.findall(r"delta (\S+)", table)
+    assert Decimal(shown) >= Decimal(repr(json.loads(out)["delta"]))
+
+
+@given(middle=st.floats(0.01, 0.9), last=st.floats(0.91, 0.999))
+def test_a_bound_on_the_sensitivity_is_not_shown_smaller(middle, last):
+    asked = ("account", f"toeplitz:1,{middle},{last}", "--rounds", 20, "--min-sep", 1, *NOISE)
+    code, out, _ = run(*asked, "--json")
+    if code != 0:
+        return
+    found = json.loads(out)
+    _, table, _ = run(*asked)
+    sensitivity = cells(table, "guarantee")[0]
+    if found["sensitivity_kind"] == "upper bound":
+        sign, shown = sensitivity.split()
+        assert sign == "≤"
+        assert Decimal(shown) >= Decimal(repr(found["sensitivity"]))
+
+
+# Participation logs.
+
+LOG = [(0, "ann"), (5, "ann"), (11, "ann"), (2, "bob"), (13, "bob"), (7, "cyd")]
+
+
+def write(path, rows=LOG, header="round,client"):
+    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
+
+
+@pytest.fixture
+def log(tmp_path):
+    return write(tmp_path / "log.csv")
+
+
+def patterns(rows) -> dict[str, tuple[int, ...]]:
+    taken = defaultdict(set)
+    for when, who in rows:
+        taken[who].add(when)
+    return {who: tuple(sorted(rounds)) for who, rounds in taken.items()}
+
+
+def test_a_log_is_accounted_by_what_it_shows(log):
+    found = answer("account", "tree", "--log", log, *NOISE)
+    assert (found["rounds"], found["min_sep"], found["max_participations"]) == (14, 5, 3)
+    assert found["epsilon"] == account(BinaryTree(), MinSep(14, 5, 3), 3.3, 1e-7).epsilon
+    assert found["basis"] == "observed"
+    by_name = {one["name"]: one["basis"] for one in found["hypotheses"]}
+    assert by_name.pop("participation") == "observed"
+    assert set(by_name.values()) == {"assumed"}
+    assert found["observed"]["clients"] == 3
+    assert "stated" not in found
+
+
+NAMES = ["tree", "blt", "blt-b1000", "band-sqrt:3", "sqrt", "tree-full", "banded:3", "independent"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "smooth-tree", "toeplitz:1,0,0.5"])
+def test_the_worst_client_is_the_worst_of_all(log, name):
+    found = answer("account", name, "--log", log, *NOISE)
+    made = mechanism(name, MinSep(14, 5, 3))
+    norms = {who: made.pattern_norm(taken, 14) for who, taken in patterns(LOG).items()}
+    worst = found["worst_pattern"]
+    assert worst["sensitivity"] == pytest.approx(max(norms.values()), rel=1e-12)
+    assert norms[worst["client"]] == pytest.approx(max(norms.values()), rel=1e-12)
+    assert tuple(worst["pattern"]) == patterns(LOG)[worst["client"]]
+    assert worst["mu"] == pytest.approx(worst["sensitivity"] / 3.3, rel=1e-15)
+    assert worst["rho"] == pytest.approx(worst["mu"] ** 2 / 2, rel=1e-15)
+    assert worst["epsilon"] <= found["epsilon"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 39), st.sampled_from("abcdef")),
+        min_size=1,
+        max_size=25,
+        unique=True,
+    ),
+    st.sampled_from(["tree", "blt", "tree-full", "band-sqrt:4"]),
+    st.integers(1, 3),
+)
+def test_any_log(tmp_path_factory, rows, name, devices):
+    path = write(tmp_path_factory.getbasetemp() / "any-log.csv", rows)
+    found = answer("account", name, "--log", path, *NOISE, "--devices", devices)
+    rounds = 1 + max(when for when, _ in rows)
+    taken = patterns(rows)
+    gaps = [later - sooner for one in taken.values() for sooner, later in pairwise(one)]
+    seen = MinSep(rounds, min(gaps, default=rounds), max(map(len, taken.values())))
+    made = mechanism(name, seen)
+    promise = account(made, seen, 3.3, 1e-7).for_devices(devices)
+    assert (found["mu"], found["epsilon"]) == (promise.mu, promise.epsilon)
+    worst = max(made.pattern_norm(one, rounds) for one in taken.values())
+    assert found["worst_pattern"]["sensitivity"] == pytest.approx(worst, rel=1e-12)
+    assert found["worst_pattern"]["mu"] == pytest.approx(devices * worst / 3.3, rel=1e-12)
+    assert found["worst_pattern"]["epsilon"] <= found["epsilon"] * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_worst_client_is_never_above_the_worst_that_could_be(tmp_path, name):
+    """Both are computed, in two ways; where they are the same client, so are the numbers."""
+    for rounds, gap, count in ((59, 22, 3), (60, 60, 1), (37, 9, 4), (41, 1, 41), (57, 21, 2)):
+        rows = [(gap * i, "a") for i in range(count)]
+        path = write(tmp_path / "worst.csv", rows)
+        found = answer("account", name, "--log", path, "--rounds", rounds, *NOISE)
+        assert found["worst_pattern"]["epsilon"] <= found["epsilon"]
+        assert found["worst_pattern"]["mu"] <= found["mu"]
+
+
+def test_rounds_that_are_stated_count(log):
+    longer = answer("account", "tree", "--log", log, "--rounds", 64, *NOISE)
+    assert (longer["rounds"], longer["min_sep"], longer["max_participations"]) == (64, 5, 3)
+    assert longer["epsilon"] == account(BinaryTree(), MinSep(64, 5, 3), 3.3, 1e-7).epsilon
+    assert longer["epsilon"] > answer("account", "tree", "--log", log, *NOISE)["epsilon"]
+    assert "13" in told_in_one_line("account", "tree", "--log", log, "--rounds", 13, *NOISE)
+
+
+def test_what_was_stated_stands_beside_it_if_it_was_kept(log):
+    stated = ("--rounds", 14, "--min-sep", 4, "--max-participations", 4)
+    found = answer("account", "tree", "--log", log, *stated, *NOISE)
+    promise = account(BinaryTree(), MinSep(14, 4, 4), 3.3, 1e-7)
+    assert found["stated"]["epsilon"] == promise.epsilon > found["epsilon"]
+    assert (found["stated"]["min_sep"], found["stated"]["max_participations"]) == (4, 4)
+    _, table, err = run("account", "tree", "--log", log, *stated, *NOISE)
+    assert err == ""
+    shown = cells(table, "stated: min-sep 4")
+    assert Decimal(shown[-1]) >= Decimal(repr(promise.epsilon))
+    assert Decimal(cells(table, "observed gap and count")[-1]) >= Decimal(repr(found["epsilon"]))
+    worst = found["worst_pattern"]["epsilon"]
+    assert Decimal(cells(table, "worst client there")[-1]) >= Decimal(repr(worst))
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        ("--min-sep", 6),
+        ("--rounds-between", 5),
+        ("--min-sep", 5, "--max-participations", 2),
+        ("--min-sep", 14),
+    ],
+    ids=lambda stated: " ".join(map(str, stated)),
+)
+def test_a_log_that_breaks_what_was_stated_is_told(log, stated):
+    code, out, err = run("account", "tree", "--log", log, "--rounds", 14, *stated, *NOISE, "--json")
+    assert code == 0
+    assert err.count("\n") == 1
+    assert "breaks what was stated" in err
+    assert "min-sep 5 and 3 participation" in err
+    found = json.loads(out)
+    assert found["epsilon"] > found["stated"]["epsilon"]
+    assert found["min_sep"] == 5
+
+
+def test_a_log_that_breaks_fixed_epochs_is_told(log):
+    """Ann came after 5 and after 6 rounds: at least 5 apart, but not exactly."""
+    stated = ("--rounds", 14, "--min-sep", 5, "--fixed-epochs")
+    code, _, err = run("account", "tree", "--log", log, *stated, *NOISE, "--json")
+    assert code == 0
+    assert "breaks what was stated" in err
+
+
+def test_a_log_that_keeps_fixed_epochs_is_not_told(tmp_path):
+    path = write(tmp_path / "log.csv", [(0, "a"), (5, "a"), (10, "a"), (3, "b"), (8, "b")])
+    stated = ("--rounds", 14, "--min-sep", 5, "--fixed-epochs")
+    assert run("account", "tree", "--log", path, *stated, *NOISE)[2] == ""
+
+
+@pytest.mark.parametrize("flags", [("--max-participations", 2), ("--fixed-epochs",)], ids=str)
+def test_a_statement_without_a_separation_is_not_dropped(log, flags):
+    """Half a statement cannot be compared with the log: better refused than ignored."""
+    told_in_one_line("account", "tree", "--log", log, "--rounds", 14, *flags, *NOISE)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--min-sep", 5), ("--rounds-between", 5), ("--max-participations", 2), ("--fixed-epochs",)],
+    ids=str,
+)
+def test_a_statement_without_rounds_is_refused(log, flags):
+    assert "--rounds" in told_in_one_line("account", "tree", "--log", log, *flags, *NOISE)
+
+
+def test_updates_summed_twice_are_refused(tmp_path):
+    path = write(tmp_path / "log.csv", [*LOG, (5, "ann")])
+    told = told_in_one_line("account", "tree", "--log", path, *NOISE)
+    assert "ann" in told
+    assert "--repeated-rows" in told
+    again = answer("account", "tree", "--log", path, *NOISE, "--repeated-rows")
+    once = answer("account", "tree", "--log", write(tmp_path / "once.csv"), *NOISE)
+    assert again["epsilon"] == once["epsilon"]
+    assert again["worst_pattern"] == once["worst_pattern"]
+    assert again["observed"]["duplicate_rows"] == 1
+
+
+def test_only_counted_updates_count(tmp_path):
+    rows = [(0, "a", "counted"), (1, "a", "contacted"), (2, "a", "abandoned"), (6, "a", "")]
+    path = write(tmp_path / "log.csv", rows, "round,client,status")
+    found = answer("account", "tree", "--log", path, *NOISE)
+    assert (found["min_sep"], found["max_participations"], found["rounds"]) == (6, 2, 7)
+    assert found["worst_pattern"]["pattern"] == [0, 6]
+
+
+def test_a_log_in_which_nobody_counted(tmp_path):
+    path = write(tmp_path / "log.csv", [(0, "a", "contacted")], "round,client,status")
+    found = answer("account", "tree", "--log", path, *NOISE)
+    assert found["worst_pattern"]["client"] is None
+    assert (found["worst_pattern"]["epsilon"], found["worst_pattern"]["mu"]) == (0, 0)
+    assert found["epsilon"] > 0
+    code, table, _ = run("account", "tree", "--log", path, *NOISE)
+    assert code == 0
+    assert cells(table, "worst client there") == ["0"] * 4
+
+
+def test_a_log_and_a_file_to_save_to(log, tmp_path):
+    path = tmp_path / "observed.json"
+    found = answer("account", "tree", "--log", log, *NOISE, "--out", path)
+    kept = load_guarantee(path)
+    assert kept.epsilon == found["epsilon"]
+    assert kept.hypotheses[0].basis == "observed"
+    assert answer("compose", path, "--delta", 1e-7)["epsilon"] == found["epsilon"]
+
+
+BAD_LOGS = {
+    "nothing.csv": "",
+    "header.csv": "round,client\n",
+    "columns.csv": "when,who\n1,a\n",
+    "text.csv": "round,client\nsoon,a\n",
+    "negative.csv": "round,client\n-1,a\n",
+    "nan.csv": "round,client\nnan,a\n",
+    "half.csv": "round,client\n1.5,a\n",
+    "huge.csv": "round,client\n1e400,a\n",
+    "beyond.csv": "round,client\n1000000000000000001,a\n",
+    "nobody.csv": "round,client\n1,\n",
+    "status.csv": "round,client,status\n1,a,lost\n",
+    "ragged.csv": "round,client\n1,a,b,c\n2\n",
+    "broken.jsonl": '{"round": 1, "client": "a"}\n{"round": \n',
+    "list.jsonl": "[1, 2]\n",
+    "not.parquet": "PAR1 it is not",
+    "binary.csv": "\x00\x01\x02",
+    "log.txt": "round,client\n1,a\n",
+}
+
+
+@pytest.mark.parametrize("name", BAD_LOGS)
+def test_a_bad_log_is_one_line(tmp_path, name):
+    (tmp_path / name).write_text(BAD_LOGS[name])
+    told = told_in_one_line("account", "tree", "--log", tmp_path / name, *NOISE)
+    assert name in told
+
+
+def test_no_log_is_one_line(tmp_path):
+    assert "nowhere.csv" in told_in_one_line(
+        "account", "tree", "--log", tmp_path / "nowhere.csv", *NOISE
+    )
+    told_in_one_line("account", "tree", "--log", tmp_path, *NOISE)
+    told_in_one_line("account", "tree", "--log", "", *NOISE)
+
+
+def test_a_log_longer_than_the_mechanism_is_one_line(log, tmp_path):
+    save_mechanism(mechanism("banded:2", MinSep(10, 2)), tmp_path / "short.json")
+    assert "10 rounds" in told_in_one_line("account", tmp_path / "short.json", "--log", log, *NOISE)
+
+
+# Mistakes.
+
+ACCOUNT = {"--rounds": "20", "--min-sep": "4", "--noise-multiplier": "2", "--delta": "1e-6"}
+CALIBRATE = {"--rounds": "20", "--min-sep": "4", "--epsilon": "2", "--delta": "1e-6"}
+TO_RHO = {"--rounds": "20", "--min-sep": "4", "--rho": "0.5"}
+BETWEEN = {"--rounds": "20", "--rounds-between": "3", "--noise-multiplier": "2", "--delta": "1e-6"}
+AT_EPSILON = {"--rounds": "20", "--min-sep": "4", "--noise-multiplier": "2", "--epsilon": "1"}
+
+NEVER = ["-1", "nan", "inf", "-inf", "1e400", "-1e400", "text", ""]
+NO_COUNT = [*NEVER, "2.5", "sNaN", "0x10", "1e9999999", "1e999999999999", "2e18", "k"]
+NO_DEVICES = [*NEVER, "0", "1.5", "1e3", "1" + "0" * 400, "9" * 5000]
+BAD_VALUES = {
+    "--rounds": ["0", *NO_COUNT],
+    "--min-sep": ["0", *NO_COUNT],
+    "--rounds-between": NO_COUNT,
+    "--max-participations": ["0", *NO_COUNT],
+    "--noise-multiplier": ["0", "-0", "1e-400", *NEVER],
+    "--delta": ["0", "1", "2", "1e-400", *NEVER],
+    "--rho": ["0", "1e-400", *NEVER],
+    "--devices": NO_DEVICES,
+}
+
+
+def lines():
+    for command, base, options in (
+        ("account", ACCOUNT, [*ACCOUNT, "--max-participations", "--devices"]),
+        ("account", BETWEEN, ["--rounds-between"]),
+        ("calibrate", CALIBRATE, [*CALIBRATE, "--max-participations", "--devices"]),
+        ("calibrate", TO_RHO, ["--rho"]),
+        ("calibrate", {**TO_RHO, "--delta": "1e-6"}, ["--delta"]),
+    ):
+        for option in options:
+            bad = ["0", "1e-400", *NEVER] if option == "--epsilon" else BAD_VALUES[option]
+            for value in bad:
+                given = {**base, option: value}
+                label = f"{command} {option} {value[:20]!r} {'rho' if '--rho' in base else ''}"
+                arguments = [command, "blt", *(part for pair in given.items() for part in pair)]
+                yield pytest.param(arguments, id=label)
+    for value in NEVER:
+        given = {**AT_EPSILON, "--epsilon": value}
+        arguments = ["account", "blt", *(part for pair in given.items() for part in pair)]
+        yield pytest.param(arguments, id=f"account at --epsilon {value!r}")
+
+
+def test_the_lines_are_right_but_for_one_value():
+    """The control: each base line works."""
+    for command, base in (
+        ("account", ACCOUNT),
+        ("account", BETWEEN),
+        ("account", AT_EPSILON),
+        ("calibrate", CALIBRATE),
+        ("calibrate", TO_RHO),
+    ):
+        code, _, err = run(command, "blt", *(part for pair in base.items() for part in pair))
+        assert (code, err) == (0, "")
+
+
+@pytest.mark.parametrize("arguments", list(lines()))
+def test_a_bad_value_is_one_line_and_exit_code_2(arguments):
+    told_in_one_line(*arguments)
+
+
+A, C = ["account", "blt"], ["calibrate", "blt"]
+FOUR, SIGMA = ["--rounds", "20", "--min-sep", "4"], ["--noise-multiplier", "2"]
+PAIRS = {
+    "no noise": [*A, *FOUR, "--delta", "1e-6"],
+    "neither delta nor epsilon": [*A, *FOUR, *SIGMA],
+    "both delta and epsilon": [*A, *FOUR, *SIGMA, "--delta", "1e-6", "--epsilon", "1"],
+    "no rounds": [*A, "--min-sep", "4", *SIGMA, "--delta", "1e-6"],
+    "no separation": [*A, "--rounds", "20", *SIGMA, "--delta", "1e-6"],
+    "both separations": [*A, *FOUR, "--rounds-between", "3", *SIGMA, "--delta", "1e-6"],
+    "fixed without min-sep": [*A, "--rounds", "20", "--fixed-epochs", *SIGMA, "--delta", "1e-6"],
+    "fixed with rounds between": [
+        *(*A, "--rounds", "20", "--rounds-between", "3", "--fixed-epochs"),
+        *(*SIGMA, "--delta", "1e-6"),
+    ],
+    "no mechanism": ["account", *FOUR, *SIGMA, "--delta", "1e-6"],
+    "two mechanisms": [*A, "tree", *FOUR, *SIGMA, "--delta", "1e-6"],
+    "unknown mechanism": ["account", "trea", *FOUR, *SIGMA, "--delta", "1e-6"],
+    "empty mechanism": ["account", "", *FOUR, *SIGMA, "--delta", "1e-6"],
+    "missing mechanism file": ["account", "no.json", *FOUR, *SIGMA, "--delta", "1e-6"],
+    "mechanism of two lines": ["account", "a\nb", *FOUR, *SIGMA, "--delta", "1e-6"],
+    "unknown option": [*A, *FOUR, *SIGMA, "--delta", "1e-6", "--sigma", "3"],
+    "repeated rows of no log": [*A, *FOUR, *SIGMA, "--delta", "1e-6", "--repeated-rows"],
+    "calibrate to nothing": [*C, *FOUR],
+    "calibrate to nothing at delta": [*C, *FOUR, "--delta", "1e-6"],
+    "calibrate to both": [*C, *FOUR, "--epsilon", "1", "--delta", "1e-6", "--rho", "1"],
+    "epsilon without delta": [*C, *FOUR, "--epsilon", "1"],
+    "calibrate a log": [*C, "--log", "x.csv", "--rho", "1"],
+    "calibrate without rounds": [*C, "--min-sep", "4", "--rho", "1"],
+    "calibrate without separation": [*C, "--rounds", "20", "--rho", "1"],
+    "compose nothing": ["compose", "--delta", "1e-6"],
+    "compose without delta": ["compose", "x.json"],
+    "compose what is missing": ["compose", "no.json", "--delta", "1e-6"],
+}
+
+
+@pytest.mark.parametrize("arguments", PAIRS.values(), ids=PAIRS.keys())
+def test_contradictions_and_omissions_are_one_line(arguments):
+    told_in_one_line(*arguments)
+
+
+@pytest.mark.parametrize("option", ["--delta", "--max-participations", "--devices"])
+def test_bad_values_for_compose_are_one_line(guarantees, option):
+    paths, _ = guarantees
+    for value in BAD_VALUES[option]:
+        given = {"--delta": "1e-6", option: value}
+        told_in_one_line("compose", *paths, *(part for pair in given.items() for part in pair))
+
+
+EXTREME = {
+    "a trace of noise": [*A, *FOUR, "--noise-multiplier", "1e-200", "--delta", "1e-6"],
+    "subnormal noise": [*A, *FOUR, "--noise-multiplier", "1e-320", "--delta", "1e-6"],
+    "a sea of noise": [*A, *FOUR, "--noise-multiplier", "1e300", "--delta", "1e-6"],
+    "subnormal delta": [*A, *FOUR, *SIGMA, "--delta", "1e-320"],
+    "delta next to 1": [*A, *FOUR, *SIGMA, "--delta", "0.9999999999999999"],
+    "delta beyond reach": [*A, *FOUR, *SIGMA, "--epsilon", "1e10"],
+    "epsilon of 0": [*A, *FOUR, *SIGMA, "--epsilon", "0"],
+    "a trace of noise at epsilon": [*A, *FOUR, "--noise-multiplier", "1e-200", "--epsilon", "1"],
+    "most epsilon": [*C, *FOUR, "--epsilon", "1e308", "--delta", "1e-6"],
+    "much epsilon": [*C, *FOUR, "--epsilon", "1e155", "--delta", "1e-6"],
+    "least epsilon": [*C, *FOUR, "--epsilon", "1e-320", "--delta", "1e-6"],
+    "least delta": [*C, *FOUR, "--epsilon", "1", "--delta", "1e-320"],
+    "most rho": [*C, *FOUR, "--rho", "1.7e308"],
+    "much rho": [*C, *FOUR, "--rho", "1e300", "--delta", "1e-6"],
+    "least rho": [*C, *FOUR, "--rho", "5e-324"],
+    "a million devices": [*C, *FOUR, "--rho", "1", "--devices", "1000000"],
+    "devices beyond count": [*C, *FOUR, "--rho", "1", "--devices", "1" + "0" * 250],
+    "devices beyond count, and noise": [
+        *(*A, *FOUR, *SIGMA, "--delta", "1e-6", "--devices", "1" + "0" * 250)
+    ],
+    "most rounds": [*A, "--rounds", "1e18", "--min-sep", "1e18", *SIGMA, "--delta", "1e-6"],
+}
+
+
+@pytest.mark.parametrize("arguments", EXTREME.values(), ids=EXTREME.keys())
+@pytest.mark.parametrize("form", ["--json", None], ids=["json", "table"])
+def test_what_is_extreme_is_answered_or_refused(arguments, form):
+    code, out, err = run(*arguments, *([form] if form else []))
+    if code == 0:
+        assert err == ""
+        assert out
+        if form:
+            numbers = json.loads(out)
+            assert 0 < numbers["noise_multiplier"] < math.inf
+            assert 0 < numbers["mu"] < math.inf
+            assert numbers["rho"] < math.inf
+            assert numbers.get("epsilon", 0) < math.inf  # JSON has no infinity, only null
+    else:
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith("dpftrl: ")
+
+
+# Through the real entry point.
+
+
+def through_the_door(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "dpftrl", *map(str, arguments)], capture_output=True, check=False
+    )
+
+
+def test_the_real_entry_point_answers():
+    done = through_the_door("account", "blt", *SETTING, *NOISE, "--json")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout) == answer("account", "blt", *SETTING, *NOISE)
+
+
+def test_the_real_entry_point_prints_plain_tables_and_one_line_mistakes():
+    done = through_the_door("calibrate", "tree", *SETTING, "--epsilon", 3, "--delta", 1e-6)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"\x1b" not in done.stdout
+    done = through_the_door("account", "tree", *SETTING, "--noise-multiplier", "nan")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"dpftrl: ")
+    assert done.stderr.count(b"\n") == 1

@@ -1,0 +1,375 @@
+"""`dpftrl plan`: the table, the JSON, pictures, saved plans, and every mistake."""
+
+import contextlib
+import io
+import json
+import math
+import re
+import subprocess
+import sys
+from decimal import Decimal
+from unittest.mock import patch
+
+import pytest
+
+from dpftrl import MinSep, account
+from dpftrl.cli.main import main
+from dpftrl.optimize import optimize_blt
+from dpftrl.plan import Fleet, candidates, load_plan
+
+BASE = {
+    "--population": "57",
+    "--report-goal": "10",
+    "--availability": "0.9",
+    "--rounds": "12",
+    "--delta": "1e-6",
+    "--epsilon": "2.5",
+    "--buffers": "1",
+}
+LABELS = ["blt", "blt-robust", "blt-default", "tree", "tree-full", "band-toeplitz", "bandmf"]
+SCENARIOS = ["min_sep_half", "min_sep_double", "rounds_half", "rounds_double"]
+HERE = MinSep(12, 5)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly(tmp_path_factory):
+    """Without the user's cache, and without the robust BLT, which takes longest."""
+    plain = optimize_blt(HERE, 1, "rms")
+    with pytest.MonkeyPatch.context() as change:
+        change.setenv("DPFTRL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        change.setattr(candidates, "optimize_robust_blt", lambda *_: plain)
+        yield
+
+
+def run(*arguments) -> tuple[int, str, str]:
+    """Run `dpftrl plan` in this process; return its exit code, output and error output."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        patch.object(sys, "argv", ["dpftrl", "plan", *map(str, arguments)]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as stop,
+    ):
+        main()
+    return stop.value.code, out.getvalue(), err.getvalue()
+
+
+def line(given: dict[str, str] | None = None, without: tuple[str, ...] = ()) -> list[str]:
+    """The base line with some options changed."""
+    chosen = {name: value for name, value in BASE.items() if name not in without} | (given or {})
+    return [part for pair in chosen.items() for part in pair]
+
+
+def answer(*arguments) -> dict:
+    code, out, err = run(*arguments, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def told_in_one_line(*arguments) -> str:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("dpftrl: ")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.fixture(scope="module")
+def found():
+    return answer(*line())
+
+
+@pytest.fixture(scope="module")
+def tables():
+    code, out, err = run(*line(), "--extrapolate")
+    assert (code, err) == (0, "")
+    return out
+
+
+def rows(table: str) -> dict[str, list[str]]:
+    cells = [
+        [cell.strip() for cell in text.strip()[1:-1].split("│")]
+        for text in table.splitlines()
+        if text.strip().startswith("│")
+    ]
+    return {first: rest for first, *rest in cells}
+
+
+def test_json_has_the_promised_keys(found):
+    assert (found["population"], found["report_goal"], found["availability"]) == (57, 10, 0.9)
+    assert (found["rounds"], found["min_sep"], found["max_participations"]) == (12, 5, 3)
+    assert (found["delta"], found["parameters"], found["timer_rounds"]) == (1e-6, 10**6, None)
+    assert [row["name"] for row in found["mechanisms"]] == LABELS
+    assert found["left_out"] == []
+    for row in found["mechanisms"]:
+        assert 2.5 * (1 - 1e-6) <= row["epsilon"] <= 2.5
+        assert row["rho"] == row["mu"] ** 2 / 2
+        assert row["mu"] == row["sensitivity"] / row["noise_multiplier"]
+        assert list(row["epsilon_if"]) == SCENARIOS
+        assert row["rms_loss"] <= row["max_loss"]
+    walks = found["extrapolation"]
+    assert list(walks) == ["report_goal", "rounds", "min_sep"]
+    here = [point for point in walks["rounds"] if point["rounds"] == 12]
+    assert here[0]["epsilon"]["blt"] == found["mechanisms"][0]["epsilon"]
+    assert (here[0]["noise_scale"], here[0]["min_sep"]) == (1, 5)
+
+
+def test_the_table_says_the_same_and_never_less(found, tables):
+    shown = rows(tables.partition("epsilon at delta")[0])
+    for row in found["mechanisms"]:
+        sigma, rho, epsilon, rms, most, _, *scenarios = shown[row["name"]]
+        pairs = [(sigma, row["noise_multiplier"]), (rho, row["rho"])]
+        pairs += [(epsilon.removeprefix("≤ "), row["epsilon"])]
+        pairs += list(zip(scenarios, row["epsilon_if"].values(), strict=True))
+        for cell, number in pairs:
+            if number is None:
+                assert cell == "-"
+            else:
+                assert Decimal(repr(number)) <= Decimal(cell) <= Decimal(repr(number * 1.001))
+        assert float(rms) == pytest.approx(row["rms_loss"], rel=1e-3)
+        assert float(most) == pytest.approx(row["max_loss"], rel=1e-3)
+    assert shown["blt-default"][5] == "16 MB"
+
+
+def test_the_table_is_plain_and_whole(tables):
+    assert "\x1b" not in tables
+    assert "…" not in tables
+    assert "12 rounds, min-sep 5, at most 3 participation(s)" in tables
+    assert "epsilon at delta 1e-06" in tables
+
+
+def test_extrapolate_prints_every_point_and_never_less(found, tables):
+    for along in ("report goal", "rounds", "min sep"):
+        _, _, table = tables.partition(f"epsilon by {along}\n")
+        points = found["extrapolation"][along.replace(" ", "_")]
+        lines = [text for text in table.splitlines() if text.strip().startswith("│")]
+        for point, text in zip(points, lines, strict=False):
+            goal, _, rounds, min_sep, cap, *epsilons = text.strip()[1:-1].split("│")
+            assert (int(goal), int(rounds), int(min_sep), int(cap)) == (
+                *(point["report_goal"], point["rounds"], point["min_sep"]),
+                point["max_participations"],
+            )
+            for cell, number in zip(epsilons, point["epsilon"].values(), strict=True):
+                assert Decimal(cell.strip()) >= Decimal(repr(number))
+
+
+def test_the_fleet_decides_min_sep():
+    given = {"--population": "4.21k", "--report-goal": "100", "--availability": "0.5"}
+    timer = {"--timer-days": "1.1", "--rounds-per-day": "10"}
+    slow = answer(*line({**given, "--over-selection": "1.3"}))
+    assert slow["min_sep"] == Fleet(4210, 100, 0.5, 1.3).min_sep() == 16
+    timed = answer(*line({**given, **timer}))
+    assert (timed["min_sep"], timed["timer_rounds"]) == (11, 11)
+
+
+def test_a_noise_multiplier_is_that_of_the_blt():
+    given = {"--noise-multiplier": "3.7", "--max-participations": "2", "--parameters": "6.5k"}
+    found = answer(*line(given, without=("--epsilon",)), "--objective", "max")
+    blt, *others = found["mechanisms"]
+    assert blt["noise_multiplier"] == 3.7
+    assert (found["max_participations"], found["parameters"], found["objective"]) == (
+        *(2, 6500),
+        "max",
+    )
+    noise = [row["rms_loss"] / row["mu"] for row in found["mechanisms"]]  # RmsError times sigma
+    assert noise == pytest.approx([noise[0]] * len(noise), rel=1e-9)
+    assert {row["memory_bytes"] % (6500 * 4) for row in others} == {0}
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_plot_draws(tmp_path, ending):
+    picture = tmp_path / f"plan.{ending}"
+    code, out, _ = run(*line(), "--plot", picture)
+    assert code == 0
+    assert "mechanism" in out
+    start = {"png": b"\x89PNG", "svg": b"<?xml"}[ending]
+    assert picture.read_bytes().startswith(start)
+    assert picture.stat().st_size > 10_000
+    if ending == "svg":
+        assert b"report goal" in picture.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["plan.gif", "plan", "no/such/folder/plan.png", "plan.PNG.txt"])
+def test_a_plot_that_cannot_be_is_refused_before_anything_is_written(tmp_path, name):
+    saved = tmp_path / "plan.json"
+    told_in_one_line(*line(), "--plot", tmp_path / name, "--out", saved)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("label", [None, "blt", "tree-full", "band-toeplitz", "bandmf"])
+def test_the_chosen_row_is_saved(found, tmp_path, label):
+    path = tmp_path / "plan.json"
+    code, _, _ = run(*line(), "--out", path, *([] if label is None else ["--choose", label]))
+    assert code == 0
+    plan = load_plan(path)
+    (row,) = [row for row in found["mechanisms"] if row["name"] == (label or "blt")]
+    assert plan.sigma == row["noise_multiplier"]
+    assert plan.guarantee.epsilon == row["epsilon"]
+    assert plan.participation == HERE
+    assert plan.fleet == Fleet(57, 10, 0.9)
+    assert plan.guarantee == account(plan.mechanism, HERE, plan.sigma, 1e-6)
+
+
+@pytest.mark.parametrize("label", ["sqrt", "BLT", "", "blt ", "[bold]blt[/bold]"])
+def test_an_unknown_choice_is_refused_and_nothing_written(tmp_path, label):
+    picture = tmp_path / "plan.png"
+    told = told_in_one_line(
+        *line(), "--choose", label, "--out", tmp_path / "plan.json", "--plot", picture
+    )
+    assert "band-toeplitz" in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_choice_is_refused_even_if_nothing_is_saved():
+    assert "blt-robust" in told_in_one_line(*line(), "--choose", "sqrt")
+
+
+def test_a_row_that_was_left_out_cannot_be_chosen(monkeypatch, tmp_path):
+    monkeypatch.setattr(candidates, "QUICK_BANDMF", 11)
+    chosen = ("--choose", "bandmf", "--out", tmp_path / "plan.json")
+    told_in_one_line(*line(), *chosen)
+    assert list(tmp_path.iterdir()) == []
+    found = answer(*line())
+    assert [row["name"] for row in found["left_out"]] == ["bandmf"]
+    assert "--with-bandmf" in found["left_out"][0]["note"]
+    _, table, _ = run(*line())
+    assert "bandmf: left out" in table
+    code, _, _ = run(*line(), "--with-bandmf", *chosen)
+    assert code == 0
+    assert load_plan(tmp_path / "plan.json").mechanism.rounds == 12
+
+
+def test_a_plan_that_cannot_be_saved_is_refused(tmp_path):
+    for name in ("plan.txt", "plan", "no/such/folder/plan.json"):
+        told_in_one_line(*line(), "--out", tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+WIDE = {
+    "little rho": line({"--epsilon": "0.03", "--delta": "1e-10", "--report-goal": "50"}),
+    "much rho": line({"--noise-multiplier": "1e-5"}, without=("--epsilon",)),
+    "much noise": line({"--noise-multiplier": "123456789.123"}, without=("--epsilon",)),
+    "a large model": line({"--parameters": "1e15"}),
+}
+
+
+@pytest.mark.parametrize("arguments", WIDE.values(), ids=WIDE.keys())
+def test_wide_numbers_are_shown_whole(arguments):
+    """Half a number is worse than none: 2.449e... may be anything."""
+    code, table, _ = run(*arguments)
+    assert code == 0
+    assert "…" not in table
+    shown = rows(table)
+    assert set(shown) >= set(LABELS)
+    assert all(re.fullmatch(r"[-0-9.e]+", cell) for cell in shown["blt"][:3])
+
+
+NEVER = ["-1", "nan", "inf", "-inf", "1e400", "text", ""]
+COUNTS = [*NEVER, "0", "2.5", "1e9999999", "2e18"]
+BAD_VALUES = {
+    **dict.fromkeys(["--population", "--report-goal", "--rounds", "--parameters"], COUNTS),
+    "--max-participations": COUNTS,
+    "--delta": [*NEVER, "0", "1", "2", "1e-400"],
+    "--epsilon": [*NEVER, "0", "1e-400"],
+    "--noise-multiplier": [*NEVER, "0", "1e-400"],
+    "--availability": [*NEVER, "0", "1.0001"],
+    "--over-selection": [*NEVER, "0", "0.99"],
+    "--timer-days": [*NEVER, "0", "0.01"],
+    "--rounds-per-day": [*NEVER, "0", "0.01"],
+    "--buffers": [*NEVER, "0", "1.5"],
+    "--objective": ["", "mean", "RMS", "0"],
+}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [(option, value) for option, values in BAD_VALUES.items() for value in values],
+)
+def test_a_bad_value_is_one_line_and_exit_code_2(option, value):
+    others = {
+        "--timer-days": {"--rounds-per-day": "3"},
+        "--rounds-per-day": {"--timer-days": "3"},
+    }
+    without = ("--epsilon",) if option == "--noise-multiplier" else ()
+    told_in_one_line(*line({**others.get(option, {}), option: value}, without))
+
+
+PAIRS = {
+    **{f"no {name}": line(without=(name,)) for name in list(BASE)[:2] + list(BASE)[3:5]},
+    "neither budget": line(without=("--epsilon",)),
+    "both budgets": line({"--noise-multiplier": "3"}),
+    "a timer alone": line({"--timer-days": "3"}),
+    "rounds a day alone": line({"--rounds-per-day": "3"}),
+    "a goal above the population": line({"--report-goal": "58"}),
+    "a goal above those available": line({"--report-goal": "55"}),
+    "over-selected": line({"--report-goal": "50", "--over-selection": "1.2"}),
+    "a mechanism": ["blt", *line()],
+    "an unknown option": line({"--min-sep": "4"}),
+    "a value for a flag": [*line(), "--with-bandmf", "yes"],
+}
+
+
+@pytest.mark.parametrize("arguments", PAIRS.values(), ids=PAIRS.keys())
+def test_contradictions_and_omissions_are_one_line(arguments):
+    told_in_one_line(*arguments)
+
+
+EXTREME = {
+    "most epsilon": line({"--epsilon": "1e308"}),
+    "least epsilon": line({"--epsilon": "1e-320"}),
+    "least delta": line({"--delta": "1e-320"}),
+    "a trace of noise": line({"--noise-multiplier": "1e-200"}, without=("--epsilon",)),
+    "a sea of noise": line({"--noise-multiplier": "1e300"}, without=("--epsilon",)),
+    "subnormal noise": line({"--noise-multiplier": "1e-320"}, without=("--epsilon",)),
+    "most devices": line({"--population": "1e18", "--report-goal": "1"}),
+    "most rounds": line({"--rounds": "1e18", "--population": "1e18", "--report-goal": "1"}),
+    "many rounds": line({"--rounds": "2e17", "--population": "1e18", "--report-goal": "1"}),
+}
+
+
+@pytest.mark.parametrize("arguments", EXTREME.values(), ids=EXTREME.keys())
+@pytest.mark.parametrize("form", ["--json", "--extrapolate"])
+def test_what_is_extreme_is_answered_or_refused(arguments, form):
+    code, out, err = run(*arguments, form)
+    if code == 0:
+        assert err == ""
+        if form == "--json":
+            for row in json.loads(out)["mechanisms"]:
+                assert 0 <= row["epsilon"] < math.inf  # JSON has no infinity, only null
+                assert 0 <= row["rho"] < math.inf
+    else:
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith("dpftrl: ")
+
+
+def test_as_many_rounds_as_there_can_be_still_have_a_plan():
+    """A surprise that cannot be accounted for is no reason to leave a mechanism out."""
+    found = answer(*EXTREME["most rounds"])
+    assert found["mechanisms"]
+
+
+def test_the_example_of_the_manual_through_the_real_entry_point(tmp_path):
+    saved = tmp_path / "plan.json"
+    asked = ["--population", "4.21M", "--report-goal", "6500", "--rounds", "2000"]
+    asked += ["--delta", "1e-10", "--epsilon", "4", "--out", str(saved), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "dpftrl", "plan", *asked], capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"\x1b" not in done.stdout
+    found = json.loads(done.stdout)
+    assert (found["min_sep"], found["max_participations"]) == (647, 4)
+    assert [row["name"] for row in found["left_out"]] == ["bandmf"]
+    by_name = {row["name"]: row for row in found["mechanisms"]}
+    assert list(by_name) == LABELS[:-1]
+    for row in by_name.values():
+        assert 4 * (1 - 1e-6) <= row["epsilon"] <= 4
+    assert by_name["blt"]["rms_loss"] <= by_name["blt-robust"]["rms_loss"]
+    assert by_name["blt-robust"]["rms_loss"] <= by_name["blt-default"]["rms_loss"]
+    assert by_name["blt"]["rms_loss"] < by_name["tree-full"]["rms_loss"]
+    assert by_name["tree-full"]["epsilon_if"]["rounds_double"] is None
+    assert [len(walk) for walk in found["extrapolation"].values()] == [13, 13, 13]
+    plan = load_plan(saved)
+    assert plan.sigma == by_name["blt"]["noise_multiplier"]
+    again = account(plan.mechanism, MinSep(2000, 647), plan.sigma, 1e-10)
+    assert again.epsilon == by_name["blt"]["epsilon"]
