@@ -40,8 +40,6 @@ class Participation(ABC):
         if rounds > MOST_ROUNDS:
             raise InvalidInput(f"rounds must be at most {MOST_ROUNDS:,}, got {rounds}")
         min_sep = whole_number("min_sep", self.min_sep)
-        if min_sep > MOST_ROUNDS:
-            raise InvalidInput(f"min_sep must be at most {MOST_ROUNDS:,}, got {min_sep}")
         cap = whole_number("max_participations", self.max_participations)
         object.__setattr__(self, "rounds", rounds)
         object.__setattr__(self, "min_sep", min_sep)
@@ -124,6 +122,9 @@ class FixedEpochs(Participation):
     >>> list(FixedEpochs(rounds=5, min_sep=2).patterns())
     [(0, 2, 4), (1, 3)]
     """
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, exactly min-sep apart"
 
     def patterns(self) -> Iterator[Pattern]:
         """One pattern a starting round (under a cap, a client may start in a later epoch)."""

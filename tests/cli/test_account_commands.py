@@ -645,6 +645,17 @@ def test_a_bad_log_is_one_line(tmp_path, name):
     assert name in told
 
 
+def test_a_message_names_only_options_that_there_are(tmp_path):
+    """A log that counts from 1 must not be sent in circles."""
+    _, manual, _ = run("account", "--help")
+    logs = {"below.csv": [(-1, "a")], "from-one.csv": [(when, "a") for when in range(1, 15)]}
+    for name, rows in logs.items():
+        path = write(tmp_path / name, rows)
+        told = told_in_one_line("account", "tree", "--log", path, "--rounds", 14, *NOISE)
+        for option in re.findall(r"--[a-z-]+", told):
+            assert option in manual
+
+
 def test_no_log_is_one_line(tmp_path):
     assert "nowhere.csv" in told_in_one_line(
         "account", "tree", "--log", tmp_path / "nowhere.csv", *NOISE

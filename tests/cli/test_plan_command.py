@@ -264,6 +264,34 @@ def test_wide_numbers_are_shown_whole(arguments):
     assert all(re.fullmatch(r"[-0-9.e]+", cell) for cell in shown["blt"][:3])
 
 
+class Terminal(io.StringIO):
+    """Somebody is looking."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("columns", [80, 100, 200])
+def test_numbers_are_whole_on_a_terminal_too(monkeypatch, found, columns):
+    """Eighty columns are what most terminals open with."""
+    for name, value in {"COLUMNS": str(columns), "TERM": "xterm-256color"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    screen = Terminal()
+    with (
+        patch.object(sys, "argv", ["dpftrl", "plan", *line()]),
+        contextlib.redirect_stdout(screen),
+        pytest.raises(SystemExit),
+    ):
+        main()
+    assert "\x1b[" in screen.getvalue()  # the control: it was taken for a terminal
+    shown = rows(re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()))
+    for row in found["mechanisms"]:
+        cells = " ".join(shown[row["name"]])
+        assert "…" not in cells
+        assert Decimal(re.findall(r"[\d.]+", cells)[0]) >= Decimal(repr(row["noise_multiplier"]))
+
+
 NEVER = ["-1", "nan", "inf", "-inf", "1e400", "text", ""]
 COUNTS = [*NEVER, "0", "2.5", "1e9999999", "2e18"]
 BAD_VALUES = {

@@ -120,6 +120,8 @@ class Guarantee:
     def __post_init__(self) -> None:
         object.__setattr__(self, "delta", float(self.delta))
         object.__setattr__(self, "epsilon", epsilon_of(self.delta, _padded(self.mu)))
+        if not math.isfinite(self.epsilon):
+            raise InvalidInput(f"so little noise guarantees nothing: mu is {self.mu:g}")
 
     @property
     def mu(self) -> float:
@@ -154,9 +156,7 @@ class Guarantee:
 
     def for_devices(self, devices: int) -> "Guarantee":
         """A bound for a person with so many devices: each may move the output by as much again."""
-        count = self.devices * whole_number("devices", devices)
-        positive_number("devices", count)
-        return replace(self, devices=count)
+        return replace(self, devices=_devices(self.devices * whole_number("devices", devices)))
 
     def resting_on(self, *known: Hypothesis) -> "Guarantee":
         """The same guarantee, where more is known of some hypotheses: they replace the old ones."""
@@ -212,31 +212,43 @@ def delta_for(
 
 
 def calibrate(
-    mechanism: Mechanism, participation: Participation, epsilon: float, delta: float
+    mechanism: Mechanism,
+    participation: Participation,
+    epsilon: float,
+    delta: float,
+    devices: int = 1,
 ) -> float:
-    """The smallest sigma whose guarantee does not pass (epsilon, delta).
+    """The smallest sigma whose guarantee, for so many devices, does not pass (epsilon, delta).
 
     Guarantees:
         `account` at the sigma returned gives an epsilon of at most `epsilon`.
     """
     epsilon = positive_number("epsilon", epsilon)
     mechanism.check_rounds(participation.rounds)
-    value = mechanism.sensitivity(participation).value
-    sigma = _padded(value) / mu_of(epsilon, delta)
-    while epsilon_of(delta, _padded(value / sigma)) > epsilon:
+    value, times = mechanism.sensitivity(participation).value, _devices(devices)
+    sigma = _padded(value) / mu_of(epsilon, delta) * times
+    while epsilon_of(delta, _padded(value / sigma * times)) > epsilon:
         sigma *= 1 + 2.0**-50
     return sigma
 
 
-def calibrate_rho(mechanism: Mechanism, participation: Participation, rho: float) -> float:
-    """The smallest sigma whose zCDP parameter does not pass `rho`."""
+def calibrate_rho(
+    mechanism: Mechanism, participation: Participation, rho: float, devices: int = 1
+) -> float:
+    """The smallest sigma whose zCDP parameter, for so many devices, does not pass `rho`."""
     rho = positive_number("rho", rho)
     mechanism.check_rounds(participation.rounds)
-    value = mechanism.sensitivity(participation).value
-    sigma = value / (math.sqrt(2) * math.sqrt(rho))
-    while (value / sigma) * (value / sigma / 2) > rho:
+    value, times = mechanism.sensitivity(participation).value, _devices(devices)
+    sigma = value / (math.sqrt(2) * math.sqrt(rho)) * times
+    while (mu := value / sigma * times) * (mu / 2) > rho:
         sigma *= 1 + 2.0**-50
     return sigma
+
+
+def _devices(count: int) -> int:
+    """Refuse what is no number of devices, or more than any float."""
+    positive_number("devices", whole_number("devices", count))
+    return count
 
 
 def _padded(value: float) -> float:

@@ -11,7 +11,6 @@ from dpftrl.accounting import Guarantee, Run, Spent, account, delta_of, guarante
 from dpftrl.checks import positive_number, whole_number
 from dpftrl.cli.options import describe, json_option, participation_or_log_options, resolve
 from dpftrl.cli.output import (
-    number,
     print_json,
     print_table,
     progress_bar,
@@ -20,8 +19,8 @@ from dpftrl.cli.output import (
 )
 from dpftrl.errors import InvalidInput
 from dpftrl.observed import Observed, WorstPattern, open_log
-from dpftrl.participation import Participation
-from dpftrl.report.numbers import rounded_up
+from dpftrl.participation import FixedEpochs, Participation
+from dpftrl.report.numbers import in_full, rounded_up
 from dpftrl.sensitivity.result import ROUNDING
 
 
@@ -72,6 +71,8 @@ def account_command(
     which is tighter, and, if you state a participation, what that would have given.
     """
     positive_number("--noise-multiplier", sigma)
+    if repeated_rows and log is None:
+        raise InvalidInput("--repeated-rows goes with --log")
     stated, seen = participation, None
     if log is not None:
         seen = _look(log, rounds, name, stated, repeated_rows)
@@ -121,8 +122,11 @@ def _look(
 
 
 def _breaks(observed: Observed, stated: Participation) -> bool:
-    often = observed.max_participations
-    return often > stated.max_participations or (often > 1 and observed.min_sep < stated.min_sep)
+    often, gap = observed.max_participations, stated.min_sep
+    if often > stated.max_participations or (often > 1 and observed.min_sep < gap):
+        return True
+    others = any(not bin_.low == bin_.high == gap for bin_ in observed.gaps)
+    return isinstance(stated, FixedEpochs) and others
 
 
 def _delta(run: Run, devices: int, delta: float | None, epsilon: float | None) -> float:
@@ -184,7 +188,9 @@ def _numbers(guarantee: Guarantee) -> dict[str, float]:
 def _worst(guarantee: Guarantee, worst: WorstPattern) -> Spent:
     """What the releases say at most of the worst client that was there."""
     run = guarantee.runs[0]
-    return Spent(run.participation.rounds, worst.value / run.sigma * guarantee.devices)
+    # The two are computed on different ways, and where they are equal may differ in the last bit.
+    norm = min(worst.value, run.sensitivity.value)
+    return Spent(run.participation.rounds, norm / run.sigma * guarantee.devices)
 
 
 def _table(guarantee: Guarantee, seen: Seen | None, planned: Guarantee | None) -> Table:
@@ -195,23 +201,24 @@ def _table(guarantee: Guarantee, seen: Seen | None, planned: Guarantee | None) -
         title=title,
         min_width=len(title),
         caption=f"for each {guarantee.unit}, {guarantee.adjacency} adjacency, "
-        f"delta {guarantee.delta:.6g}",
+        f"delta {in_full(guarantee.delta)}",
     )
     table.add_column("")
     for heading in ("sensitivity", "mu", "rho", "epsilon"):
         table.add_column(heading, justify="right")
 
     def row(label: str, sensitivity: str, mu: float, epsilon: float) -> None:
-        numbers = (mu, mu**2 / 2, epsilon)
+        numbers = (mu, mu * (mu / 2), epsilon)
         table.add_row(label, sensitivity, *(rounded_up(number) for number in numbers))
 
     label = "guarantee" if seen is None else "observed gap and count"
     row(label, sensitivity_text(run.sensitivity), guarantee.mu, guarantee.epsilon)
     if seen is not None:
         worst = _worst(guarantee, seen.worst)
-        sign = "" if seen.worst.kind == "exact" else "≤ "
         epsilon = worst.epsilon(guarantee.delta) if worst.mu > 0 else 0.0
-        row("worst client there", sign + number(seen.worst.value), worst.mu, epsilon)
+        sign = "≤ " if seen.worst.value > 0 else ""
+        norm = sign + rounded_up(seen.worst.value, 5)
+        row("worst client there", norm, worst.mu, epsilon)
     if planned is not None:
         stated = planned.runs[0]
         label = f"stated: min-sep {stated.participation.min_sep:,}"

@@ -9,7 +9,7 @@ from dpftrl.cli.options import describe, json_option, participation_options, res
 from dpftrl.cli.output import print_json, print_table, sensitivity_text, working
 from dpftrl.errors import InvalidInput
 from dpftrl.participation import Participation
-from dpftrl.report.numbers import rounded_up
+from dpftrl.report.numbers import in_full, rounded_up
 
 
 @click.command("calibrate")
@@ -42,11 +42,12 @@ def calibrate_command(
     with working(f"calibrating {name}"):
         mechanism = resolve(name, participation)
         if epsilon is not None and delta is not None:
-            sigma = together * calibrate(mechanism, participation, epsilon, delta)
+            sigma = calibrate(mechanism, participation, epsilon, delta, together)
         else:
             assert rho is not None
-            sigma = together * calibrate_rho(mechanism, participation, rho)
-        found = account(mechanism, participation, sigma, delta or 1e-10).for_devices(together)
+            sigma = calibrate_rho(mechanism, participation, rho, together)
+        at = 0.5 if delta is None else delta  # without one, epsilon is not shown
+        found = account(mechanism, participation, sigma, at).for_devices(together)
     sensitivity = found.runs[0].sensitivity
     numbers = {"noise_multiplier": sigma, "mu": found.mu, "rho": found.rho}
     if delta is not None:
@@ -66,7 +67,7 @@ def calibrate_command(
     title = f"{mechanism.name}, {participation}"
     table = Table(title=title, min_width=len(title), show_header=False)
     for label, value in numbers.items():
-        shown = f"{value:g}" if label == "delta" else rounded_up(value)
+        shown = in_full(value) if label == "delta" else rounded_up(value)
         table.add_row(label.replace("_", " "), shown)
     table.add_row("sensitivity", f"{sensitivity_text(sensitivity)} ({sensitivity.kind})")
     print_table(table)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,7 +32,7 @@ class Count(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
         try:
             number = Decimal(text) * factor
             whole = int(number)
-        except (InvalidOperation, ValueError, OverflowError):
+        except (ArithmeticError, ValueError):
             self.fail(f"{value!r} is not a number like 2052, 6.5k or 4.21M", param, ctx)
         if whole != number or abs(whole) > 10**18:
             self.fail(f"{value!r} is not a whole number below 1e18", param, ctx)
@@ -132,6 +132,8 @@ def _participation(rounds: int, given: dict[str, Any]) -> Participation | None:
     if between is not None:
         return MinSep.from_rounds_between(rounds, between, cap)
     if min_sep is None:
+        if fixed or cap != UNCAPPED:
+            raise InvalidInput("--max-participations and --fixed-epochs go with --min-sep")
         return None
     return FixedEpochs(rounds, min_sep, cap) if fixed else MinSep(rounds, min_sep, cap)
 

@@ -9,12 +9,14 @@ import click
 import msgspec
 import numpy as np
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from dpftrl.report.numbers import rounded_up
 from dpftrl.sensitivity import Sensitivity
 
-# Without a terminal there is no width to fit into.
+# Without a terminal there is no width to fit into: tables are at least this wide if they like.
 PLAIN_WIDTH = 120
 BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -35,7 +37,9 @@ def print_table(table: Table) -> None:
     """A table, in colour only on a terminal."""
     console = Console()
     if not console.is_terminal:
-        console = Console(width=PLAIN_WIDTH)
+        wide = console.options.update(max_width=1000)
+        whole = Measurement.get(console, wide, table).maximum
+        console = Console(width=max(PLAIN_WIDTH, whole))
     console.print(table)
 
 
@@ -71,8 +75,8 @@ def number(value: float) -> str:
 
 def sensitivity_text(sensitivity: Sensitivity) -> str:
     """The value, with a sign for a bound."""
-    sign = "" if sensitivity.kind == "exact" else "≤ "
-    return sign + number(sensitivity.value)
+    exact = sensitivity.kind == "exact"
+    return number(sensitivity.value) if exact else f"≤ {rounded_up(sensitivity.value, 5)}"
 
 
 def sparkline(values: np.ndarray[Any, np.dtype[np.float64]], width: int = 60) -> str:

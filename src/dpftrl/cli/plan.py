@@ -14,6 +14,7 @@ from dpftrl.errors import InvalidInput
 from dpftrl.optimize import Objective
 from dpftrl.participation import UNCAPPED
 from dpftrl.plan import (
+    LABELS,
     Budget,
     Fleet,
     Missing,
@@ -26,7 +27,7 @@ from dpftrl.plan import (
     save_plan,
 )
 from dpftrl.report.numbers import rounded_up
-from dpftrl.report.plots import plot_extrapolation
+from dpftrl.report.plots import check_plot_path, plot_extrapolation
 
 HEADINGS = {
     "min_sep_half": "min-sep ÷ 2",
@@ -100,6 +101,10 @@ def plan_command(
     \b
     dpftrl plan --population 4.21M --report-goal 6500 --rounds 2000 --delta 1e-10 --epsilon 4
     """  # noqa: D301 (\b keeps click from reflowing the lines below it)
+    if plot is not None:
+        check_plot_path(plot)
+    if choose not in LABELS:
+        raise InvalidInput(f"--choose takes one of {', '.join(LABELS)}, got {choose!r}")
     fleet = Fleet(population, report_goal, availability, over_selection, timer_days, rounds_per_day)
     budget = Budget(delta, epsilon, noise_multiplier)
     question = Question(fleet, rounds, budget, max_participations, parameters, objective, buffers)
@@ -129,8 +134,7 @@ def _chosen(found: Sequence[Option], label: str) -> Option:
     for option in found:
         if option.label == label:
             return option
-    labels = ", ".join(option.label for option in found)
-    raise InvalidInput(f"--choose takes one of {labels}, got {label!r}")
+    raise InvalidInput(f"{label} was left out here, so that --out has nothing to save")
 
 
 def _table(question: Question, rows: Sequence[Option | Missing]) -> Table:

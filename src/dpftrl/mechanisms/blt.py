@@ -189,7 +189,7 @@ class BLT(ToeplitzMechanism):
         form in y_s = (1, g(s-1)), and y_{s+1} = F y_s. Summing over segments by doubling adds only
         positive numbers.
         """
-        rounds, gap = participation.rounds, participation.min_sep
+        rounds, gap = participation.rounds, min(participation.min_sep, participation.rounds)
         repeats = participation.max_participations - 1
         rates, scales = self._distinct
         size = len(rates) + 1

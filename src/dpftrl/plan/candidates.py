@@ -21,6 +21,8 @@ QUICK_BANDMF = 400
 QUICK_BAND_TOEPLITZ = 50_000
 QUICK_BANDS = 10_000_000
 QUICK_TREE = 400_000
+# What the candidates are called, in their order.
+LABELS = ("blt", "blt-robust", "blt-default", "tree", "tree-full", "band-toeplitz", "bandmf")
 # Points a side on which the robust BLT is checked.
 QUICK_GRID = 3
 

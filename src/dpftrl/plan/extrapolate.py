@@ -4,15 +4,17 @@ The hypothesis of the paper: a report goal and a noise multiplier that grow toge
 to noise, hence the utility; and min-sep alone does not change it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
 import numpy as np
 
+from dpftrl.checks import whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Banded, BinaryTree, FullTree
-from dpftrl.participation import MinSep
+from dpftrl.participation import MOST_ROUNDS, MinSep
 from dpftrl.plan.candidates import quick_tree
 from dpftrl.plan.options import Option, Question, epsilon_if
 
@@ -65,7 +67,10 @@ def extrapolate(
     """By report goal, rounds and min-sep, from 1 / `reach` to `reach` times what is planned."""
     quick = [one for one in rivals if not isinstance(one.plan.mechanism, Banded | FullTree)]
     planned, goal = question.participation(), question.fleet.report_goal
-    factors = np.geomspace(1 / reach, reach, steps).tolist()
+    whole_number("steps", steps)
+    if not 1 <= reach < math.inf:
+        raise InvalidInput(f"reach must be a finite number of at least 1, got {reach!r}")
+    factors = sorted({1.0, *np.geomspace(1 / reach, reach, steps).tolist()})
 
     def point(report_goal: int, rounds: int, min_sep: int) -> Point:
         participation = MinSep(rounds, min_sep, question.max_participations)
@@ -92,7 +97,7 @@ def extrapolate(
 
 
 def _around(value: int, factors: Sequence[float]) -> list[int]:
-    return sorted({max(1, round(value * factor)) for factor in factors})
+    return sorted({min(max(1, round(value * factor)), MOST_ROUNDS) for factor in factors})
 
 
 def _min_sep(question: Question, report_goal: int) -> int | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import final
 
-from dpftrl.checks import positive_number, whole_number
+from dpftrl.checks import as_float, positive_number, whole_number
 from dpftrl.errors import InvalidInput
 
 
@@ -34,8 +34,10 @@ class Fleet:
     rounds_per_day: float | None = None
 
     def __post_init__(self) -> None:
-        whole_number("population", self.population)
-        whole_number("report_goal", self.report_goal)
+        for name in ("population", "report_goal"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        for name in ("availability", "over_selection"):
+            object.__setattr__(self, name, as_float(getattr(self, name)))
         if not 0 < self.availability <= 1:
             raise InvalidInput(f"availability must be above 0, up to 1, got {self.availability!r}")
         if not 1 <= self.over_selection < math.inf:
@@ -46,7 +48,7 @@ class Fleet:
             raise InvalidInput("timer_days and rounds_per_day go together: give both, or neither")
         for name in ("timer_days", "rounds_per_day"):
             if (value := getattr(self, name)) is not None:
-                positive_number(name, value)
+                object.__setattr__(self, name, positive_number(name, value))
 
     def min_sep(self) -> int:
         """The min-sep to expect: everybody available takes turns, as far as the timer lets them.

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import final
 
 from dpftrl.accounting import account, calibrate
-from dpftrl.checks import positive_number, whole_number
+from dpftrl.checks import as_float, positive_number, whole_number
 from dpftrl.errors import DpftrlError, InvalidInput, RoundsExceeded
 from dpftrl.mechanisms import Loss, Mechanism
 from dpftrl.optimize import Objective
-from dpftrl.participation import UNCAPPED, MinSep
+from dpftrl.participation import MOST_ROUNDS, UNCAPPED, MinSep
 from dpftrl.plan.candidates import Candidate, candidates
 from dpftrl.plan.fleet import Fleet
 from dpftrl.plan.plan import Plan
@@ -33,6 +33,7 @@ class Budget:
     noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "delta", as_float(self.delta))
         if (self.epsilon is None) == (self.noise_multiplier is None):
             raise InvalidInput("give one of epsilon and noise_multiplier")
         if not 0 < self.delta < 1:
@@ -156,6 +157,8 @@ def _scenario(question: Question, mechanism: Mechanism, sigma: float, name: str)
     n, b = planned.rounds, planned.min_sep
     rounds = {"rounds_half": max(1, n // 2), "rounds_double": 2 * n}.get(name, n)
     min_sep = {"min_sep_half": max(1, b // 2), "min_sep_double": 2 * b}.get(name, b)
+    if max(rounds, min_sep) > MOST_ROUNDS:
+        return None
     return epsilon_if(
         mechanism,
         MinSep(rounds, min_sep, question.max_participations),

@@ -32,10 +32,11 @@ class Plan:
     guarantee: Guarantee
 
     def __post_init__(self) -> None:
-        if len(self.guarantee.runs) != 1 or self.guarantee.devices != 1:
+        promised = self.guarantee
+        if len(promised.runs) != 1 or promised.devices != 1 or promised.common_cap is not None:
             raise InvalidInput(
                 "a plan is for one run and states the guarantee of one device, got "
-                f"{len(self.guarantee.runs)} runs and {self.guarantee.devices} devices"
+                f"{len(promised.runs)} runs and {promised.devices} devices"
             )
 
     @property

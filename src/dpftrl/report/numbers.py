@@ -1,5 +1,6 @@
 """Numbers as a statement writes them: what is promised is rounded up, the rest is in full."""
 
+import math
 from decimal import ROUND_CEILING, Decimal
 
 
@@ -9,8 +10,8 @@ def rounded_up(value: float, digits: int = 4) -> str:
     >>> [rounded_up(value) for value in (3.9999999, 0.0139395, 12345.6, 2.00001e-28)]
     ['4.000', '0.01394', '12346', '2.001e-28']
     """
-    if value == 0:
-        return "0"
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
     exact = Decimal(repr(float(value)))
     plain = -5 <= exact.adjusted() < 9
     last = exact.adjusted() - digits + 1

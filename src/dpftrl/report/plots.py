@@ -105,13 +105,20 @@ def _styles() -> Iterator[dict[str, str]]:
     return ({"color": colour, "linestyle": dash} for dash in cycle(DASHES) for colour in COLOURS)
 
 
+def check_plot_path(path: Path) -> None:
+    """Refuse what no plot can be written to, before anything is computed."""
+    if path.suffix not in {".png", ".svg", ".pdf"}:
+        raise InvalidInput(f"a plot ends in .png, .svg or .pdf, got {str(path)!r}")
+    if not path.parent.is_dir():
+        raise InvalidInput(f"{path} cannot be written: there is no folder {path.parent}")
+
+
 def _figure(path: Path, columns: int, height: float) -> tuple[Any, Any]:
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise InvalidInput("plots need matplotlib: pip install 'dpftrl[plot]'") from None
-    if path.suffix not in {".png", ".svg", ".pdf"}:
-        raise InvalidInput(f"a plot ends in .png, .svg or .pdf, got {str(path)!r}")
+    check_plot_path(path)
     figure = Figure(figsize=(11, height), layout="constrained")
     axes: Any = figure.subplots(1, columns)
     for one in np.ravel(axes):
