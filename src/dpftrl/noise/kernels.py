@@ -12,6 +12,7 @@ import numpy as np
 from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 from numpy.typing import NDArray
 
+from dpftrl.noise.machine import multiply_add as fma
 from dpftrl.noise.machine import pointer_to
 from dpftrl.noise.normals import TILE, TILE_WORDS, compiled, tile_of_normals
 
@@ -45,12 +46,12 @@ def blt_step(
                 scale = omega[j]
                 buffer = _row(addresses, j, size, like)[a:b]
                 for i in range(b - a):
-                    out[i] -= scale * np.float64(buffer[i])
+                    out[i] = fma(-scale, np.float64(buffer[i]), out[i])
             for j in range(theta.shape[0]):
                 decay = theta[j]
                 buffer = _row(addresses, j, size, like)[a:b]
                 for i in range(b - a):
-                    buffer[i] = decay * np.float64(buffer[i]) + out[i]
+                    buffer[i] = fma(decay, np.float64(buffer[i]), out[i])
 
 
 @numba.njit(**compiled)
@@ -64,7 +65,7 @@ def add_normals(words: Array, weights: Array, made: Array) -> None:
             if weight != 0.0:
                 out = made[row, tile * TILE : (tile + 1) * TILE]
                 for i in range(TILE):
-                    out[i] += weight * z[i]
+                    out[i] = fma(weight, z[i], out[i])
 
 
 @numba.njit(**compiled)
@@ -85,7 +86,7 @@ def mix_buffers(
                 if weight != 0.0:
                     out = made[row, first : first + b - a]
                     for i in range(b - a):
-                        out[i] += weight * np.float64(buffer[i])
+                        out[i] = fma(weight, np.float64(buffer[i]), out[i])
         for row in range(1, made.shape[0]):
             buffer = _row(outputs, row - 1, size, like)[a:b]
             out = made[row, first : first + b - a]
@@ -97,7 +98,7 @@ def mix_buffers(
 def add_scaled(noise: Array, scale: float, update: Array) -> None:
     """Add noise to a part of an update, in floating point."""
     for i in range(update.shape[0]):
-        update[i] = np.float64(update[i]) + scale * noise[i]
+        update[i] = fma(scale, noise[i], np.float64(update[i]))
 
 
 @numba.njit(**compiled)

@@ -1,4 +1,4 @@
-"""The three machine operations that numba has no name for."""
+"""The machine operations that numba has no name for."""
 
 # pyright: basic
 # ruff: noqa: ARG001
@@ -30,6 +30,16 @@ def _float_of(_, bits):
 
 
 @intrinsic
+def _multiply_add(_, a, b, c):
+    """The sum of a * b and c, rounded once: everywhere the same, and one instruction where there is one."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.fma(*arguments)
+
+    return types.float64(types.float64, types.float64, types.float64), generate
+
+
+@intrinsic
 def _pointer_to(_, address):
     """The pointer to an address."""
 
@@ -39,7 +49,8 @@ def _pointer_to(_, address):
     return types.voidptr(types.uint64), generate
 
 
-# Plain functions of one argument, to whoever calls them: numba fills in the first.
+# Plain functions, to whoever calls them: numba fills in the first argument.
 bits_of: Any = _bits_of
 float_of: Any = _float_of
+multiply_add: Any = _multiply_add
 pointer_to: Any = _pointer_to

@@ -3,8 +3,9 @@
 Coordinates come in tiles of 2,048: a tile takes 1,024 blocks of keystream, read as four runs of
 1,024 words. Word i of the first three runs gives the radius of pair i, 96 bits of it, and word i of
 the last the angle; the two normals go to coordinates i and 1,024 + i. Nothing but basic operations
-on float64, each rounded as IEEE 754 says and in a fixed order, so that every machine makes the same
-bits; whole tiles, so that they do not depend on where blocks of work begin.
+on float64 (a fused multiply-add among them), each rounded as IEEE 754 says and in a fixed order, so
+that every machine makes the same bits; whole tiles, so that they do not depend on where blocks of
+work begin.
 """
 
 # pyright: basic
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl.noise.machine import bits_of, float_of
+from dpftrl.noise.machine import multiply_add as fma
 
 PAIRS: Final = 1024
 TILE: Final = 2 * PAIRS
@@ -75,16 +77,17 @@ def _number(word: Any) -> float:
 @numba.njit(inline="always", **compiled)
 def _radius(high: Any, low: Any, lowest: Any) -> float:
     """sqrt(-2 log u) for u of 96 bits, never 0 and never 1."""
-    u = _number(high) * 2.0**-32 + (_number(low) * 2.0**-64 + (_number(lowest) + 0.5) * 2.0**-96)
+    u = fma(_number(lowest), 2.0**-96, 2.0**-97)
+    u = fma(_number(high), 2.0**-32, fma(_number(low), 2.0**-64, u))
     bits = bits_of(u) + GAP
     exponent = float_of((bits >> MANTISSA_BITS) | INTEGER) - (TWO_52 + 1023.0)
     mantissa = float_of((bits & MANTISSA) + ROOT_HALF_BITS)
     s = (mantissa - 1.0) / (mantissa + 1.0)
     v = s * s
-    p = LOG[5] + v * LOG[6]
-    p = LOG[3] + v * (LOG[4] + v * p)
-    p = LOG[0] + v * (LOG[1] + v * (LOG[2] + v * p))
-    log_u = s * (2.0 + v * p) + exponent * LOG_2
+    p = fma(v, fma(v, LOG[6], LOG[5]), LOG[4])
+    p = fma(v, fma(v, p, LOG[3]), LOG[2])
+    p = fma(v, fma(v, p, LOG[1]), LOG[0])
+    log_u = fma(s, fma(v, p, 2.0), exponent * LOG_2)
     return math.sqrt(max(-2.0 * log_u, 0.0))
 
 
@@ -98,12 +101,12 @@ def tile_of_normals(words: NDArray[Any], normals: NDArray[Any]) -> None:
         quarter = (angle + np.int32(0x20000000)) >> np.int32(30)
         x = (np.float64(np.int32(angle - (quarter << np.int32(30)))) + 0.5) * TURN
         y = x * x
-        p = SIN[4] + y * SIN[5]
-        p = SIN[2] + y * (SIN[3] + y * p)
-        sine = x + x * (y * (SIN[0] + y * (SIN[1] + y * p)))
-        p = COS[4] + y * COS[5]
-        p = COS[2] + y * (COS[3] + y * p)
-        cosine = 1.0 + y * (-0.5 + y * (COS[0] + y * (COS[1] + y * p)))
+        p = fma(y, fma(y, SIN[5], SIN[4]), SIN[3])
+        p = fma(y, fma(y, fma(y, p, SIN[2]), SIN[1]), SIN[0])
+        sine = fma(x * y, p, x)
+        p = fma(y, fma(y, COS[5], COS[4]), COS[3])
+        p = fma(y, fma(y, fma(y, p, COS[2]), COS[1]), COS[0])
+        cosine = fma(y, fma(y, p, -0.5), 1.0)
         odd = (quarter & 1) != 0
         first = sine if odd else cosine
         second = cosine if odd else sine

@@ -1,7 +1,7 @@
 """One round of noise: which rows of Z it takes, what is mixed with them, and where that goes."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, final
 
@@ -158,17 +158,13 @@ class Target:
             noise, start, at = noise[upto - start :], upto, at + 1
 
 
-def run_round(made: Round, target: Target, size: int, threads: int) -> None:
-    """Do all chunks, several at a time; the result does not depend on how many."""
+def run_round(made: Round, target: Target, size: int, shares: int, pool: Executor) -> None:
+    """Do all chunks, in so many shares side by side; the result does not depend on how many."""
     chunks = -(-size // CHUNK)
-    share = -(-chunks // threads)
-    shares = [range(first, min(first + share, chunks)) for first in range(0, chunks, share)]
-    if len(shares) == 1:
-        _run_chunks(made, target, shares[0])
-        return
-    with ThreadPoolExecutor(len(shares)) as pool:
-        for done in [pool.submit(_run_chunks, made, target, each) for each in shares]:
-            done.result()
+    share = -(-chunks // shares)
+    ranges = [range(first, min(first + share, chunks)) for first in range(0, chunks, share)]
+    for done in [pool.submit(_run_chunks, made, target, each) for each in ranges]:
+        done.result()
 
 
 def _run_chunks(made: Round, target: Target, chunks: range) -> None:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism
+from dpftrl.noise.digest import DIGEST_BYTES, Digest
 from dpftrl.noise.key import NoiseKey
-from dpftrl.noise.keystream import DIGEST_BYTES, Digest
 from dpftrl.storage import replace_secretly
 
 Array = NDArray[Any]

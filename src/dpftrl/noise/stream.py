@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NoReturn, final
 
@@ -12,10 +13,10 @@ from dpftrl.checks import positive_number, whole_number
 from dpftrl.errors import InvalidInput, RoundsExceeded
 from dpftrl.mechanisms import BLT, FullTree, Mechanism, SquareRoot
 from dpftrl.noise.decoder_rows import DecoderRows
+from dpftrl.noise.digest import digest_of_update
 from dpftrl.noise.grid import Grid
-from dpftrl.noise.kernels import all_finite
 from dpftrl.noise.key import NoiseKey
-from dpftrl.noise.keystream import Digest, row_key
+from dpftrl.noise.keystream import row_key
 from dpftrl.noise.rounds import BltRound, LinearRound, Round, Target, run_round
 from dpftrl.noise.segments import Arrays, segments
 from dpftrl.noise.state import Header, NoiseState, mechanism_sha256, read_state, write_state
@@ -37,7 +38,8 @@ class NoiseStream:
     The noise of round t is row t of D Z, times `sigma` times `clip_norm`; see `dpftrl.mechanisms`.
 
     Guarantees:
-        Row i of Z is a function of the key, of i and of a keyed digest of the sum that it covers.
+        Row i of Z is a function of the key, of mechanism, size, sigma and clip norm, of i, and of
+        a keyed digest of the sum that it covers.
         The same sum in the same round gets the same noise, to the last bit, on any machine and
         with any number of threads; any other sum gets fresh noise. A stream that was interrupted
         within a round refuses to go on.
@@ -72,6 +74,10 @@ class NoiseStream:
         self._sigma = positive_number("sigma", sigma)
         self._clip_norm = positive_number("clip_norm", clip_norm)
         self._key = key
+        # Two streams that differ in anything that shapes the noise must not share a row of Z, even
+        # for the same sum: their difference would show the row.
+        shape = (mechanism_sha256(mechanism), self._size, self._sigma, self._clip_norm)
+        self._row_keys = key.derive(b"stream", repr(shape).encode())
         self._dtype: Literal["float32", "float64"] = _kind(dtype)
         self._mode: Literal["buffered", "regenerating"] = _mode(
             mode, mechanism, self._size * np.dtype(self._dtype).itemsize
@@ -132,11 +138,13 @@ class NoiseStream:
         parts = segments(update)
         self._check(parts, grid)
         scale = self._sigma * self._clip_norm / (1.0 if grid is None else grid.step)
-        made, after = self._next_round(_digest(self._key, parts))
-        self._interrupted = True
-        run_round(made, Target(parts, scale), self._size, self._threads)
-        self._state = after
-        self._interrupted = False
+        with ThreadPoolExecutor(self._threads) as pool:
+            digest = digest_of_update(self._row_keys, parts, scale, pool)
+            made, after = self._next_round(digest)
+            self._interrupted = True
+            run_round(made, Target(parts, scale), self._size, self._threads, pool)
+            self._state = after
+            self._interrupted = False
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state, for the owner's eyes only, so that a crash leaves the old or the new."""
@@ -205,8 +213,6 @@ class NoiseStream:
             raise InvalidInput(
                 f"the grid clips to {grid.clip_norm!r}, the stream to {self._clip_norm!r}"
             )
-        if grid is None and not all(all_finite(part) for part in parts):
-            raise InvalidInput("the update has a NaN or an infinity; nothing was changed")
 
     def _next_round(self, digest: bytes) -> tuple[Round, NoiseState]:
         """What to do, and the state after it."""
@@ -219,7 +225,7 @@ class NoiseStream:
     def _next_of_blt(self, blt: BLT, digest: bytes) -> tuple[Round, NoiseState]:
         state = self._state
         buffers = state.buffers or [self._room() for _ in blt.theta]
-        row = row_key(self._key, state.next_row, digest)
+        row = row_key(self._row_keys, state.next_row, digest)
         made = BltRound(row, np.array(blt.theta), np.array(blt.omega), buffers, self._size)
         return made, NoiseState(state.round + 1, state.digests + digest, buffers)
 
@@ -229,7 +235,7 @@ class NoiseStream:
         unused = [b for i, b in enumerate(state.buffers) if i not in step.buffers]
         wanted = len(step.weights) - 1
         outputs = [*unused, *(self._room() for _ in range(wanted - len(unused)))][:wanted]
-        rows = [row_key(self._key, state.next_row + i, digest) for i in range(step.fresh)]
+        rows = [row_key(self._row_keys, state.next_row + i, digest) for i in range(step.fresh)]
         made = LinearRound(rows, step.weights, state.buffers, outputs, self._size)
         after = [state.buffers[i] if i >= 0 else outputs[-1 - i] for i in step.buffers]
         return made, NoiseState(state.round + 1, state.digests + digest * step.fresh, after)
@@ -241,20 +247,11 @@ class NoiseStream:
             state.round + 1, state.digests + digest * (len(weights) - state.next_row)
         )
         (used,) = np.nonzero(weights)
-        rows = [row_key(self._key, row, after.digest(row)) for row in used.tolist()]
+        rows = [row_key(self._row_keys, row, after.digest(row)) for row in used.tolist()]
         return LinearRound(rows, weights[None, used], [], [], self._size), after
 
     def _room(self) -> NDArray[Any]:
         return np.zeros(self._size, self._dtype)
-
-
-def _digest(key: NoiseKey, parts: Parts) -> bytes:
-    """A keyed digest of an update: of its values, and of how they are divided into arrays."""
-    digest = Digest(key)
-    digest.add(repr([(part.dtype.name, part.size) for part in parts]).encode())
-    for part in parts:
-        digest.add(part.view(np.uint8).data)
-    return digest.finish()
 
 
 def _kind(dtype: DTypeLike) -> Literal["float32", "float64"]:

@@ -1,0 +1,72 @@
+"""A keyed digest of what one row of noise will cover: 16 bytes, as secret as the noise."""
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from itertools import repeat
+from typing import Any, Final, final
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+from dpftrl.errors import InvalidInput
+from dpftrl.noise.kernels import all_finite
+from dpftrl.noise.key import NoiseKey
+
+DIGEST_BYTES: Final = 16
+# Coordinates that are digested at a time, each by one of several threads.
+PIECE: Final = 2**18
+# Fixed: see `Digest`.
+NONCE: Final = bytes(12)
+
+Array = NDArray[Any]
+
+
+@final
+class Digest:
+    """GMAC with a fixed nonce.
+
+    Guarantees:
+        GHASH under a secret key is almost universal: two different contents of s bytes have the
+        same digest with probability at most s / 16 / 2^128 over the key (McGrew and Viega 2004).
+        A digest is never published; it only enters HMAC, a pseudo-random function, where universal
+        hashing is enough, so that a nonce that is used again does no harm.
+    """
+
+    def __init__(self, key: NoiseKey):
+        cipher = Cipher(algorithms.AES256(key.secret_bytes()), modes.GCM(NONCE))
+        self._encryptor = cipher.encryptor()
+
+    def __repr__(self) -> str:
+        return "Digest(secret)"
+
+    def add(self, content: Any) -> None:
+        """Take in more bytes."""
+        self._encryptor.authenticate_additional_data(content)
+
+    def finish(self) -> bytes:
+        """The digest of all of them."""
+        self._encryptor.finalize()
+        return self._encryptor.tag
+
+
+def digest_of_update(key: NoiseKey, parts: Sequence[Array], scale: float, pool: Executor) -> bytes:
+    """The digest of an update: its values, their unit, and how they are divided into arrays.
+
+    Pieces are digested side by side, and their digests under another key. An update with a NaN or
+    an infinity is refused.
+    """
+    pieces = [part[i : i + PIECE] for part in parts for i in range(0, part.size, PIECE)]
+    tags = list(pool.map(_digest_of_piece, repeat(key.derive(b"piece")), pieces))
+    whole = Digest(key.derive(b"update"))
+    whole.add(repr((scale, [(part.dtype.name, part.size) for part in parts])).encode())
+    whole.add(b"".join(tags))
+    return whole.finish()
+
+
+def _digest_of_piece(key: NoiseKey, piece: Array) -> bytes:
+    if piece.dtype != np.int64 and not all_finite(piece):
+        raise InvalidInput("the update has a NaN or an infinity; nothing was changed")
+    digest = Digest(key)
+    digest.add(piece.view(np.uint8).data)
+    return digest.finish()
