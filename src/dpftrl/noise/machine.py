@@ -31,7 +31,7 @@ def _float_of(_, bits):
 
 @intrinsic
 def _multiply_add(_, a, b, c):
-    """The sum of a * b and c, rounded once: everywhere the same, and one instruction where there is one."""
+    """The sum of a * b and c, rounded once: the same everywhere, mostly in one instruction."""
 
     def generate(context, builder, signature, arguments):
         return builder.fma(*arguments)
