@@ -116,9 +116,12 @@ def test_json_has_the_promised_keys(found):
 
 
 def test_the_table_says_the_same_and_never_less(found, tables):
-    shown = rows(tables.partition("epsilon at delta")[0])
+    above, _, below = tables.partition("epsilon at delta")
+    shown, otherwise = rows(above), rows(below.partition("epsilon by")[0])
     for row in found["mechanisms"]:
-        sigma, rho, epsilon, rms, most, _, *scenarios = shown[row["name"]]
+        sigma, rho, epsilon, rms, most, _ = shown[row["name"]]
+        planned, *scenarios = otherwise[row["name"]]
+        assert planned == epsilon.removeprefix("≤ ")
         pairs = [(sigma, row["noise_multiplier"]), (rho, row["rho"])]
         pairs += [(epsilon.removeprefix("≤ "), row["epsilon"])]
         pairs += list(zip(scenarios, row["epsilon_if"].values(), strict=True))

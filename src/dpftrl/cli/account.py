@@ -9,7 +9,7 @@ from rich.table import Table
 
 from dpftrl.accounting import Guarantee, Run, Spent, account, delta_of, guarantee_of, save_guarantee
 from dpftrl.checks import positive_number, whole_number
-from dpftrl.cli.options import describe, json_option, participation_or_log_options, resolve
+from dpftrl.cli.options import Count, describe, json_option, participation_or_log_options, resolve
 from dpftrl.cli.output import (
     print_json,
     print_table,
@@ -44,6 +44,7 @@ class Seen(NamedTuple):
 @click.option("--delta", type=float, help="Where to state epsilon.")
 @click.option("--epsilon", type=float, help="Instead of --delta: the delta at this epsilon.")
 @click.option("--devices", type=int, default=1, help="Devices of one person, protected as one.")
+@click.option("--first-round", type=Count(), help="Number of the first round in the log.")
 @click.option(
     "--repeated-rows",
     is_flag=True,
@@ -61,6 +62,7 @@ def account_command(
     epsilon: float | None,
     devices: int,
     repeated_rows: bool,
+    first_round: int | None,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -71,11 +73,11 @@ def account_command(
     which is tighter, and, if you state a participation, what that would have given.
     """
     positive_number("--noise-multiplier", sigma)
-    if repeated_rows and log is None:
-        raise InvalidInput("--repeated-rows goes with --log")
+    if log is None and (repeated_rows or first_round is not None):
+        raise InvalidInput("--repeated-rows and --first-round go with --log")
     stated, seen = participation, None
     if log is not None:
-        seen = _look(log, rounds, name, stated, repeated_rows)
+        seen = _look(log, rounds, first_round or 0, name, stated, repeated_rows)
         participation = seen.observed.participation
     assert participation is not None  # one of the two is there
     with working(f"computing {name}"):
@@ -103,11 +105,16 @@ def account_command(
 
 
 def _look(
-    log: Path, rounds: int | None, name: str, stated: Participation | None, repeated_rows: bool
+    log: Path,
+    rounds: int | None,
+    first_round: int,
+    name: str,
+    stated: Participation | None,
+    repeated_rows: bool,
 ) -> Seen:
     with (
         progress_bar("reading the log") as report,
-        open_log(log, rounds=rounds, report=report) as opened,
+        open_log(log, rounds=rounds, first_round=first_round, report=report) as opened,
     ):
         observed = opened.summary()
         example = observed.duplicate_example

@@ -69,6 +69,9 @@ for command in (
 
 def main() -> None:
     """Run the command; a user's mistake is one line on standard error and exit code 2."""
+    # A stream that has no ≤ gets a ?, not a traceback.
+    if (reconfigure := getattr(sys.stdout, "reconfigure", None)) is not None:
+        reconfigure(errors="replace")
     try:
         code = dpftrl.main(standalone_mode=False, prog_name="dpftrl")
         sys.stdout.flush()

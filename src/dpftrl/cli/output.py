@@ -8,6 +8,7 @@ from typing import Any
 import click
 import msgspec
 import numpy as np
+from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -36,6 +37,9 @@ def _plain(value: Any) -> Any:
 def print_table(table: Table) -> None:
     """A table, in colour only on a terminal."""
     console = Console()
+    for column in table.columns:  # numbers stay whole; on a narrow terminal headings give way
+        if column.justify == "right":
+            column.min_width = max((cell_len(str(cell)) for cell in column.cells), default=0)
     if not console.is_terminal:
         wide = console.options.update(max_width=1000)
         whole = Measurement.get(console, wide, table).maximum

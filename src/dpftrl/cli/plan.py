@@ -95,8 +95,8 @@ def plan_command(
     """Which mechanism, how much noise, what epsilon: side by side, before training.
 
     Min-sep is what the fleet allows if everybody takes turns: population x availability over what
-    a round asks for, and no more than a device's timer enforces. The columns to the right say what
-    epsilon becomes if min-sep or the rounds turn out half or twice that.
+    a round asks for, and no more than a device's timer enforces. A second table says what epsilon
+    becomes if min-sep or the rounds turn out half or twice that.
 
     \b
     dpftrl plan --population 4.21M --report-goal 6500 --rounds 2000 --delta 1e-10 --epsilon 4
@@ -117,14 +117,16 @@ def plan_command(
         found = [row for row in rows if isinstance(row, Option)]
         wanted = as_json or far or plot is not None
         walks = extrapolate(question, found) if wanted else ()
-    if out is not None:
-        save_plan(_chosen(found, choose).plan, out)
+    chosen = None if out is None else _chosen(found, choose)
     if plot is not None:
         plot_extrapolation(walks, delta, plot)
+    if out is not None and chosen is not None:
+        save_plan(chosen.plan, out)
     if as_json:
         print_json(_as_json(question, rows, walks))
         return
-    print_table(_table(question, rows))
+    print_table(_table(question, found, rows))
+    print_table(_scenario_table(found))
     if far:
         for walk in walks:
             print_table(_walk_table(walk))
@@ -137,14 +139,12 @@ def _chosen(found: Sequence[Option], label: str) -> Option:
     raise InvalidInput(f"{label} was left out here, so that --out has nothing to save")
 
 
-def _table(question: Question, rows: Sequence[Option | Missing]) -> Table:
+def _table(question: Question, found: Sequence[Option], rows: Sequence[Option | Missing]) -> Table:
     table = Table(title=str(question.participation()), caption=_caption(question, rows))
     table.add_column("mechanism", no_wrap=True)
-    for heading in ("sigma", "rho", "epsilon", "RmsLoss", "MaxLoss", "memory", *HEADINGS.values()):
+    for heading in ("sigma", "rho", "epsilon", "RmsLoss", "MaxLoss", "memory"):
         table.add_column(heading, justify="right")
-    for row in rows:
-        if isinstance(row, Missing):
-            continue
+    for row in found:
         guarantee = row.plan.guarantee
         bound = "" if guarantee.kind == "exact" else "≤ "
         table.add_row(
@@ -155,8 +155,18 @@ def _table(question: Question, rows: Sequence[Option | Missing]) -> Table:
             number(row.loss.rms_loss),
             number(row.loss.max_loss),
             _size(row.memory_bytes),
-            *(_epsilon(row.scenarios[name]) for name in HEADINGS),
         )
+    return table
+
+
+def _scenario_table(found: Sequence[Option]) -> Table:
+    table = Table(title="epsilon, if things turn out otherwise")
+    table.add_column("mechanism", no_wrap=True)
+    for heading in ("as planned", *HEADINGS.values()):
+        table.add_column(heading, justify="right")
+    for row in found:
+        others = (_epsilon(row.scenarios[name]) for name in HEADINGS)
+        table.add_row(row.label, rounded_up(row.plan.guarantee.epsilon), *others)
     return table
 
 
