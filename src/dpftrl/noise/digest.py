@@ -15,7 +15,9 @@ from dpftrl.noise.key import NoiseKey
 
 DIGEST_BYTES: Final = 16
 # Coordinates that are digested at a time, each by one of several threads.
-PIECE: Final = 2**18
+PIECE: Final = 2**19
+# Coordinates that are looked at twice while they are in cache.
+IN_CACHE: Final = 2**15
 # Fixed: see `Digest`.
 NONCE: Final = bytes(12)
 
@@ -65,8 +67,10 @@ def digest_of_update(key: NoiseKey, parts: Sequence[Array], scale: float, pool: 
 
 
 def _digest_of_piece(key: NoiseKey, piece: Array) -> bytes:
-    if piece.dtype != np.int64 and not all_finite(piece):
-        raise InvalidInput("the update has a NaN or an infinity; nothing was changed")
     digest = Digest(key)
-    digest.add(piece.view(np.uint8).data)
+    for i in range(0, piece.size, IN_CACHE):
+        some = piece[i : i + IN_CACHE]
+        if some.dtype != np.int64 and not all_finite(some):
+            raise InvalidInput("the update has a NaN or an infinity; nothing was changed")
+        digest.add(some.view(np.uint8).data)
     return digest.finish()

@@ -1,8 +1,9 @@
 """One round of noise: which rows of Z it takes, what is mixed with them, and where that goes."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final, Protocol, final
 
 import numpy as np
@@ -38,17 +39,15 @@ class Scratch:
 
 
 class Round(Protocol):
-    """What a round does, chunk by chunk."""
+    """What a round does, chunk by chunk.
 
-    @property
-    def rows(self) -> Sequence[NoiseKey]:
-        """The keys of the rows of Z that it takes."""
-        ...
+    Attributes:
+        rows: The keys of the rows of Z that it takes.
+        sums: How many vectors it makes: the noise, and new buffers that are not made in place.
+    """
 
-    @property
-    def sums(self) -> int:
-        """How many vectors it makes: the noise, and new buffers that are not made in place."""
-        ...
+    rows: Sequence[NoiseKey]
+    sums: int
 
     def make(self, streams: Sequence[Keystream], start: int, scratch: Scratch) -> None:
         """Leave the noise of the chunk that begins at `start` in the first row of the scratch."""
@@ -56,47 +55,27 @@ class Round(Protocol):
 
 
 @final
-@dataclass(frozen=True, repr=False)
 class BltRound:
     """A round of a BLT, whose buffers change in place."""
 
-    row: NoiseKey
-    theta: Matrix
-    omega: Matrix
-    buffers: Buffers
-    size: int
-
-    @property
-    def rows(self) -> Sequence[NoiseKey]:
-        """One row a round."""
-        return (self.row,)
-
-    @property
-    def sums(self) -> int:
-        """The noise alone."""
-        return 1
+    def __init__(self, row: NoiseKey, theta: Matrix, omega: Matrix, buffers: Buffers, size: int):
+        self.rows: Sequence[NoiseKey] = (row,)
+        self.sums = 1
+        self._decays = (theta, omega)
+        self._place = (addresses(buffers), size)
+        self._like = buffers[0][:0]
 
     def make(self, streams: Sequence[Keystream], start: int, scratch: Scratch) -> None:
         """The paper's Algorithm 3."""
         streams[0].fill(ZEROS, scratch.raw)
-        blt_step(
-            scratch.words,
-            self.theta,
-            self.omega,
-            addresses(self.buffers),
-            self.size,
-            start,
-            self.buffers[0][:0],
-            scratch.made[0],
-        )
+        blt_step(scratch.words, *self._decays, *self._place, start, self._like, scratch.made[0])
 
 
 @final
-@dataclass(frozen=True, repr=False)
 class LinearRound:
     """A round of any mechanism: a matrix times old buffers and rows of Z.
 
-    Attributes:
+    Args:
         rows: Keys of the rows.
         weights: Row 0 gives the noise, the others the outputs; columns are inputs, then rows of Z.
         inputs: The old buffers.
@@ -104,58 +83,49 @@ class LinearRound:
         size: Coordinates.
     """
 
-    rows: Sequence[NoiseKey]
-    weights: Matrix
-    inputs: Buffers
-    outputs: Buffers
-    size: int
-
-    @property
-    def sums(self) -> int:
-        """One for each row of the matrix."""
-        return len(self.weights)
+    def __init__(
+        self,
+        rows: Sequence[NoiseKey],
+        weights: Matrix,
+        inputs: Buffers,
+        outputs: Buffers,
+        size: int,
+    ):
+        self.rows = rows
+        self.sums = len(weights)
+        self._of_rows = [np.ascontiguousarray(column) for column in weights.T[len(inputs) :]]
+        self._mix = (np.ascontiguousarray(weights), addresses(inputs), addresses(outputs), size)
+        both = [*inputs, *outputs]
+        self._like = both[0][:0] if both else None
 
     def make(self, streams: Sequence[Keystream], start: int, scratch: Scratch) -> None:
         """Rows of Z first, then the buffers."""
         scratch.made[:] = 0.0
-        kept = len(self.inputs)
-        for k, stream in enumerate(streams):
+        for stream, weights in zip(streams, self._of_rows, strict=True):
             stream.fill(ZEROS, scratch.raw)
-            add_normals(scratch.words, self.weights[:, kept + k], scratch.made)
-        if self.inputs or self.outputs:
-            mix_buffers(
-                self.weights,
-                addresses(self.inputs),
-                addresses(self.outputs),
-                self.size,
-                start,
-                (*self.inputs, *self.outputs)[0][:0],
-                scratch.made,
-            )
+            add_normals(scratch.words, weights, scratch.made)
+        if self._like is not None:
+            mix_buffers(*self._mix, start, self._like, scratch.made)
 
 
-@dataclass(frozen=True, repr=False)
+@final
 class Target:
     """Where noise goes: the arrays of an update, and how large a unit of noise is in them."""
 
-    parts: Sequence[NDArray[Any]]
-    scale: float
-    ends: NDArray[np.int64] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ends", np.cumsum([part.size for part in self.parts]))
+    def __init__(self, parts: Buffers, scale: float):
+        self._scale = scale
+        ends = list(accumulate(part.size for part in parts))
+        self._parts = list(zip(parts, [0, *ends[:-1]], ends, strict=True))
+        self._ends = ends
 
     def add(self, start: int, noise: Matrix) -> None:
         """Add the noise of the coordinates from `start` on."""
-        stop = min(start + len(noise), int(self.ends[-1]))
-        at = int(np.searchsorted(self.ends, start, side="right"))
-        while start < stop:
-            part, end = self.parts[at], int(self.ends[at])
-            upto = min(stop, end)
-            piece = part[part.size - (end - start) : part.size - (end - upto)]
+        for part, first, end in self._parts[bisect_right(self._ends, start) :]:
+            if first >= start + len(noise):
+                break
+            a, b = max(first, start), min(end, start + len(noise))
             add = add_rounded if part.dtype == np.int64 else add_scaled
-            add(noise[: upto - start], self.scale, piece)
-            noise, start, at = noise[upto - start :], upto, at + 1
+            add(noise[a - start : b - start], self._scale, part[a - first : b - first])
 
 
 def run_round(made: Round, target: Target, size: int, shares: int, pool: Executor) -> None:
