@@ -35,7 +35,15 @@ ROOT_HALF_BITS: Final = np.uint64(0x3FE6A09E667F3BCD)
 GAP: Final = np.uint64(0x3FF0000000000000 - 0x3FE6A09E667F3BCD)
 MANTISSA: Final = np.uint64(0x000FFFFFFFFFFFFF)
 MANTISSA_BITS: Final = np.uint64(52)
+ZERO: Final = np.uint64(0)
+ONE: Final = np.uint64(1)
+SIGN: Final = np.uint64(2**63)
+TO_SIGN: Final = np.uint64(62)
+# Parts of a turn, in units of an angle word.
 TURN: Final = 2 * math.pi / 2**32
+QUARTER: Final = np.uint64(2**30)
+QUARTER_BITS: Final = np.uint64(30)
+EIGHTH: Final = np.uint64(2**29)
 LOG_2: Final = math.log(2)
 
 # Interpolation at Chebyshev nodes, in 60 digits: of (log((1 + s) / (1 - s)) / s - 2) / s^2 by s^2
@@ -97,9 +105,10 @@ def tile_of_normals(words: NDArray[Any], normals: NDArray[Any]) -> None:
     for i in range(PAIRS):
         radius = _radius(words[i], words[PAIRS + i], words[2 * PAIRS + i])
         # The nearest quarter turn, and the rest of the angle, between -pi / 4 and pi / 4.
-        angle = np.int32(words[3 * PAIRS + i])
-        quarter = (angle + np.int32(0x20000000)) >> np.int32(30)
-        x = (np.float64(np.int32(angle - (quarter << np.int32(30)))) + 0.5) * TURN
+        angle = np.uint64(words[3 * PAIRS + i]) + EIGHTH
+        quarter = angle >> QUARTER_BITS
+        rest = float_of((angle & (QUARTER - ONE)) | INTEGER) - (TWO_52 + 2.0**29)
+        x = (rest + 0.5) * TURN
         y = x * x
         p = fma(y, fma(y, SIN[5], SIN[4]), SIN[3])
         p = fma(y, fma(y, fma(y, p, SIN[2]), SIN[1]), SIN[0])
@@ -107,8 +116,10 @@ def tile_of_normals(words: NDArray[Any], normals: NDArray[Any]) -> None:
         p = fma(y, fma(y, COS[5], COS[4]), COS[3])
         p = fma(y, fma(y, fma(y, p, COS[2]), COS[1]), COS[0])
         cosine = fma(y, fma(y, p, -0.5), 1.0)
-        odd = (quarter & 1) != 0
+        odd = (quarter & ONE) != ZERO
         first = sine if odd else cosine
         second = cosine if odd else sine
-        normals[i] = radius * (-first if (quarter + 1) & 2 else first)
-        normals[PAIRS + i] = radius * (-second if quarter & 2 else second)
+        # Bit 1 of the quarter is the sign of the sine; one quarter on, that of the cosine.
+        first_sign, second_sign = (quarter + ONE) << TO_SIGN, quarter << TO_SIGN
+        normals[i] = radius * float_of(bits_of(first) ^ (first_sign & SIGN))
+        normals[PAIRS + i] = radius * float_of(bits_of(second) ^ (second_sign & SIGN))
