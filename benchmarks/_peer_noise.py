@@ -1,6 +1,7 @@
 """Run by the peer's interpreter: time the rounds of its BLT privatiser, print them and the memory.
 
-Jitted as a whole, with the state donated, so that nothing is copied that need not be.
+The update is jitted as a whole; with `donated` its arguments are given up, so that nothing is
+copied that need not be.
 """
 
 import json
@@ -15,6 +16,7 @@ from jax_privacy.matrix_factorization import buffered_toeplitz
 
 size, repeats = int(sys.argv[1]), int(sys.argv[2])
 theta, omega = json.loads(sys.argv[3]), json.loads(sys.argv[4])
+given_up = (0, 1) if sys.argv[5] == "donated" else ()
 blt = buffered_toeplitz.BufferedToeplitz.build(theta, omega, dtype=jnp.float32)
 matrix = blt.inverse_as_streaming_matrix()
 privatizer = noise_addition.matrix_factorization_privatizer(
@@ -27,7 +29,7 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-step = jax.jit(lambda update, state: privatizer.update(update, state), donate_argnums=(0, 1))
+step = jax.jit(lambda update, state: privatizer.update(update, state), donate_argnums=given_up)
 update = jnp.zeros(size, jnp.float32)
 before = peak()
 state = privatizer.init(update)

@@ -1,8 +1,7 @@
 """A keyed digest of what one row of noise will cover: 16 bytes, as secret as the noise."""
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
-from itertools import repeat
+from functools import partial
 from typing import Any, Final, final
 
 import numpy as np
@@ -12,12 +11,15 @@ from numpy.typing import NDArray
 from dpftrl.errors import InvalidInput
 from dpftrl.noise.kernels import all_finite
 from dpftrl.noise.key import NoiseKey
+from dpftrl.noise.workers import side_by_side
 
 DIGEST_BYTES: Final = 16
 # Coordinates that are digested at a time, each by one of several threads.
 PIECE: Final = 2**19
 # Coordinates that are looked at twice while they are in cache.
 IN_CACHE: Final = 2**15
+# The cipher counts the bytes of one call in 31 bits.
+MOST_AT_ONCE: Final = 2**30
 # Fixed: see `Digest`.
 NONCE: Final = bytes(12)
 
@@ -44,7 +46,9 @@ class Digest:
 
     def add(self, content: Any) -> None:
         """Take in more bytes."""
-        self._encryptor.authenticate_additional_data(content)
+        view = memoryview(content)
+        for i in range(0, len(view), MOST_AT_ONCE):
+            self._encryptor.authenticate_additional_data(view[i : i + MOST_AT_ONCE])
 
     def finish(self) -> bytes:
         """The digest of all of them."""
@@ -52,14 +56,15 @@ class Digest:
         return self._encryptor.tag
 
 
-def digest_of_update(key: NoiseKey, parts: Sequence[Array], scale: float, pool: Executor) -> bytes:
+def digest_of_update(key: NoiseKey, parts: Sequence[Array], scale: float, threads: int) -> bytes:
     """The digest of an update: its values, their unit, and how they are divided into arrays.
 
     Pieces are digested side by side, and their digests under another key. An update with a NaN or
     an infinity is refused.
     """
     pieces = [part[i : i + PIECE] for part in parts for i in range(0, part.size, PIECE)]
-    tags = list(pool.map(_digest_of_piece, repeat(key.derive(b"piece")), pieces))
+    of_piece = partial(_digest_of_piece, key.derive(b"piece"))
+    tags = side_by_side(of_piece, pieces, threads)
     whole = Digest(key.derive(b"update"))
     whole.add(repr((scale, [(part.dtype.name, part.size) for part in parts])).encode())
     whole.add(b"".join(tags))

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from concurrent.futures import Executor
+from functools import partial
 from itertools import accumulate
 from typing import Any, Final, Protocol, final
 
@@ -13,26 +13,31 @@ from dpftrl.noise.kernels import add_normals, add_rounded, add_scaled, blt_step,
 from dpftrl.noise.key import NoiseKey
 from dpftrl.noise.keystream import BLOCK_BYTES, Keystream
 from dpftrl.noise.normals import TILE, TILE_BLOCKS
+from dpftrl.noise.workers import side_by_side
 
 Matrix = NDArray[np.float64]
 Buffers = Sequence[NDArray[Any]]
 
 # Coordinates whose keystream and noise are in cache together.
-CHUNK: Final = 8 * TILE
-CHUNK_BLOCKS: Final = CHUNK // TILE * TILE_BLOCKS
-CHUNK_BYTES: Final = CHUNK_BLOCKS * BLOCK_BYTES
-ZEROS: Final = bytes(CHUNK_BYTES)
+CHUNK_TILES: Final = 16
+CHUNK: Final = CHUNK_TILES * TILE
+CHUNK_BLOCKS: Final = CHUNK_TILES * TILE_BLOCKS
+# Chunks that are not worth another thread.
+SMALL_SHARE: Final = 8
+ZEROS: Final = bytes(CHUNK_BLOCKS * BLOCK_BYTES)
 
 
 @final
 class Scratch:
-    """Room for the keystream and the noise of one chunk; as secret as they are."""
+    """Room for the keystream and the noise of some tiles; as secret as they are."""
 
-    def __init__(self, sums: int):
+    def __init__(self, sums: int, tiles: int):
+        size = tiles * TILE_BLOCKS * BLOCK_BYTES
+        self.zeros = memoryview(ZEROS)[:size]
         # The cipher wants room for a block more than it writes.
-        self.raw = bytearray(CHUNK_BYTES + BLOCK_BYTES)
-        self.words = np.frombuffer(self.raw, np.uint32, CHUNK_BYTES // 4)
-        self.made = np.empty((sums, CHUNK))
+        self.raw = bytearray(size + BLOCK_BYTES)
+        self.words = np.frombuffer(self.raw, np.uint32, size // 4)
+        self.made = np.empty((sums, tiles * TILE))
 
     def __repr__(self) -> str:
         return "Scratch(secret)"
@@ -67,7 +72,7 @@ class BltRound:
 
     def make(self, streams: Sequence[Keystream], start: int, scratch: Scratch) -> None:
         """The paper's Algorithm 3."""
-        streams[0].fill(ZEROS, scratch.raw)
+        streams[0].fill(scratch.zeros, scratch.raw)
         blt_step(scratch.words, *self._decays, *self._place, start, self._like, scratch.made[0])
 
 
@@ -102,7 +107,7 @@ class LinearRound:
         """Rows of Z first, then the buffers."""
         scratch.made[:] = 0.0
         for stream, weights in zip(streams, self._of_rows, strict=True):
-            stream.fill(ZEROS, scratch.raw)
+            stream.fill(scratch.zeros, scratch.raw)
             add_normals(scratch.words, weights, scratch.made)
         if self._like is not None:
             mix_buffers(*self._mix, start, self._like, scratch.made)
@@ -128,19 +133,21 @@ class Target:
             add(noise[a - start : b - start], self._scale, part[a - first : b - first])
 
 
-def run_round(made: Round, target: Target, size: int, shares: int, pool: Executor) -> None:
-    """Do all chunks, in so many shares side by side; the result does not depend on how many."""
+def run_round(made: Round, target: Target, size: int, threads: int) -> None:
+    """Do all chunks, in a share a thread; the result does not depend on how many there are."""
     chunks = -(-size // CHUNK)
-    share = -(-chunks // shares)
-    ranges = [range(first, min(first + share, chunks)) for first in range(0, chunks, share)]
-    for done in [pool.submit(_run_chunks, made, target, each) for each in ranges]:
-        done.result()
+    share = max(-(-chunks // threads), SMALL_SHARE)
+    shares = [range(first, min(first + share, chunks)) for first in range(0, chunks, share)]
+    side_by_side(partial(_run_chunks, made, target, -(-size // TILE)), shares, threads)
 
 
-def _run_chunks(made: Round, target: Target, chunks: range) -> None:
+def _run_chunks(made: Round, target: Target, tiles: int, chunks: range) -> None:
     streams = [Keystream(row, chunks.start * CHUNK_BLOCKS) for row in made.rows]
-    scratch = Scratch(made.sums)
+    scratch = Scratch(made.sums, CHUNK_TILES)
     for chunk in chunks:
+        left = tiles - chunk * CHUNK_TILES
+        if left < CHUNK_TILES:
+            scratch = Scratch(made.sums, left)
         made.make(streams, chunk * CHUNK, scratch)
         target.add(chunk * CHUNK, scratch.made[0])
 

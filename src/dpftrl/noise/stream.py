@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NoReturn, final
 
@@ -138,13 +137,12 @@ class NoiseStream:
         parts = segments(update)
         self._check(parts, grid)
         scale = self._sigma * self._clip_norm / (1.0 if grid is None else grid.step)
-        with ThreadPoolExecutor(self._threads) as pool:
-            digest = digest_of_update(self._row_keys, parts, scale, pool)
-            made, after = self._next_round(digest)
-            self._interrupted = True
-            run_round(made, Target(parts, scale), self._size, self._threads, pool)
-            self._state = after
-            self._interrupted = False
+        digest = digest_of_update(self._row_keys, parts, scale, self._threads)
+        made, after = self._next_round(digest)
+        self._interrupted = True
+        run_round(made, Target(parts, scale), self._size, self._threads)
+        self._state = after
+        self._interrupted = False
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state, for the owner's eyes only, so that a crash leaves the old or the new."""
