@@ -57,6 +57,8 @@ def replace_secretly(path: Path, write: Callable[[Path], None]) -> None:
         path: The file.
         write: Writes the content to the path that it is given.
     """
+    if not path.name:
+        raise InvalidInput(f"{path} cannot be written: it is a folder")
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.unlink(missing_ok=True)
@@ -67,9 +69,11 @@ def replace_secretly(path: Path, write: Callable[[Path], None]) -> None:
         _flush(draft)
         draft.replace(path)
         _flush(path.parent)
-    except (OSError, ValueError) as error:
+    except BaseException as error:
         with contextlib.suppress(OSError, ValueError):
             draft.unlink(missing_ok=True)
+        if not isinstance(error, OSError | ValueError):
+            raise
         reason = getattr(error, "strerror", None) or error
         raise InvalidInput(f"{path} cannot be written: {reason}") from None
 

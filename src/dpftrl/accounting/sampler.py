@@ -13,7 +13,7 @@ from dpftrl.checks import as_float
 from dpftrl.errors import InvalidInput
 
 # Random bits behind the radius, tail included; the sampler of dpftrl.noise draws as many.
-RADIUS_BITS: Final = 96
+RADIUS_BITS: Final = 76
 # Coordinates times rounds, more than any run has.
 MOST_DRAWS: Final = 2.0**60
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dpftrl.errors import InvalidInput
 from dpftrl.noise.kernels import all_finite
-from dpftrl.noise.key import NoiseKey
+from dpftrl.noise.key import NoiseKey, Secret
 from dpftrl.noise.workers import side_by_side
 
 DIGEST_BYTES: Final = 16
@@ -50,28 +50,34 @@ class Digest:
         for i in range(0, len(view), MOST_AT_ONCE):
             self._encryptor.authenticate_additional_data(view[i : i + MOST_AT_ONCE])
 
-    def finish(self) -> bytes:
+    def finish(self) -> Secret:
         """The digest of all of them."""
         self._encryptor.finalize()
-        return self._encryptor.tag
+        return Secret(self._encryptor.tag)
 
 
-def digest_of_update(key: NoiseKey, parts: Sequence[Array], scale: float, threads: int) -> bytes:
-    """The digest of an update: its values, their unit, and how they are divided into arrays.
+def digest_of_update(
+    key: NoiseKey, parts: Sequence[Array], scale: float, before: Secret, threads: int
+) -> Secret:
+    """The digest of an update and of all before it.
+
+    It covers the values, their unit, how they are divided into arrays, and the digest of the round
+    before. Without the latter, two runs that part in one round and have equal sums in the next
+    would share that next row, and the difference of their releases would undo the first.
 
     Pieces are digested side by side, and their digests under another key. An update with a NaN or
     an infinity is refused.
     """
     pieces = [part[i : i + PIECE] for part in parts for i in range(0, part.size, PIECE)]
     of_piece = partial(_digest_of_piece, key.derive(b"piece"))
-    tags = side_by_side(of_piece, pieces, threads)
-    whole = Digest(key.derive(b"update"))
+    whole = Digest(key.derive(b"update", secret=before))
     whole.add(repr((scale, [(part.dtype.name, part.size) for part in parts])).encode())
-    whole.add(b"".join(tags))
+    for tag in side_by_side(of_piece, pieces, threads):
+        whole.add(tag.secret_bytes())
     return whole.finish()
 
 
-def _digest_of_piece(key: NoiseKey, piece: Array) -> bytes:
+def _digest_of_piece(key: NoiseKey, piece: Array) -> Secret:
     digest = Digest(key)
     for i in range(0, piece.size, IN_CACHE):
         some = piece[i : i + IN_CACHE]

@@ -1,4 +1,4 @@
-"""The key of the noise. Who holds it and a released model can take the noise off again."""
+"""Secrets that do not show. Who holds the key and a released model can take the noise off again."""
 
 import hmac
 import os
@@ -10,23 +10,51 @@ from dpftrl.errors import InvalidInput
 KEY_BYTES = 32
 
 
+class Secret:
+    """Bytes that cannot be printed, pickled or copied into a log by accident."""
+
+    __slots__ = ("_secret",)
+
+    def __init__(self, secret: bytes):
+        self._secret = secret
+
+    def secret_bytes(self) -> bytes:
+        """The secret itself, to store where only the server can read it."""
+        return self._secret
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and hmac.compare_digest(self._secret, other._secret)
+
+    def __hash__(self) -> int:
+        return hash(sha256(self._secret).digest())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(secret)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} is not for pickling or copying")
+
+
 @final
-class NoiseKey:
+class NoiseKey(Secret):
     """Thirty-two secret bytes, from the operating system.
 
-    It cannot be printed, pickled or copied into a log by accident. Keep what `secret_bytes` returns
-    as you would a private key: readable by the server alone, never beside a released model.
+    Keep what `secret_bytes` returns as you would a private key: readable by the server alone, never
+    beside a released model.
 
     >>> NoiseKey.generate()
     NoiseKey(secret)
     """
 
-    __slots__ = ("_secret",)
+    __slots__ = ()
 
     def __init__(self, secret: bytes):
-        if not isinstance(secret, bytes) or len(secret) != KEY_BYTES:  # pyright: ignore[reportUnnecessaryIsInstance]
+        fits = isinstance(secret, bytes) and len(secret) == KEY_BYTES  # pyright: ignore[reportUnnecessaryIsInstance]
+        super().__init__(secret)
+        del secret  # so that no traceback with local variables shows it
+        if not fits:
+            self._secret = b""
             raise InvalidInput(f"a noise key is {KEY_BYTES} bytes; NoiseKey.generate() makes one")
-        self._secret = secret
 
     @classmethod
     def generate(cls) -> "NoiseKey":
@@ -38,27 +66,24 @@ class NoiseKey:
         """A key that anybody can guess: what it protects is not private. For tests alone."""
         return cls(sha256(b"insecure" + seed.to_bytes(16, "big", signed=True)).digest())
 
-    def secret_bytes(self) -> bytes:
-        """The secret itself, to store where only the server can read it."""
-        return self._secret
+    def derive(
+        self, purpose: bytes, public: bytes = b"", secret: Secret | None = None
+    ) -> "NoiseKey":
+        """A key for one purpose: HMAC-SHA256, so that none tells anything about another.
 
-    def derive(self, purpose: bytes, content: bytes = b"") -> "NoiseKey":
-        """A key for one purpose: HMAC-SHA256, so that none tells anything about another."""
-        message = len(purpose).to_bytes(1, "big") + purpose + content
-        return NoiseKey(hmac.digest(self._secret, message, "sha256"))
+        Args:
+            purpose: What it is for.
+            public: What else it depends on.
+            secret: What else, and may not be shown.
+        """
+        message = [purpose, public, b"" if secret is None else secret]
+        return NoiseKey(hmac.digest(self._secret, b"".join(map(_with_length, message)), "sha256"))
 
     def fingerprint(self) -> str:
         """Sixteen letters that tell keys apart and give nothing away."""
         return self.derive(b"fingerprint")._secret[:8].hex()
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, NoiseKey) and hmac.compare_digest(self._secret, other._secret)
 
-    def __hash__(self) -> int:
-        return hash(self.fingerprint())
-
-    def __repr__(self) -> str:
-        return "NoiseKey(secret)"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a noise key is not for pickling; store secret_bytes() with care")
+def _with_length(part: "bytes | Secret") -> bytes:
+    content = part.secret_bytes() if isinstance(part, Secret) else part
+    return len(content).to_bytes(4, "big") + content

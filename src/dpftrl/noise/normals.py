@@ -1,11 +1,14 @@
 """Standard normals from random words: Box and Muller's method, four pairs at a time.
 
-Coordinates come in tiles of 2,048: a tile takes 1,024 blocks of keystream, read as four runs of
-1,024 words. Word i of the first three runs gives the radius of pair i, 96 bits of it, and word i of
-the last the angle; the two normals go to coordinates i and 1,024 + i. Nothing but basic operations
-on float64 (a fused multiply-add among them), each rounded as IEEE 754 says and in a fixed order, so
-that every machine makes the same bits; whole tiles, so that they do not depend on where blocks of
-work begin.
+Coordinates come in tiles of 2,048: a tile takes 1,024 blocks of keystream, read as two runs of
+1,024 words of 64 bits. Word i of the first run and the last 12 bits of word i of the second give
+the radius of pair i, and the first 52 bits of the latter its angle; the two normals go to
+coordinates i and 1,024 + i. An angle of few bits would be a trap: the noise of a pair would lie on
+few rays, and who knows all updates but one could tell a right guess of that one by its ray.
+
+Nothing but basic operations on float64 (a fused multiply-add among them), each rounded as IEEE 754
+says and in a fixed order, so that every machine makes the same bits; whole tiles, so that they do
+not depend on where blocks of work begin.
 """
 
 # pyright: basic
@@ -21,7 +24,7 @@ from dpftrl.noise.machine import multiply_add as fma
 
 PAIRS: Final = 1024
 TILE: Final = 2 * PAIRS
-TILE_WORDS: Final = 4 * PAIRS
+TILE_WORDS: Final = 2 * PAIRS
 TILE_BLOCKS: Final = PAIRS
 
 # No fast-math: it would let the compiler round differently from machine to machine.
@@ -35,15 +38,19 @@ ROOT_HALF_BITS: Final = np.uint64(0x3FE6A09E667F3BCD)
 GAP: Final = np.uint64(0x3FF0000000000000 - 0x3FE6A09E667F3BCD)
 MANTISSA: Final = np.uint64(0x000FFFFFFFFFFFFF)
 MANTISSA_BITS: Final = np.uint64(52)
+EXPONENT_0: Final = np.uint64(0x3FF0000000000000)  # of numbers from 1 up to 2
 ZERO: Final = np.uint64(0)
 ONE: Final = np.uint64(1)
 SIGN: Final = np.uint64(2**63)
 TO_SIGN: Final = np.uint64(62)
-# Parts of a turn, in units of an angle word.
-TURN: Final = 2 * math.pi / 2**32
-QUARTER: Final = np.uint64(2**30)
-QUARTER_BITS: Final = np.uint64(30)
-EIGHTH: Final = np.uint64(2**29)
+# A word of the second run: 12 bits of the radius below, the angle above.
+LOW: Final = np.uint64(2**12 - 1)
+LOW_BITS: Final = np.uint64(12)
+# Parts of a turn, in units of the angle.
+TURN: Final = 2 * math.pi / 2**52
+QUARTER_BITS: Final = np.uint64(50)
+QUARTER: Final = np.uint64(2**50)
+EIGHTH: Final = np.uint64(2**49)
 LOG_2: Final = math.log(2)
 
 # Interpolation at Chebyshev nodes, in 60 digits: of (log((1 + s) / (1 - s)) / s - 2) / s^2 by s^2
@@ -77,16 +84,10 @@ COS: Final = (
 
 
 @numba.njit(inline="always", **compiled)
-def _number(word: Any) -> float:
-    """A 32-bit word as a float64; the direct conversion is slow where there is no AVX-512."""
-    return float_of(np.uint64(word) | INTEGER) - TWO_52
-
-
-@numba.njit(inline="always", **compiled)
-def _radius(high: Any, low: Any, lowest: Any) -> float:
-    """sqrt(-2 log u) for u of 96 bits, never 0 and never 1."""
-    u = fma(_number(lowest), 2.0**-96, 2.0**-97)
-    u = fma(_number(high), 2.0**-32, fma(_number(low), 2.0**-64, u))
+def _radius(word: Any, lowest: Any) -> float:
+    """sqrt(-2 log u) for u of 76 bits, never 0 (and 1 only by rounding)."""
+    rest = float_of(((word & LOW) << LOW_BITS) | lowest | INTEGER) - TWO_52
+    u = fma(rest, 2.0**-76, 2.0**-77) + (float_of((word >> LOW_BITS) | EXPONENT_0) - 1.0)
     bits = bits_of(u) + GAP
     exponent = float_of((bits >> MANTISSA_BITS) | INTEGER) - (TWO_52 + 1023.0)
     mantissa = float_of((bits & MANTISSA) + ROOT_HALF_BITS)
@@ -103,11 +104,12 @@ def _radius(high: Any, low: Any, lowest: Any) -> float:
 def tile_of_normals(words: NDArray[Any], normals: NDArray[Any]) -> None:
     """Turn the words of one tile into its normals."""
     for i in range(PAIRS):
-        radius = _radius(words[i], words[PAIRS + i], words[2 * PAIRS + i])
+        word = words[PAIRS + i]
+        radius = _radius(words[i], word & LOW)
         # The nearest quarter turn, and the rest of the angle, between -pi / 4 and pi / 4.
-        angle = np.uint64(words[3 * PAIRS + i]) + EIGHTH
+        angle = (word >> LOW_BITS) + EIGHTH
         quarter = angle >> QUARTER_BITS
-        rest = float_of((angle & (QUARTER - ONE)) | INTEGER) - (TWO_52 + 2.0**29)
+        rest = float_of((angle & (QUARTER - ONE)) | INTEGER) - (TWO_52 + 2.0**49)
         x = (rest + 0.5) * TURN
         y = x * x
         p = fma(y, fma(y, SIN[5], SIN[4]), SIN[3])

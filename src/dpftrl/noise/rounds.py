@@ -13,10 +13,11 @@ from dpftrl.noise.kernels import add_normals, add_rounded, add_scaled, blt_step,
 from dpftrl.noise.key import NoiseKey
 from dpftrl.noise.keystream import BLOCK_BYTES, Keystream
 from dpftrl.noise.normals import TILE, TILE_BLOCKS
+from dpftrl.noise.state import Buffer
 from dpftrl.noise.workers import side_by_side
 
 Matrix = NDArray[np.float64]
-Buffers = Sequence[NDArray[Any]]
+Buffers = Sequence[Buffer]
 
 # Coordinates whose keystream and noise are in cache together.
 CHUNK_TILES: Final = 16
@@ -36,7 +37,7 @@ class Scratch:
         self.zeros = memoryview(ZEROS)[:size]
         # The cipher wants room for a block more than it writes.
         self.raw = bytearray(size + BLOCK_BYTES)
-        self.words = np.frombuffer(self.raw, np.uint32, size // 4)
+        self.words = np.frombuffer(self.raw, np.uint64, size // 8)
         self.made = np.empty((sums, tiles * TILE))
 
     def __repr__(self) -> str:
@@ -68,7 +69,7 @@ class BltRound:
         self.sums = 1
         self._decays = (theta, omega)
         self._place = (addresses(buffers), size)
-        self._like = buffers[0][:0]
+        self._like = buffers[0].array[:0]
 
     def make(self, streams: Sequence[Keystream], start: int, scratch: Scratch) -> None:
         """The paper's Algorithm 3."""
@@ -101,7 +102,7 @@ class LinearRound:
         self._of_rows = [np.ascontiguousarray(column) for column in weights.T[len(inputs) :]]
         self._mix = (np.ascontiguousarray(weights), addresses(inputs), addresses(outputs), size)
         both = [*inputs, *outputs]
-        self._like = both[0][:0] if both else None
+        self._like = both[0].array[:0] if both else None
 
     def make(self, streams: Sequence[Keystream], start: int, scratch: Scratch) -> None:
         """Rows of Z first, then the buffers."""
@@ -117,20 +118,21 @@ class LinearRound:
 class Target:
     """Where noise goes: the arrays of an update, and how large a unit of noise is in them."""
 
-    def __init__(self, parts: Buffers, scale: float):
+    def __init__(self, parts: Sequence[NDArray[Any]], scale: float):
         self._scale = scale
         ends = list(accumulate(part.size for part in parts))
         self._parts = list(zip(parts, [0, *ends[:-1]], ends, strict=True))
         self._ends = ends
 
-    def add(self, start: int, noise: Matrix) -> None:
+    def add(self, start: int, scratch: Scratch) -> None:
         """Add the noise of the coordinates from `start` on."""
+        stop = start + scratch.made.shape[1]
         for part, first, end in self._parts[bisect_right(self._ends, start) :]:
-            if first >= start + len(noise):
+            if first >= stop:
                 break
-            a, b = max(first, start), min(end, start + len(noise))
+            a, b = max(first, start), min(end, stop)
             add = add_rounded if part.dtype == np.int64 else add_scaled
-            add(noise[a - start : b - start], self._scale, part[a - first : b - first])
+            add(scratch.made[0, a - start : b - start], self._scale, part[a - first : b - first])
 
 
 def run_round(made: Round, target: Target, size: int, threads: int) -> None:
@@ -149,9 +151,9 @@ def _run_chunks(made: Round, target: Target, tiles: int, chunks: range) -> None:
         if left < CHUNK_TILES:
             scratch = Scratch(made.sums, left)
         made.make(streams, chunk * CHUNK, scratch)
-        target.add(chunk * CHUNK, scratch.made[0])
+        target.add(chunk * CHUNK, scratch)
 
 
 def addresses(buffers: Buffers) -> NDArray[np.uint64]:
     """Where each of them lies."""
-    return np.array([buffer.ctypes.data for buffer in buffers], dtype=np.uint64)
+    return np.array([buffer.array.ctypes.data for buffer in buffers], dtype=np.uint64)

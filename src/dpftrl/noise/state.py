@@ -1,15 +1,13 @@
 """The state of a noise stream as a file: safetensors, with a header that is checked first.
 
 Whoever reads a state can take the noise off released models, so the file is for its owner alone
-(mode 0600). A keyed digest over header and content shows every flipped bit.
+(mode 0600). A seal, keyed, over header and content shows every flipped bit.
 """
 
 import hmac
-import os
-from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, NoReturn, final
 
 import msgspec
 import numpy as np
@@ -18,35 +16,78 @@ from numpy.typing import NDArray
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism
 from dpftrl.noise.digest import DIGEST_BYTES, Digest
-from dpftrl.noise.key import NoiseKey
+from dpftrl.noise.key import NoiseKey, Secret
 from dpftrl.storage import replace_secretly
 
 Array = NDArray[Any]
 
 
 @final
-@dataclass(repr=False)
+class Buffer:
+    """A model-sized vector that is as secret as the noise, and does not show."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: Array):
+        self.array = array
+
+    def __repr__(self) -> str:
+        return "Buffer(secret)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Buffer is not for pickling or copying")
+
+
+@final
 class NoiseState:
     """Where a stream stands.
 
     Attributes:
         round: Rounds made.
-        digests: One for each row of Z taken so far, end to end.
-        buffers: Model-sized vectors, in the mechanism's order.
+        buffers: In the mechanism's order.
     """
 
-    round: int = 0
-    digests: bytes = b""
-    buffers: list[Array] = field(default_factory=list[Array])
+    __slots__ = ("_digests", "buffers", "round")
+
+    def __init__(self, round_: int, digests: Secret, buffers: list[Buffer]):
+        self.round = round_
+        self.buffers = buffers
+        self._digests = digests
+
+    def __repr__(self) -> str:
+        return f"NoiseState(round={self.round}, secret)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a NoiseState is not for pickling or copying")
+
+    @classmethod
+    def start(cls) -> "NoiseState":
+        """Before the first round."""
+        return cls(0, Secret(b""), [])
+
+    def after(self, digest: Secret, fresh: int, buffers: list[Buffer]) -> "NoiseState":
+        """One round on, which took so many rows of Z."""
+        known = self._digests.secret_bytes() + digest.secret_bytes() * fresh
+        return NoiseState(self.round + 1, Secret(known), buffers)
 
     @property
     def next_row(self) -> int:
         """Rows of Z taken so far."""
-        return len(self.digests) // DIGEST_BYTES
+        return len(self._digests.secret_bytes()) // DIGEST_BYTES
 
-    def digest(self, row: int) -> bytes:
-        """The digest of the sum that a row covers."""
-        return self.digests[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES]
+    def digest(self, row: int) -> Secret:
+        """The digest of what a row covers."""
+        where = slice(row * DIGEST_BYTES, (row + 1) * DIGEST_BYTES)
+        return Secret(self._digests.secret_bytes()[where])
+
+    def last_digest(self) -> Secret:
+        """The digest of the last round; an empty one before the first."""
+        return Secret(self._digests.secret_bytes()[-DIGEST_BYTES:])
+
+    def tensors(self) -> dict[str, Array]:
+        """What a file holds. Never keep it in a local variable: tracebacks may show those."""
+        digests = np.frombuffer(self._digests.secret_bytes(), np.uint8)
+        return {"digests": digests, **{f"buffer-{i}": b.array for i, b in enumerate(self.buffers)}}
 
 
 class Header(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -78,30 +119,36 @@ def mechanism_sha256(mechanism: Mechanism) -> str:
 
 def write_state(path: Path, header: Header, state: NoiseState, key: NoiseKey) -> None:
     """Write header and state, so that a crash leaves the old file or the new one."""
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType]
 
-    tensors = _tensors(state)
     text = msgspec.json.encode(header)
-    metadata = {"header": text.decode(), "digest": _digest(key, text, tensors).hex()}
-    replace_secretly(path, lambda draft: save_file(tensors, draft, metadata))
+    metadata = {"header": text.decode(), "seal": _seal(key, text, state)}
+    try:
+        replace_secretly(path, lambda draft: save_file(state.tensors(), draft, metadata))
+    except SafetensorError as error:
+        raise InvalidInput(f"{path} cannot be written: {error}") from None
 
 
 def read_state(
     path: Path, mechanism: Mechanism, key: NoiseKey, at_least: int
 ) -> tuple[Header, NoiseState]:
     """Read a state, or say why it must not be used."""
-    metadata, tensors = _open(path)
-    text = metadata.get("header", "").encode()
+    loaded = _open(path)
+    text = loaded.metadata.get("header", "").encode()
     try:
         header = msgspec.json.decode(text, type=Header)
     except msgspec.MsgspecError as error:
         raise InvalidInput(f"{path} is not a noise state: {error}") from None
     if header.key_fingerprint != key.fingerprint():
         raise InvalidInput(
-            f"{path} belongs to key {header.key_fingerprint}, not to {key.fingerprint()}"
+            f"{path} belongs to key {header.key_fingerprint:.16}, not to {key.fingerprint()}"
         )
-    if not hmac.compare_digest(_digest(key, text, tensors).hex(), metadata.get("digest", "")):
-        raise InvalidInput(f"{path} was changed since it was saved: its digest does not fit")
+    state = loaded.state(header)
+    if state is None or not hmac.compare_digest(
+        _seal(key, text, state).encode(), loaded.metadata.get("seal", "").encode()
+    ):
+        raise InvalidInput(f"{path} was changed since it was saved: its seal does not fit")
     if header.mechanism_sha256 != mechanism_sha256(mechanism):
         raise InvalidInput(
             f"{path} was saved with {header.mechanism}, which is not this {mechanism.name}; "
@@ -112,40 +159,51 @@ def read_state(
             f"{path} stands at round {header.round}, but {at_least} have been released; "
             "going on from it would release rounds twice"
         )
-    return header, _state(header, tensors)
+    return header, state
 
 
-def _tensors(state: NoiseState) -> dict[str, Array]:
-    digests = np.frombuffer(state.digests, np.uint8)
-    return {"digests": digests, **{f"buffer-{i}": b for i, b in enumerate(state.buffers)}}
-
-
-def _state(header: Header, tensors: dict[str, Array]) -> NoiseState:
-    buffers = [tensors[f"buffer-{i}"] for i in range(header.buffers)]
-    return NoiseState(header.round, tensors["digests"].tobytes(), buffers)
-
-
-def _digest(key: NoiseKey, header: bytes, tensors: dict[str, Array]) -> bytes:
+def _seal(key: NoiseKey, header: bytes, state: NoiseState) -> str:
+    """A keyed digest of all of it, behind a pseudo-random function: GMAC's own must not be seen."""
     digest = Digest(key.derive(b"state"))
     digest.add(len(header).to_bytes(8, "big") + header)
-    for name in sorted(tensors):
-        described = f"{name} {tensors[name].dtype} {tensors[name].size}".encode()
+    for name in sorted(state.tensors()):
+        described = f"{name} {state.tensors()[name].dtype} {state.tensors()[name].size}".encode()
         digest.add(len(described).to_bytes(8, "big") + described)
-        digest.add(tensors[name].view(np.uint8).data)
-    return digest.finish()
+        digest.add(state.tensors()[name].view(np.uint8).data)
+    return key.derive(b"seal", secret=digest.finish()).secret_bytes().hex()
 
 
-def _open(path: Path) -> tuple[dict[str, str], dict[str, Array]]:
+@final
+class _Loaded:
+    """What a file holds, not checked yet, and as secret as if it were."""
+
+    def __init__(self, metadata: dict[str, str], tensors: dict[str, Array]):
+        self.metadata = metadata
+        self._tensors = tensors
+
+    def __repr__(self) -> str:
+        return "Loaded(secret)"
+
+    def state(self, header: Header) -> NoiseState | None:
+        """The state, if everything is there that the header speaks of, and nothing else."""
+        names = {"digests", *(f"buffer-{i}" for i in range(min(header.buffers, 10**6)))}
+        if set(self._tensors) != names:
+            return None
+        buffers = [Buffer(self._tensors[f"buffer-{i}"]) for i in range(header.buffers)]
+        return NoiseState(header.round, Secret(self._tensors["digests"].tobytes()), buffers)
+
+
+def _open(path: Path) -> _Loaded:
     from safetensors import SafetensorError, safe_open
 
     try:
-        os.stat(path)
+        path.stat()
         opened: Any = safe_open(path, framework="numpy")
         with opened as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            return metadata, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names: list[str] = list(file.keys())
+            return _Loaded(file.metadata() or {}, {name: file.get_tensor(name) for name in names})
     except SafetensorError as error:
         raise InvalidInput(f"{path} is damaged, or is no noise state: {error}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InvalidInput(f"{path} cannot be read: {reason}") from None

@@ -14,11 +14,11 @@ from dpftrl.mechanisms import BLT, FullTree, Mechanism, SquareRoot
 from dpftrl.noise.decoder_rows import DecoderRows
 from dpftrl.noise.digest import digest_of_update
 from dpftrl.noise.grid import Grid
-from dpftrl.noise.key import NoiseKey
+from dpftrl.noise.key import NoiseKey, Secret
 from dpftrl.noise.keystream import row_key
 from dpftrl.noise.rounds import BltRound, LinearRound, Round, Target, run_round
 from dpftrl.noise.segments import Arrays, segments
-from dpftrl.noise.state import Header, NoiseState, mechanism_sha256, read_state, write_state
+from dpftrl.noise.state import Buffer, Header, NoiseState, mechanism_sha256, read_state, write_state
 from dpftrl.noise.transition import transition
 
 Parts = Sequence[NDArray[Any]]
@@ -37,11 +37,11 @@ class NoiseStream:
     The noise of round t is row t of D Z, times `sigma` times `clip_norm`; see `dpftrl.mechanisms`.
 
     Guarantees:
-        Row i of Z is a function of the key, of mechanism, size, sigma and clip norm, of i, and of
-        a keyed digest of the sum that it covers.
-        The same sum in the same round gets the same noise, to the last bit, on any machine and
-        with any number of threads; any other sum gets fresh noise. A stream that was interrupted
-        within a round refuses to go on.
+        Row i of Z is a function of the key, of what shapes the stream (mechanism, size, sigma, clip
+        norm and dtype), of i, and of a keyed digest of all sums that it covers, those of earlier
+        rounds included. The same sums get the same noise, to the last bit, on any machine and with
+        any number of threads; anything else gets fresh noise. A stream that was interrupted within
+        a round refuses to go on.
 
     Args:
         mechanism: What correlates the noise.
@@ -72,17 +72,17 @@ class NoiseStream:
         self._size = whole_number("size", size)
         self._sigma = positive_number("sigma", sigma)
         self._clip_norm = positive_number("clip_norm", clip_norm)
+        self._dtype: Literal["float32", "float64"] = _kind(dtype)
         self._key = key
         # Two streams that differ in anything that shapes the noise must not share a row of Z, even
         # for the same sum: their difference would show the row.
-        shape = (mechanism_sha256(mechanism), self._size, self._sigma, self._clip_norm)
+        shape = (mechanism_sha256(mechanism), size, self._sigma, self._clip_norm, self._dtype)
         self._row_keys = key.derive(b"stream", repr(shape).encode())
-        self._dtype: Literal["float32", "float64"] = _kind(dtype)
         self._mode: Literal["buffered", "regenerating"] = _mode(
             mode, mechanism, self._size * np.dtype(self._dtype).itemsize
         )
         self._threads = _processors() if threads is None else whole_number("threads", threads)
-        self._state = NoiseState()
+        self._state = NoiseState.start()
         self._decoder_rows = DecoderRows(mechanism)
         self._interrupted = False
 
@@ -113,7 +113,7 @@ class NoiseStream:
     @property
     def memory_bytes(self) -> int:
         """What its buffers take now."""
-        return sum(buffer.nbytes for buffer in self._state.buffers)
+        return sum(buffer.array.nbytes for buffer in self._state.buffers)
 
     def add_to(self, update: Arrays, grid: Grid | None = None) -> None:
         """Add the noise of the next round to a sum of clipped updates, in place.
@@ -136,8 +136,10 @@ class NoiseStream:
             )
         parts = segments(update)
         self._check(parts, grid)
-        scale = self._sigma * self._clip_norm / (1.0 if grid is None else grid.step)
-        digest = digest_of_update(self._row_keys, parts, scale, self._threads)
+        step = 1.0 if grid is None else grid.step
+        scale = positive_number("sigma times clip norm", self._sigma * self._clip_norm / step)
+        before = self._state.last_digest()
+        digest = digest_of_update(self._row_keys, parts, scale, before, self._threads)
         made, after = self._next_round(digest)
         self._interrupted = True
         run_round(made, Target(parts, scale), self._size, self._threads)
@@ -212,7 +214,7 @@ class NoiseStream:
                 f"the grid clips to {grid.clip_norm!r}, the stream to {self._clip_norm!r}"
             )
 
-    def _next_round(self, digest: bytes) -> tuple[Round, NoiseState]:
+    def _next_round(self, digest: Secret) -> tuple[Round, NoiseState]:
         """What to do, and the state after it."""
         if self._mode == "regenerating":
             return self._regenerated(digest)
@@ -220,14 +222,14 @@ class NoiseStream:
             return self._next_of_blt(self._mechanism, digest)
         return self._next_of_any(digest)
 
-    def _next_of_blt(self, blt: BLT, digest: bytes) -> tuple[Round, NoiseState]:
+    def _next_of_blt(self, blt: BLT, digest: Secret) -> tuple[Round, NoiseState]:
         state = self._state
         buffers = state.buffers or [self._room() for _ in blt.theta]
         row = row_key(self._row_keys, state.next_row, digest)
         made = BltRound(row, np.array(blt.theta), np.array(blt.omega), buffers, self._size)
-        return made, NoiseState(state.round + 1, state.digests + digest, buffers)
+        return made, state.after(digest, 1, buffers)
 
-    def _next_of_any(self, digest: bytes) -> tuple[Round, NoiseState]:
+    def _next_of_any(self, digest: Secret) -> tuple[Round, NoiseState]:
         state = self._state
         step = transition(self._mechanism, state.round, state.next_row, len(state.buffers))
         unused = [b for i, b in enumerate(state.buffers) if i not in step.buffers]
@@ -236,27 +238,29 @@ class NoiseStream:
         rows = [row_key(self._row_keys, state.next_row + i, digest) for i in range(step.fresh)]
         made = LinearRound(rows, step.weights, state.buffers, outputs, self._size)
         after = [state.buffers[i] if i >= 0 else outputs[-1 - i] for i in step.buffers]
-        return made, NoiseState(state.round + 1, state.digests + digest * step.fresh, after)
+        return made, state.after(digest, step.fresh, after)
 
-    def _regenerated(self, digest: bytes) -> tuple[Round, NoiseState]:
+    def _regenerated(self, digest: Secret) -> tuple[Round, NoiseState]:
         state = self._state
         weights = self._decoder_rows.row(state.round)
-        after = NoiseState(
-            state.round + 1, state.digests + digest * (len(weights) - state.next_row)
-        )
+        after = state.after(digest, len(weights) - state.next_row, [])
         (used,) = np.nonzero(weights)
         rows = [row_key(self._row_keys, row, after.digest(row)) for row in used.tolist()]
         return LinearRound(rows, weights[None, used], [], [], self._size), after
 
-    def _room(self) -> NDArray[Any]:
-        return np.zeros(self._size, self._dtype)
+    def _room(self) -> Buffer:
+        return Buffer(np.zeros(self._size, self._dtype))
 
 
 def _kind(dtype: DTypeLike) -> Literal["float32", "float64"]:
+    try:
+        name = np.dtype(dtype).name
+    except TypeError:
+        name = str(dtype)
     for kind in ("float32", "float64"):
-        if np.dtype(dtype) == kind:
+        if name == kind:
             return kind
-    raise InvalidInput(f"dtype must be float32 or float64, got {np.dtype(dtype)}")
+    raise InvalidInput(f"dtype must be float32 or float64, got {name:.60}")
 
 
 def _mode(
