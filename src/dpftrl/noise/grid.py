@@ -9,7 +9,7 @@ sum plus the noise: post-processing, which costs nothing.
 
 import math
 from dataclasses import dataclass
-from typing import Any, Self, final
+from typing import Any, Self, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ Steps = NDArray[np.int64]
 
 # Steps that a sum may reach; the noise has as much room again.
 MOST_STEPS = 2**61
+LARGEST = 2.0**400
+KINDS = (np.dtype(np.float32), np.dtype(np.float64))
 # More than all rounding in the norm and in scaling by it.
 SLACK = 1e-12
 # Steps in one standard deviation of the noise, unless chosen otherwise.
@@ -42,8 +44,11 @@ class Grid:
     clip_norm: float
 
     def __post_init__(self) -> None:
-        positive_number("clip_norm", self.clip_norm)
-        positive_number("step", self.step)
+        for name in ("clip_norm", "step"):
+            value = positive_number(name, getattr(self, name))
+            object.__setattr__(self, name, value)
+            if not 1 / LARGEST <= value <= LARGEST:  # squares must neither vanish nor overflow
+                raise InvalidInput(f"{name} must be between 2^-400 and 2^400, got {value!r}")
         if math.frexp(self.step)[0] != 0.5:
             raise InvalidInput(f"step must be a power of two, got {self.step!r}")
         if not self.clip_norm / self.step < MOST_STEPS:
@@ -52,8 +57,11 @@ class Grid:
     @classmethod
     def for_noise(cls, sigma: float, clip_norm: float, fineness: int = FINENESS) -> Self:
         """A step of at most one standard deviation of the noise, over `fineness`."""
-        finest = positive_number("sigma", sigma) * positive_number("clip_norm", clip_norm)
-        return cls(2.0 ** math.floor(math.log2(finest / fineness)), clip_norm)
+        noise = positive_number("sigma", sigma) * positive_number("clip_norm", clip_norm)
+        finest = positive_number("sigma times clip norm", noise) / whole_number(
+            "fineness", fineness
+        )
+        return cls(2.0 ** math.floor(math.log2(positive_number("the step", finest))), clip_norm)
 
     @property
     def most_updates(self) -> int:
@@ -100,14 +108,15 @@ class ExactSum:
         add_clipped(flat, factor, 1 / self.grid.step, self.steps)
         self.updates += 1
 
-    def _checked(self, update: NDArray[Any]) -> NDArray[Any]:
+    def _checked(self, update: Any) -> NDArray[Any]:
         if self.updates >= self.grid.most_updates:
             raise InvalidInput(
                 f"a sum on this grid holds {self.grid.most_updates:,} updates; use a larger step"
             )
-        if update.dtype.name not in ("float32", "float64") or update.size != self.steps.size:
-            raise InvalidInput(
-                f"an update has {self.steps.size:,} coordinates of float32 or float64, "
-                f"got {update.size:,} of {update.dtype}"
-            )
-        return np.ascontiguousarray(update).reshape(-1)
+        wanted = f"an update has {self.steps.size:,} coordinates of float32 or float64, got"
+        if not isinstance(update, np.ndarray):
+            raise InvalidInput(f"{wanted} {type(update).__name__}")
+        given = cast("NDArray[Any]", update)
+        if given.dtype not in KINDS or given.size != self.steps.size:
+            raise InvalidInput(f"{wanted} {given.size:,} of {given.dtype}")
+        return np.ascontiguousarray(given).reshape(-1)

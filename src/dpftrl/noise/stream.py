@@ -26,6 +26,8 @@ Mode = Literal["auto", "buffered", "regenerating"]
 
 # Above this, `auto` makes earlier noise again instead of keeping it.
 MOST_BUFFER_BYTES = 4 * 2**30
+# Steps of a grid in one standard deviation of Z: beyond, noise might not fit into 64 bits.
+MOST_STEPS = 2**48
 # Rounds at which the memory of a mechanism without end is judged.
 MANY_ROUNDS = 1_000_000
 
@@ -209,6 +211,8 @@ class NoiseStream:
         whole = [part.dtype == np.int64 for part in parts]
         if any(whole) != (grid is not None) or all(whole) != (grid is not None):
             raise InvalidInput("sums of int64 go with a grid, and floating-point ones without")
+        if grid is not None and self._sigma * self._clip_norm / grid.step > MOST_STEPS:
+            raise InvalidInput(f"a grid with steps of {grid.step:g} is too fine for this noise")
         if grid is not None and grid.clip_norm != self._clip_norm:
             raise InvalidInput(
                 f"the grid clips to {grid.clip_norm!r}, the stream to {self._clip_norm!r}"
