@@ -14,8 +14,8 @@ from dpftrl.errors import InvalidInput
 
 # Random bits behind the radius, tail included; the sampler of dpftrl.noise draws as many.
 RADIUS_BITS: Final = 76
-# Coordinates times rounds, more than any run has.
-MOST_DRAWS: Final = 2.0**60
+# Coordinates times rounds: a hundred million of the one, ten thousand of the other.
+MOST_DRAWS: Final = 2.0**40
 
 
 def largest_normal(bits: int = RADIUS_BITS) -> float:
@@ -32,7 +32,7 @@ def sampler_delta(mu: float, bits: int = RADIUS_BITS) -> float:
 
     Guarantees:
         A bound on the probability that the noise falls where the neighbour's cannot, over every way
-        to spread a distance of `mu` over at most 2^60 draws: in one pair, it is that of a normal in
+        to spread a distance of `mu` over at most 2^40 draws: in one pair, it is that of a normal in
         the plane, moved by mu, leaving the disc; in many, each pair leaves by its boundary layer,
         at most s R exp(-R^2 / 2) with exp(-R^2 / 2) = 2^-bits, and the s sum to mu sqrt(pairs).
     """

@@ -143,5 +143,5 @@ def _real(facts: Facts) -> Iterator[str]:
         "The sampler that turns the keystream into Gaussians ends far out in their tails. That "
         f"adds at most {rounded_up(facts.guarantee.sampler_delta, 2)} to delta (more for more "
         "devices together), and zCDP holds but for an event of that probability. Where delta would "
-        "change by more than a millionth of itself, this has been added."
+        "change by more than a hundred-thousandth of itself, this has been added."
     )

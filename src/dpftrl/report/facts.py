@@ -16,7 +16,7 @@ from dpftrl.sensitivity.result import ROUNDING
 # Where epsilon is stated besides the delta that was asked for.
 DELTAS = (1e-5, 1e-6, 1e-8, 1e-10)
 # Below this share of delta, what the sampler adds is named and not added.
-NEGLIGIBLE = 1e-6
+NEGLIGIBLE = 1e-5
 
 NOT_COVERED = (
     "Choosing hyper-parameters: runs made to tune them, on the same people, are runs of their own.",
