@@ -39,6 +39,8 @@ def read_file(path: Path, limit: int = MOST_BYTES) -> bytes:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write beside the target first, so that a crash leaves the old file or the new one."""
+    if not path.name:
+        raise InvalidInput(f"{path} cannot be written: it is a folder")
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_bytes(content)

@@ -61,7 +61,7 @@ def normals_of_key(key: NoiseKey, size: int) -> Vector:
     tiles = -(-size // TILE)
     room = bytearray(16 * TILE_BLOCKS * tiles + 16)
     Keystream(key).fill(bytes(16 * TILE_BLOCKS * tiles), room)
-    words = np.frombuffer(room, np.uint32, TILE_WORDS * tiles)
+    words = np.frombuffer(room, np.uint64, TILE_WORDS * tiles)
     made = np.empty(TILE * tiles)
     for tile in range(tiles):
         tile_of_normals(

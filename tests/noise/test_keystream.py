@@ -3,7 +3,6 @@
 import hmac
 import itertools
 import mmap
-from concurrent.futures import ThreadPoolExecutor
 
 import ghash_by_hand as by_hand
 import numpy as np
@@ -15,6 +14,7 @@ from dpftrl.errors import InvalidInput
 from dpftrl.noise import NoiseKey
 from dpftrl.noise import digest as digest_module
 from dpftrl.noise.digest import NONCE, PIECE, Digest, digest_of_update
+from dpftrl.noise.key import Secret
 from dpftrl.noise.keystream import Keystream, row_key
 
 # NIST SP 800-38A, F.5.5: CTR-AES256.Encrypt.
@@ -96,10 +96,9 @@ def test_there_is_no_block_outside_the_counter(block: int):
 
 def test_row_keys_are_hmac_of_row_and_digest():
     digest = bytes(range(16))
-    wanted = hmac.digest(
-        KEY.secret_bytes(), b"\x03row" + (258).to_bytes(8, "big") + digest, "sha256"
-    )
-    assert row_key(KEY, 258, digest).secret_bytes() == wanted
+    message = b"\0\0\0\3row" + b"\0\0\0\x08" + (258).to_bytes(8, "big") + b"\0\0\0\x10" + digest
+    wanted = hmac.digest(KEY.secret_bytes(), message, "sha256")
+    assert row_key(KEY, 258, Secret(digest)).secret_bytes() == wanted
 
 
 def test_row_keys_differ_by_key_row_and_every_bit_of_the_digest():
@@ -107,22 +106,26 @@ def test_row_keys_differ_by_key_row_and_every_bit_of_the_digest():
     rows = [0, 1, 2, 255, 256, 65536, 2**40, 2**64 - 1]
     keys = [KEY, OTHER, KEY.derive(b"row"), KEY.derive(b"state")]
     made = {
-        row_key(key, row, digest).secret_bytes()
+        row_key(key, row, Secret(digest)).secret_bytes()
         for key, row, digest in itertools.product(keys, rows, digests)
     }
     assert len(made) == len(keys) * len(rows) * len(digests)
 
 
 def test_purpose_and_content_cannot_run_into_each_other():
-    cuts = {KEY.derive(b"stream"[:i], b"stream"[i:]).secret_bytes() for i in range(7)}
-    assert len(cuts) == 7
+    pieces = [
+        (b"stream"[:i], b"stream"[i:j], Secret(b"stream"[j:]))
+        for i in range(7)
+        for j in range(i, 7)
+    ]
+    assert len({KEY.derive(*parts).secret_bytes() for parts in pieces}) == len(pieces)
     assert KEY.derive(b"").secret_bytes() != KEY.derive(b"\0").secret_bytes()
 
 
 def test_keystreams_of_unlike_row_keys_have_no_block_in_common():
     blocks = set()
     for row, last in itertools.product(range(8), range(8)):
-        made = some(row_key(KEY, row, bytes(15) + bytes([last])), 0, 1600)
+        made = some(row_key(KEY, row, Secret(bytes(15) + bytes([last]))), 0, 1600)
         blocks |= {made[i : i + 16] for i in range(0, 1600, 16)}
     assert len(blocks) == 64 * 100
 
@@ -151,7 +154,7 @@ def digest(key: NoiseKey, *contents: bytes) -> bytes:
     made = Digest(key)
     for content in contents:
         made.add(content)
-    return made.finish()
+    return made.finish().secret_bytes()
 
 
 def test_the_published_vectors_of_gcm():
@@ -174,15 +177,25 @@ def test_a_digest_is_gmac_by_hand(length: int):
     assert AESGCM(KEY.secret_bytes()).encrypt(NONCE, b"", content) == wanted
 
 
+def test_a_digest_does_not_depend_on_how_much_is_taken_in_at_once(monkeypatch):
+    content = np.random.default_rng(1).bytes(1000)
+    wanted = digest(KEY, content)
+    for most in (1, 16, 17, 999, 1000):
+        monkeypatch.setattr(digest_module, "MOST_AT_ONCE", most)
+        assert digest(KEY, content) == digest(KEY, content[:3], content[3:]) == wanted
+
+
+@pytest.mark.slow
 def test_a_digest_takes_more_than_two_gibibytes_at_once():
     """As the buffers of a model of 600 million coordinates are, when a state is saved."""
     with mmap.mmap(-1, 2**31 + 16) as zeros:
         assert len(digest(KEY, zeros)) == 16
 
 
-def of_update(*parts, scale: float = 1.0, key: NoiseKey = KEY, threads: int = 1) -> bytes:
-    with ThreadPoolExecutor(threads) as pool:
-        return digest_of_update(key, parts, scale, pool)
+def of_update(
+    *parts, scale: float = 1.0, key: NoiseKey = KEY, before: bytes = b"", threads: int = 1
+) -> bytes:
+    return digest_of_update(key, parts, scale, Secret(before), threads).secret_bytes()
 
 
 def check_every_bit_counts(digest_of) -> None:
@@ -201,10 +214,9 @@ def check_every_bit_counts(digest_of) -> None:
 
 
 def test_any_flipped_bit_changes_the_digest(monkeypatch):
-    with ThreadPoolExecutor(1) as pool:
-        check_every_bit_counts(lambda update: digest_of_update(KEY, [update], 1.0, pool))
-        monkeypatch.setattr(digest_module, "PIECE", 3)
-        check_every_bit_counts(lambda update: digest_of_update(KEY, [update], 1.0, pool))
+    check_every_bit_counts(of_update)
+    monkeypatch.setattr(digest_module, "PIECE", 3)
+    check_every_bit_counts(of_update)
 
 
 def test_a_digest_that_forgets_a_bit_is_noticed():
@@ -236,11 +248,13 @@ def test_pieces_that_change_places_count(monkeypatch):
     assert len(made) == 9
 
 
-def test_kind_division_unit_and_key_count_and_threads_do_not():
+def test_kind_division_unit_key_and_history_count_and_threads_do_not():
     update = np.arange(1.0, 9.0)
     made = [
         of_update(update),
         of_update(update, key=OTHER),
+        of_update(update, before=bytes(16)),
+        of_update(update, before=bytes(15) + b"\1"),
         of_update(update, scale=np.nextafter(1.0, 2.0)),
         of_update(update[:4], update[4:]),
         of_update(update[:5], update[5:]),
@@ -262,7 +276,7 @@ def test_kind_division_unit_and_key_count_and_threads_do_not():
 @pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kind", ["float32", "float64"])
 def test_what_is_not_finite_is_refused(strange, kind):
-    for place in (0, PIECE - 1, PIECE, PIECE + 6):
+    for place in (0, 2**15 - 1, 2**15, PIECE - 1, PIECE, PIECE + 6):
         update = np.zeros(PIECE + 7, kind)
         update[place] = strange
         with pytest.raises(InvalidInput, match="NaN or an infinity"):

@@ -22,6 +22,10 @@ class Secret:
         """The secret itself, to store where only the server can read it."""
         return self._secret
 
+    def followed_by(self, other: "Secret", times: int) -> "Secret":
+        """This, and so many of the other, end to end."""
+        return Secret(self._secret + other._secret * times)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, type(self)) and hmac.compare_digest(self._secret, other._secret)
 

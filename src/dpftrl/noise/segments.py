@@ -46,7 +46,9 @@ def _flat_view(where: str, leaf: Any) -> Array:
         raise InvalidInput(
             f"{where} must be a numpy array, or lists and dicts of them, got {type(leaf).__name__}"
         )
-    array = cast("Array", leaf)
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise InvalidInput(f"{where} is a masked array: noise goes everywhere, or nowhere")
+    array = cast("Array", leaf).view(np.ndarray)  # subclasses may index in ways of their own
     if array.dtype not in KINDS:
         raise InvalidInput(f"{where} must be of float32, float64 or int64, got {array.dtype}")
     if not array.flags.c_contiguous or not array.flags.writeable:

@@ -67,8 +67,8 @@ class NoiseState:
 
     def after(self, digest: Secret, fresh: int, buffers: list[Buffer]) -> "NoiseState":
         """One round on, which took so many rows of Z."""
-        known = self._digests.secret_bytes() + digest.secret_bytes() * fresh
-        return NoiseState(self.round + 1, Secret(known), buffers)
+        known = self._digests.followed_by(digest, fresh)
+        return NoiseState(self.round + 1, known, buffers)
 
     @property
     def next_row(self) -> int:

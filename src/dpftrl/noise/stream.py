@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal, NoReturn, final
 
 import numpy as np
@@ -70,25 +71,32 @@ class NoiseStream:
         mode: Mode = "auto",
         threads: int | None = None,
     ):
+        if not isinstance(key, NoiseKey):  # pyright: ignore[reportUnnecessaryIsInstance]
+            kind = type(key).__name__
+            del key  # it may be a secret all the same, which no traceback should show
+            raise InvalidInput(f"key must be a NoiseKey, got {kind}; NoiseKey.generate() makes one")
         self._mechanism = mechanism
         self._size = whole_number("size", size)
         self._sigma = positive_number("sigma", sigma)
         self._clip_norm = positive_number("clip_norm", clip_norm)
         self._dtype: Literal["float32", "float64"] = _kind(dtype)
-        self._key = key
-        # Two streams that differ in anything that shapes the noise must not share a row of Z, even
-        # for the same sum: their difference would show the row.
-        shape = (mechanism_sha256(mechanism), size, self._sigma, self._clip_norm, self._dtype)
-        self._row_keys = key.derive(b"stream", repr(shape).encode())
         self._mode: Literal["buffered", "regenerating"] = _mode(
             mode, mechanism, self._size * np.dtype(self._dtype).itemsize
         )
         self._threads = _processors() if threads is None else whole_number("threads", threads)
-        self._state = NoiseState.start()
+        self._key = key
+        # Two streams that differ in anything that shapes the noise must not share a row of Z, even
+        # for the same sum: their difference would show the row.
+        shape = (mechanism_sha256(mechanism), self._size, self._sigma, self._clip_norm, self._dtype)
+        self._row_keys = key.derive(b"stream", repr(shape).encode())
         self._decoder_rows = DecoderRows(mechanism)
+        self._turn = Lock()
         self._interrupted = False
+        self._state = NoiseState.start()
 
     def __repr__(self) -> str:
+        if not hasattr(self, "_state"):
+            return "NoiseStream(refused)"
         return (
             f"NoiseStream({self._mechanism.name}, size={self._size:,}, sigma={self._sigma:g}, "
             f"round={self.round}, {self._mode}, key {self._key.fingerprint()})"
@@ -126,33 +134,19 @@ class NoiseStream:
             grid: The grid that the sum was made on: the noise is then rounded to it, so that what
                 is released is exactly a rounding of the ideal sum plus noise.
         """
-        if self._interrupted:
-            raise InvalidInput(
-                "this stream was interrupted within a round, and its buffers are half changed; "
-                "load the last saved state"
-            )
-        if self._mechanism.rounds is not None and self.round >= self._mechanism.rounds:
-            raise RoundsExceeded(
-                f"{self._mechanism.name} was built for {self._mechanism.rounds} rounds and has "
-                "made them all; build one for more rounds, or use one that runs on, such as blt"
-            )
         parts = segments(update)
         self._check(parts, grid)
         step = 1.0 if grid is None else grid.step
         scale = positive_number("sigma times clip norm", self._sigma * self._clip_norm / step)
-        before = self._state.last_digest()
-        digest = digest_of_update(self._row_keys, parts, scale, before, self._threads)
-        made, after = self._next_round(digest)
-        self._interrupted = True
-        run_round(made, Target(parts, scale), self._size, self._threads)
-        self._state = after
-        self._interrupted = False
+        with self._turn:
+            self._add(parts, scale)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state, for the owner's eyes only, so that a crash leaves the old or the new."""
-        if self._interrupted:
-            raise InvalidInput("this stream was interrupted within a round; its state is no use")
-        write_state(Path(path), self._header(), self._state, self._key)
+        with self._turn:
+            if self._interrupted:
+                raise InvalidInput("this stream was interrupted within a round; nothing to save")
+            write_state(Path(path), self._header(), self._state, self._key)
 
     @classmethod
     def load(
@@ -203,6 +197,25 @@ class NoiseStream:
             buffers=len(self._state.buffers),
             key_fingerprint=self._key.fingerprint(),
         )
+
+    def _add(self, parts: Parts, scale: float) -> None:
+        if self._interrupted:
+            raise InvalidInput(
+                "this stream was interrupted within a round, and its buffers are half changed; "
+                "load the last saved state"
+            )
+        if self._mechanism.rounds is not None and self.round >= self._mechanism.rounds:
+            raise RoundsExceeded(
+                f"{self._mechanism.name} was built for {self._mechanism.rounds} rounds and has "
+                "made them all; build one for more rounds, or use one that runs on, such as blt"
+            )
+        before = self._state.last_digest()
+        digest = digest_of_update(self._row_keys, parts, scale, before, self._threads)
+        made, after = self._next_round(digest)
+        self._interrupted = True
+        run_round(made, Target(parts, scale), self._size, self._threads)
+        self._state = after
+        self._interrupted = False
 
     def _check(self, parts: Parts, grid: Grid | None) -> None:
         size = sum(part.size for part in parts)
