@@ -16,9 +16,6 @@ import numpy as np
 import peer
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-import dpftrl
-from dpftrl.optimize import optimize_blt
-
 SIZE = 6_400_000
 BUFFERS = (1, 2, 4, 8)
 OTHERS = (
@@ -30,9 +27,9 @@ SIZES = (10**5, 10**6, 10**7, 10**8)
 
 
 def blt(buffers: int) -> dict[str, Any]:
-    """The best BLT for the paper's benchmark."""
-    found = optimize_blt(dpftrl.MinSep(2052, 342), buffers).mechanism
-    return {"theta": found.theta, "omega": found.omega}
+    """A BLT with so many buffers; what its numbers are makes no difference to its cost."""
+    decays = (1 - np.geomspace(0.005, 0.8, buffers)).tolist()
+    return {"theta": decays, "omega": [0.5 / buffers] * buffers}
 
 
 def ours(description: dict[str, Any], size: int, repeats: int) -> dict[str, Any]:
@@ -93,9 +90,8 @@ def against_peer(size: int, repeats: int, turns: int) -> list[dict[str, Any]]:
                 "buffers": buffers,
                 "ours": cost["ours"],
                 "theirs_jitted": cost["jitted"],
-                "times": cost["jitted"] / cost["ours"],
                 "theirs_donated": cost["donated"],
-                "times_": cost["donated"] / cost["ours"],
+                "times_faster": min(cost["jitted"], cost["donated"]) / cost["ours"],
                 "floor": floor,
                 "over_floor": cost["ours"] / floor,
                 "our_extra_MB": extra["ours"] / 1e6,
