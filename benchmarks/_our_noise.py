@@ -1,12 +1,11 @@
 """Run in a fresh process: time the rounds of one noise stream, print them and the memory."""
 
-import gc
 import json
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
+from process_memory import memory, memory_from_here
 
 import dpftrl
 from dpftrl.noise import NoiseKey, NoiseStream
@@ -17,21 +16,6 @@ if "theta" in description:
 else:
     participation = dpftrl.MinSep(description["rounds"], description["rounds"])
     mechanism = dpftrl.mechanism(description["name"], participation)
-
-
-def memory(name: str) -> int:
-    """A line of this process's status, in bytes: VmRSS now, VmHWM the most so far."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) * 1024
-    raise LookupError(name)
-
-
-def memory_from_here() -> int:
-    """What is in use now; the most is counted anew from here."""
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")
-    return memory("VmRSS")
 
 
 def rounds(stream: NoiseStream, update: "np.ndarray", count: int) -> list[float]:

@@ -4,16 +4,15 @@ The update is jitted as a whole; with `donated` its arguments are given up, so t
 copied that need not be.
 """
 
-import gc
 import json
 import sys
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 from jax_privacy import noise_addition
 from jax_privacy.matrix_factorization import buffered_toeplitz
+from process_memory import memory, memory_from_here
 
 size, repeats = int(sys.argv[1]), int(sys.argv[2])
 theta, omega = json.loads(sys.argv[3]), json.loads(sys.argv[4])
@@ -23,21 +22,6 @@ matrix = blt.inverse_as_streaming_matrix()
 privatizer = noise_addition.matrix_factorization_privatizer(
     matrix, stddev=1.0, prng_key=0, dtype=jnp.float32
 )
-
-
-def memory(name: str) -> int:
-    """A line of this process's status, in bytes: VmRSS now, VmHWM the most so far."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) * 1024
-    raise LookupError(name)
-
-
-def memory_from_here() -> int:
-    """What is in use now; the most is counted anew from here."""
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")
-    return memory("VmRSS")
 
 
 step = jax.jit(lambda update, state: privatizer.update(update, state), donate_argnums=given_up)

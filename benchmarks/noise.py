@@ -5,7 +5,6 @@ and the keystream alone. Ours and the peer run in turns, in fresh processes, on 
 peer as its documentation has it, in a jitted step, and with its state donated, which is better.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -130,26 +129,16 @@ def against_size(sizes: tuple[int, ...], repeats: int) -> list[dict[str, Any]]:
     ]
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a smaller model, fewer rounds")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    chosen = parser.parse_args()
-    size, repeats, turns = (640_000, 5, 1) if chosen.quick else (SIZE, 10, 3)
-    results = {
-        f"BLT against {peer.PEER}, {size:,} coordinates, float32, ns": against_peer(
-            size, repeats, turns
-        ),
+def measure(quick: bool) -> dict[str, list[dict[str, Any]]]:
+    """All tables."""
+    size, repeats, turns = (640_000, 5, 1) if quick else (SIZE, 10, 3)
+    title = f"BLT against {peer.PEER}, {size:,} coordinates, float32, ns"
+    return {
+        title: against_peer(size, repeats, turns),
         "other mechanisms": other_mechanisms(size, repeats),
-        "cost against size (d = 4)": against_size(SIZES[:-1] if chosen.quick else SIZES, repeats),
+        "cost against size (d = 4)": against_size(SIZES[:-1] if quick else SIZES, repeats),
     }
-    if chosen.json:
-        print(json.dumps(results, indent=2))
-    else:
-        for title, rows in results.items():
-            peer.table(title, rows)
 
 
 if __name__ == "__main__":
-    main()
+    peer.main(__doc__ or "", "a smaller model, fewer rounds", measure)

@@ -3,7 +3,6 @@
 Times are of the whole command in a fresh process; memory is the peak of its resident set.
 """
 
-import argparse
 import csv
 import json
 import os
@@ -77,19 +76,9 @@ def measure(size: tuple[int, int, int]) -> dict[str, list[dict[str, Any]]]:
     return {"dpftrl observe": ours, "a plain loop over csv.reader, on a share": [plain]}
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="650,000 rows, some seconds")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    chosen = parser.parse_args()
-    results = measure(QUICK_SIZE if chosen.quick else SIZE)
-    if chosen.json:
-        print(json.dumps(results, indent=2))
-    else:
-        for title, rows in results.items():
-            peer.table(title, rows)
-
-
 if __name__ == "__main__":
-    main()
+    peer.main(
+        __doc__ or "",
+        "650,000 rows, some seconds",
+        lambda quick: measure(QUICK_SIZE if quick else SIZE),
+    )

@@ -3,8 +3,6 @@
 Times are of the first call in a fresh process, without imports, on both sides.
 """
 
-import argparse
-import json
 import sys
 from typing import Any
 
@@ -103,23 +101,14 @@ def inverse_coefficients() -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one setting, under a minute")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    chosen = parser.parse_args()
-    results = {
-        f"against {peer.PEER}": against_peer(QUICK_SETTINGS if chosen.quick else SETTINGS),
+def measure(quick: bool) -> dict[str, list[dict[str, Any]]]:
+    """All tables."""
+    return {
+        f"against {peer.PEER}": against_peer(QUICK_SETTINGS if quick else SETTINGS),
         "time against rounds (k = 5, d = 4)": against_rounds(),
         "seconds for n coefficients of C^-1": inverse_coefficients(),
     }
-    if chosen.json:
-        print(json.dumps(results, indent=2))
-    else:
-        for title, rows in results.items():
-            peer.table(title, rows)
 
 
 if __name__ == "__main__":
-    main()
+    peer.main(__doc__ or "", "one setting, under a minute", measure)

@@ -1,9 +1,11 @@
 """A virtual environment for the peer that we measure ourselves against."""
 
+import argparse
 import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +54,19 @@ def table(title: str, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         shown.add_row(*(f"{x:.6g}" if isinstance(x, float) else str(x) for x in row.values()))
     Console(width=140).print(shown)
+
+
+def main(
+    about: str, quick: str, measure: Callable[[bool], dict[str, list[dict[str, Any]]]]
+) -> None:
+    """The command line of a benchmark: --quick measures less, --json prints for machines."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    chosen = parser.parse_args()
+    results = measure(chosen.quick)
+    if chosen.json:
+        print(json.dumps(results, indent=2))
+    else:
+        for title, rows in results.items():
+            table(title, rows)

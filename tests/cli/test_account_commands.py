@@ -1,7 +1,5 @@
 """`dpftrl account`, `calibrate` and `compose`: numbers, files, logs, and every mistake."""
 
-import contextlib
-import io
 import json
 import math
 import re
@@ -11,45 +9,16 @@ import tracemalloc
 from collections import defaultdict
 from decimal import ROUND_CEILING, Decimal
 from itertools import pairwise
-from unittest.mock import patch
 
 import pytest
+from command_line import answer, run, told_in_one_line
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dpftrl import BinaryTree, FixedEpochs, MinSep, account, compose, mechanism, save_mechanism
 from dpftrl.accounting import delta_of, load_guarantee, save_guarantee
-from dpftrl.cli.main import main
 from dpftrl.plan import Fleet, Plan, save_plan
 from dpftrl.report.numbers import rounded_up
-
-
-def run(*arguments) -> tuple[int, str, str]:
-    """Run a command line in this process; return its exit code, output and error output."""
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        patch.object(sys, "argv", ["dpftrl", *map(str, arguments)]),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-        pytest.raises(SystemExit) as stop,
-    ):
-        main()
-    return stop.value.code, out.getvalue(), err.getvalue()
-
-
-def answer(*arguments) -> dict:
-    code, out, err = run(*arguments, "--json")
-    assert (code, err) == (0, "")
-    return json.loads(out)
-
-
-def told_in_one_line(*arguments) -> str:
-    code, out, err = run(*arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("dpftrl: ")
-    assert err.count("\n") == 1
-    return err
-
 
 SETTING = ("--rounds", 60, "--min-sep", 7)
 NOISE = ("--noise-multiplier", 3.3, "--delta", 1e-7)

@@ -11,6 +11,7 @@ from decimal import Decimal
 from unittest.mock import patch
 
 import pytest
+from command_line import answer, run, told_in_one_line
 
 from dpftrl import MinSep, account
 from dpftrl.cli.main import main
@@ -42,37 +43,10 @@ def quickly(tmp_path_factory):
         yield
 
 
-def run(*arguments) -> tuple[int, str, str]:
-    """Run `dpftrl plan` in this process; return its exit code, output and error output."""
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        patch.object(sys, "argv", ["dpftrl", "plan", *map(str, arguments)]),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-        pytest.raises(SystemExit) as stop,
-    ):
-        main()
-    return stop.value.code, out.getvalue(), err.getvalue()
-
-
 def line(given: dict[str, str] | None = None, without: tuple[str, ...] = ()) -> list[str]:
-    """The base line with some options changed."""
+    """The command, with some options of the base line changed."""
     chosen = {name: value for name, value in BASE.items() if name not in without} | (given or {})
-    return [part for pair in chosen.items() for part in pair]
-
-
-def answer(*arguments) -> dict:
-    code, out, err = run(*arguments, "--json")
-    assert (code, err) == (0, "")
-    return json.loads(out)
-
-
-def told_in_one_line(*arguments) -> str:
-    code, out, err = run(*arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("dpftrl: ")
-    assert err.count("\n") == 1
-    return err
+    return ["plan", *(part for pair in chosen.items() for part in pair)]
 
 
 @pytest.fixture(scope="module")
@@ -283,7 +257,7 @@ def test_numbers_are_whole_on_a_terminal_too(monkeypatch, found, columns):
     monkeypatch.delenv("NO_COLOR", raising=False)
     screen = Terminal()
     with (
-        patch.object(sys, "argv", ["dpftrl", "plan", *line()]),
+        patch.object(sys, "argv", ["dpftrl", *line()]),
         contextlib.redirect_stdout(screen),
         pytest.raises(SystemExit),
     ):
