@@ -14,7 +14,7 @@ import dpftrl
 from dpftrl.errors import InvalidInput
 from dpftrl.noise import Grid, NoiseStream
 from dpftrl.noise.rounds import CHUNK
-from dpftrl.noise.segments import segments, total_size
+from dpftrl.noise.segments import segments
 
 GRID = Grid.for_noise(2.0, 1.0)
 
@@ -92,8 +92,8 @@ def test_any_nesting_is_one_vector_in_order(data):
         return [one for some in inner for one in leaves(some)]
 
     found = leaves(update)
-    assert total_size(update) == sum(one.size for one in found)
-    if total_size(update):
+    assert sum(part.size for part in segments(update)) == sum(one.size for one in found)
+    if sum(part.size for part in segments(update)):
         check_noise_in_order(update, found)
 
 

@@ -205,10 +205,15 @@ def guarantee_of(runs: Iterable[Run], delta: float) -> Guarantee:
 
 
 def delta_for(
-    mechanism: Mechanism, participation: Participation, sigma: float, epsilon: float
+    mechanism: Mechanism,
+    participation: Participation,
+    sigma: float,
+    epsilon: float,
+    devices: int = 1,
 ) -> float:
-    """The smallest delta at which the run is (epsilon, delta)-DP."""
-    return delta_of(epsilon, _padded(Run.of(mechanism, participation, sigma).mu))
+    """The smallest delta at which the run is (epsilon, delta)-DP, for so many devices."""
+    run = Run.of(mechanism, participation, sigma)
+    return delta_of(epsilon, _padded(run.mu * _devices(devices)))
 
 
 def calibrate(

@@ -7,8 +7,16 @@ from typing import Any, NamedTuple
 import click
 from rich.table import Table
 
-from dpftrl.accounting import Guarantee, Run, Spent, account, delta_of, guarantee_of, save_guarantee
-from dpftrl.checks import positive_number, whole_number
+from dpftrl.accounting import (
+    Guarantee,
+    Run,
+    Spent,
+    account,
+    delta_for,
+    guarantee_of,
+    save_guarantee,
+)
+from dpftrl.checks import positive_number
 from dpftrl.cli.options import Count, describe, json_option, participation_or_log_options, resolve
 from dpftrl.cli.output import (
     print_json,
@@ -21,7 +29,6 @@ from dpftrl.errors import InvalidInput
 from dpftrl.observed import Observed, WorstPattern, open_log
 from dpftrl.participation import FixedEpochs, Participation
 from dpftrl.report.numbers import in_full, rounded_up
-from dpftrl.sensitivity.result import ROUNDING
 
 
 class Seen(NamedTuple):
@@ -141,7 +148,7 @@ def _delta(run: Run, devices: int, delta: float | None, epsilon: float | None) -
         return delta
     if epsilon is None or delta is not None:
         raise InvalidInput("give one of --delta and --epsilon")
-    found = delta_of(epsilon, run.mu * whole_number("--devices", devices) * (1 + ROUNDING))
+    found = delta_for(run.mechanism, run.participation, run.sigma, epsilon, devices)
     if not 0 < found < 1:
         raise InvalidInput(f"delta at epsilon {epsilon:g} is {found:g}: give a --delta instead")
     return found

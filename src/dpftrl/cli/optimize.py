@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 
 from dpftrl.cli.loss import loss_as_json
-from dpftrl.cli.options import Count, json_option
+from dpftrl.cli.options import Count, json_option, max_participations_option
 from dpftrl.cli.output import (
     number,
     print_json,
@@ -32,7 +32,7 @@ from dpftrl.optimize import (
     optimize_gblt,
     optimize_robust_blt,
 )
-from dpftrl.participation import UNCAPPED, MinSep
+from dpftrl.participation import MinSep
 from dpftrl.workload import PREFIX_SUM, Workload
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -71,13 +71,7 @@ def target_options(command: Command) -> Command:
             required=True,
             help="Least difference between two rounds of one client.",
         ),
-        click.option(
-            "--max-participations",
-            type=Count(),
-            default=UNCAPPED,
-            show_default="rounds / min-sep, rounded up",
-            help="Most rounds of one client.",
-        ),
+        max_participations_option,
         click.option("--momentum", type=float, default=0.0, help="Of the server's optimiser."),
         click.option("--weight-decay", type=float, default=0.0, help="Of the server's optimiser."),
         click.option(

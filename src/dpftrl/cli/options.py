@@ -39,6 +39,15 @@ class Count(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
         return whole
 
 
+max_participations_option = click.option(
+    "--max-participations",
+    type=Count(),
+    default=UNCAPPED,
+    show_default="rounds / min-sep, rounded up",
+    help="Most rounds of one client: a cap that the server enforces.",
+)
+
+
 def participation_options(command: Command) -> Command:
     """Add --rounds and its companions; the command gets a `participation`."""
 
@@ -93,13 +102,7 @@ def _participation_flags(rounds_required: bool) -> Callable[[Command], Command]:
                 type=Count(),
                 help="Instead of --min-sep: the rounds strictly between, one less.",
             ),
-            click.option(
-                "--max-participations",
-                type=Count(),
-                default=UNCAPPED,
-                show_default="rounds / min-sep, rounded up",
-                help="Most rounds of one client.",
-            ),
+            max_participations_option,
             click.option(
                 "--fixed-epochs",
                 is_flag=True,

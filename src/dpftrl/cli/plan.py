@@ -8,11 +8,10 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from dpftrl.cli.options import Count, describe, json_option
+from dpftrl.cli.options import Count, describe, json_option, max_participations_option
 from dpftrl.cli.output import number, print_json, print_table, progress_bar
 from dpftrl.errors import InvalidInput
 from dpftrl.optimize import Objective
-from dpftrl.participation import UNCAPPED
 from dpftrl.plan import (
     LABELS,
     Budget,
@@ -48,13 +47,7 @@ HEADINGS = {
 @click.option("--over-selection", type=float, default=1.0, help="Devices asked a report wanted.")
 @click.option("--timer-days", type=float, help="A device waits so long before it comes again.")
 @click.option("--rounds-per-day", type=float, help="Goes with --timer-days.")
-@click.option(
-    "--max-participations",
-    type=Count(),
-    default=UNCAPPED,
-    show_default="rounds / min-sep, rounded up",
-    help="A cap that the server will enforce.",
-)
+@max_participations_option
 @click.option("--parameters", type=Count(), default="1M", help="Size of the model, for memory.")
 @click.option("--buffers", type=int, default=4, help="Buffers of the BLTs.")
 @click.option(

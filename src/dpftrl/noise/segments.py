@@ -20,11 +20,6 @@ def segments(update: Arrays) -> list[Array]:
     return [_flat_view(where, leaf) for where, leaf in _leaves("update", update)]
 
 
-def total_size(update: Arrays) -> int:
-    """Coordinates in all of them."""
-    return sum(np.size(leaf) for _, leaf in _leaves("update", update))
-
-
 def _leaves(where: str, update: Arrays) -> Iterator[tuple[str, Any]]:
     if isinstance(update, Mapping):
         named = cast("Mapping[Any, Any]", update)

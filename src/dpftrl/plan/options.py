@@ -1,6 +1,6 @@
 """Every mechanism that could serve a plan, side by side, and how each takes surprises."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -110,7 +110,6 @@ class Question:
 def options(
     question: Question,
     with_bandmf: bool = False,
-    report: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Option | Missing]:
     """Each mechanism with its noise, the optimised BLT first."""
     rms_noise: float | None = None  # RmsError times sigma of the first
@@ -122,7 +121,6 @@ def options(
         with_bandmf,
     )
     for candidate in found:
-        report(candidate.label)
         option = _option(question, candidate, rms_noise)
         if isinstance(option, Option) and rms_noise is None:
             rms_noise = option.loss.rms_error * option.plan.sigma
