@@ -236,15 +236,6 @@ def test_a_programming_mistake_is_not_swallowed(monkeypatch):
         list(options(QUICK))
 
 
-def test_progress_is_told_one_by_one():
-    told: list[str] = []
-    rows = options(QUICK, report=told.append)
-    assert told == []
-    assert next(rows).label == "blt"
-    assert told == ["blt"]
-    rows.close()
-
-
 def test_nothing_is_computed_before_it_is_asked_for(monkeypatch):
     monkeypatch.setattr(candidates, "optimize_robust_blt", None)
     assert isinstance(next(options(QUICK)), Option)
