@@ -121,7 +121,7 @@ class Target:
     def __init__(self, parts: Sequence[NDArray[Any]], scale: float):
         self._scale = scale
         ends = list(accumulate(part.size for part in parts))
-        self._parts = list(zip(parts, [0, *ends[:-1]], ends, strict=True))
+        self._parts = list(zip(parts, [0, *ends][: len(parts)], ends, strict=True))
         self._ends = ends
 
     def add(self, start: int, scratch: Scratch) -> None:

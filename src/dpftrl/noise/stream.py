@@ -13,7 +13,7 @@ from dpftrl.checks import positive_number, whole_number
 from dpftrl.errors import InvalidInput, RoundsExceeded
 from dpftrl.mechanisms import BLT, FullTree, Mechanism, SquareRoot
 from dpftrl.noise.decoder_rows import DecoderRows
-from dpftrl.noise.digest import digest_of_update
+from dpftrl.noise.digest import DIGEST_BYTES, digest_of_update
 from dpftrl.noise.grid import Grid
 from dpftrl.noise.key import NoiseKey, Secret
 from dpftrl.noise.keystream import row_key
@@ -141,6 +141,24 @@ class NoiseStream:
         with self._turn:
             self._add(parts, scale)
 
+    def last_digest(self) -> Secret:
+        """What `replay` needs to go through the last round again; as secret as the noise."""
+        return self._state.last_digest()
+
+    def replay(self, digest: Secret) -> None:
+        """Go through a round that was made before, without its sum: its noise is added to nothing.
+
+        Args:
+            digest: What `last_digest` was after that round.
+        """
+        if len(digest.secret_bytes()) != DIGEST_BYTES:
+            raise InvalidInput(
+                f"the digest of a round has {DIGEST_BYTES} bytes; this has another size"
+            )
+        with self._turn:
+            self._check_can_go_on()
+            self._make(digest, Target([], 1.0))
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state, for the owner's eyes only, so that a crash leaves the old or the new."""
         with self._turn:
@@ -199,6 +217,19 @@ class NoiseStream:
         )
 
     def _add(self, parts: Parts, scale: float) -> None:
+        self._check_can_go_on()
+        before = self._state.last_digest()
+        digest = digest_of_update(self._row_keys, parts, scale, before, self._threads)
+        self._make(digest, Target(parts, scale))
+
+    def _make(self, digest: Secret, target: Target) -> None:
+        made, after = self._next_round(digest)
+        self._interrupted = True
+        run_round(made, target, self._size, self._threads)
+        self._state = after
+        self._interrupted = False
+
+    def _check_can_go_on(self) -> None:
         if self._interrupted:
             raise InvalidInput(
                 "this stream was interrupted within a round, and its buffers are half changed; "
@@ -209,13 +240,6 @@ class NoiseStream:
                 f"{self._mechanism.name} was built for {self._mechanism.rounds} rounds and has "
                 "made them all; build one for more rounds, or use one that runs on, such as blt"
             )
-        before = self._state.last_digest()
-        digest = digest_of_update(self._row_keys, parts, scale, before, self._threads)
-        made, after = self._next_round(digest)
-        self._interrupted = True
-        run_round(made, Target(parts, scale), self._size, self._threads)
-        self._state = after
-        self._interrupted = False
 
     def _check(self, parts: Parts, grid: Grid | None) -> None:
         size = sum(part.size for part in parts)
