@@ -1,4 +1,4 @@
-"""A stream can go through rounds again from their digests alone, and then goes on to the same bits."""
+"""A stream goes through rounds again from their digests alone, and then on to the same bits."""
 
 import numpy as np
 import pytest
