@@ -2,7 +2,11 @@
 
 DpftrlError
 ├── InvalidInput        a value that no mechanism, participation or file may have
-│   └── UnknownMechanism    a name that is none of ours (the message offers the nearest)
+│   ├── UnknownMechanism    a name that is none of ours (the message offers the nearest)
+│   └── UnsafeState         a run that must not go on: rolled back, edited, damaged or in use
+├── ReportRefused       an update from a client that may not send it, or not now
+├── TooFewClients       not enough clients may be asked for a round yet
+├── RunOver             no further round: all are done, or the budget is spent
 ├── RoundsExceeded      asking a mechanism for more rounds than it was built for
 └── TooLarge            a computation refused because of its size, with what to do instead
 
@@ -24,6 +28,22 @@ class InvalidInput(DpftrlError):
 
 class UnknownMechanism(InvalidInput):
     """The name is not one of the mechanisms."""
+
+
+class UnsafeState(InvalidInput):
+    """Going on from this state could break the guarantee, so nothing was changed."""
+
+
+class ReportRefused(DpftrlError):
+    """A client's report does not belong to this round; the round goes on without it."""
+
+
+class TooFewClients(DpftrlError):
+    """Nobody was contacted: fewer clients may take part now than a round needs."""
+
+
+class RunOver(DpftrlError):
+    """There is no further round; what was released stays as it is."""
 
 
 class RoundsExceeded(DpftrlError):

@@ -68,9 +68,9 @@ def replace_secretly(path: Path, write: Callable[[Path], None]) -> None:
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         write(draft)
         draft.chmod(0o600)
-        _flush(draft)
+        flush(draft)
         draft.replace(path)
-        _flush(path.parent)
+        flush(path.parent)
     except BaseException as error:
         with contextlib.suppress(OSError, ValueError):
             draft.unlink(missing_ok=True)
@@ -80,7 +80,53 @@ def replace_secretly(path: Path, write: Callable[[Path], None]) -> None:
         raise InvalidInput(f"{path} cannot be written: {reason}") from None
 
 
-def _flush(path: Path) -> None:
+def replace_durably(path: Path, content: bytes) -> None:
+    """As `replace_secretly`, with the content at hand."""
+    replace_secretly(path, lambda draft: _overwrite(draft, content))
+
+
+def append_durably(path: Path, content: bytes, at: int) -> None:
+    """Write at the end of a file that only its owner may read; on return it is on the disk.
+
+    If that fails, on a full disk for one, the file is as long as it was.
+
+    Args:
+        path: The file; made if it is not there.
+        content: What to write.
+        at: How long the file is; anything after that is cut off first.
+    """
+    try:
+        is_new = not path.exists()
+        handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            _write_from(handle, content, at)
+        finally:
+            os.close(handle)
+        if is_new:
+            flush(path.parent)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _overwrite(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def _write_from(handle: int, content: bytes, at: int) -> None:
+    os.ftruncate(handle, at)
+    try:
+        written = 0
+        while written < len(content):
+            written += os.pwrite(handle, content[written:], at + written)
+        os.fsync(handle)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(handle, at)
+        raise
+
+
+def flush(path: Path) -> None:
+    """Wait until a file, or what is in a folder, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

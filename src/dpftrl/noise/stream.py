@@ -157,7 +157,10 @@ class NoiseStream:
             )
         with self._turn:
             self._check_can_go_on()
-            self._make(digest, Target([], 1.0))
+            if self._mode == "regenerating":  # nothing is kept but digests
+                _, self._state = self._next_round(digest)
+            else:
+                self._make(digest, Target([], 1.0))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state, for the owner's eyes only, so that a crash leaves the old or the new."""

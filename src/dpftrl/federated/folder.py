@@ -1,0 +1,115 @@
+"""Where the files of a run are.
+
+Everything in `private/`, and the ledger, stays on the server: who has the key, the journal or the
+noise state can take the noise off the models again.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from dpftrl.errors import InvalidInput, UnsafeState
+from dpftrl.noise import NoiseKey
+from dpftrl.storage import read_file, replace_durably
+
+
+@final
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of a run."""
+
+    root: Path
+
+    @property
+    def private(self) -> Path:
+        """For the server's eyes only."""
+        return self.root / "private"
+
+    @property
+    def settings(self) -> Path:
+        """What the run was told."""
+        return self.root / "run.json"
+
+    @property
+    def plan(self) -> Path:
+        """What it promised."""
+        return self.root / "plan.json"
+
+    @property
+    def guarantee(self) -> Path:
+        """What it guarantees so far."""
+        return self.root / "guarantee.json"
+
+    @property
+    def ledger(self) -> Path:
+        """Who took part in which round."""
+        return self.root / "ledger.csv"
+
+    @property
+    def journal(self) -> Path:
+        """What was decided, line by line."""
+        return self.private / "journal.jsonl"
+
+    @property
+    def key(self) -> Path:
+        """The noise key."""
+        return self.private / "noise.key"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the server at work."""
+        return self.private / "lock"
+
+    @property
+    def noise(self) -> Path:
+        """Noise buffers, saved from time to time."""
+        return self.private / "noise.safetensors"
+
+    @property
+    def log(self) -> Path:
+        """What went wrong with clients: never to be published."""
+        return self.private / "log.jsonl"
+
+    def checkpoint(self, rounds: int) -> Path:
+        """Model and optimiser after so many rounds."""
+        return self.private / "checkpoints" / f"{rounds:08d}.safetensors"
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run has begun here."""
+        return self.journal.exists()
+
+    def refuse_if_begun(self) -> None:
+        """Nothing may write over a run."""
+        if self.exists:
+            raise InvalidInput(f"a run has begun in {self.root}; resume it, or choose another")
+
+    def make(self) -> None:
+        """Make the folder, for the owner's eyes only where that matters."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            for folder in (self.private, self.private / "checkpoints"):
+                folder.mkdir(exist_ok=True, mode=0o700)
+                folder.chmod(0o700)
+        except OSError as error:
+            raise InvalidInput(f"{self.root} cannot be made: {error.strerror}") from None
+
+    def write_key(self, key: NoiseKey) -> None:
+        """Keep the key, readable by the owner alone."""
+        replace_durably(self.key, key.secret_bytes())
+
+    def read_key(self) -> NoiseKey:
+        """The key that was kept."""
+        if not self.key.exists():
+            raise UnsafeState(f"{self.key} is missing: without its noise key a run cannot go on")
+        return NoiseKey(read_file(self.key))
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file's content."""
+    try:
+        with path.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None

@@ -1,0 +1,100 @@
+"""Who took part in which round: the file that `dpftrl observe` reads.
+
+Rows are only ever added, a round at a time. The journal knows how long the file is and its digest;
+what comes after that belongs to a round that was not committed, and is cut off.
+"""
+
+import csv
+import hashlib
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl.errors import InvalidInput, UnsafeState
+from dpftrl.federated.pseudonyms import Pseudonyms
+from dpftrl.storage import append_durably
+
+Keys = NDArray[np.uint64]
+Status = Literal["counted", "contacted", "abandoned"]
+
+HEADER: Final = "round,client,status\n"
+PIECE: Final = 2**20
+
+
+@final
+class Ledger:
+    """A ledger that can be continued.
+
+    Args:
+        path: The file.
+        hashed: Whether clients appear under their pseudonyms.
+
+    Attributes:
+        bytes: How long it is.
+    """
+
+    def __init__(self, path: Path, hashed: bool):
+        self._path = path
+        self._hashed = hashed
+        self._hasher = hashlib.sha256()
+        self.bytes = 0
+
+    def __repr__(self) -> str:
+        return f"Ledger({self._path}, {self.bytes:,} bytes)"
+
+    @property
+    def sha256(self) -> str:
+        """Of all of it."""
+        return self._hasher.copy().hexdigest()
+
+    def begin(self) -> None:
+        """Write the header."""
+        self._append(HEADER.encode())
+
+    def append(self, row: int, clients: Iterator[tuple[str, Status]]) -> None:
+        """Add the rows of a round; on return they are on the disk."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows((row, *client) for client in clients)
+        self._append(text.getvalue().encode())
+
+    def resume(self, length: int, sha256: str) -> None:
+        """Go on after so many bytes, which must be what they were."""
+        try:
+            with self._path.open("rb") as file:
+                while self.bytes < length and (piece := file.read(min(PIECE, length - self.bytes))):
+                    self._hasher.update(piece)
+                    self.bytes += len(piece)
+        except OSError as error:
+            raise InvalidInput(f"{self._path} cannot be read: {error.strerror}") from None
+        if self.bytes != length or self.sha256 != sha256:
+            raise UnsafeState(
+                f"{self._path} is not what the journal says: its first {length:,} bytes were "
+                "changed, or some are missing"
+            )
+        append_durably(self._path, b"", length)
+
+    def contacts(self, pseudonyms: Pseudonyms) -> Iterator[tuple[int, Keys]]:
+        """The clients of each row, whatever became of them."""
+        import polars as pl
+
+        table = pl.read_csv(self._path, infer_schema=False)
+        if not len(table):
+            return
+        names = table["client"]
+        if self._hashed:
+            keys = names.str.slice(1).str.to_integer(base=16, dtype=pl.UInt64).to_numpy()
+        else:
+            keys = pseudonyms.keys(names.to_list())
+        rows = table["round"].cast(pl.Int64).to_numpy()
+        starts = np.flatnonzero(np.diff(rows, prepend=-1))
+        for start, some in zip(starts, np.split(keys, starts[1:]), strict=True):
+            yield int(rows[start]), some
+
+    def _append(self, content: bytes) -> None:
+        append_durably(self._path, content, self.bytes)
+        self._hasher.update(content)
+        self.bytes += len(content)

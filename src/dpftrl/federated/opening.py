@@ -1,0 +1,258 @@
+"""Beginning a run, and finding out whether one may go on."""
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl.errors import InvalidInput, UnsafeState
+from dpftrl.federated.checkpoints import Checkpoint
+from dpftrl.federated.cohort import Rules
+from dpftrl.federated.folder import RunFolder, sha256_of
+from dpftrl.federated.journal import Journal
+from dpftrl.federated.layout import Layout
+from dpftrl.federated.ledger import Ledger
+from dpftrl.federated.pseudonyms import Pseudonyms
+from dpftrl.federated.records import AnyRecord, Created
+from dpftrl.federated.settings import RunFile, Settings
+from dpftrl.federated.state import RunState, unpacked
+from dpftrl.federated.timers import Timers
+from dpftrl.federated.witness import Lock, Witness, default_folder
+from dpftrl.noise import NoiseKey, NoiseStream
+from dpftrl.noise.key import Secret
+from dpftrl.noise.state import mechanism_sha256
+from dpftrl.plan import Plan, load_plan, save_plan
+from dpftrl.storage import flush, read_json, replace_durably
+
+
+@final
+@dataclass
+class OpenRun:
+    """All that a server works with."""
+
+    folder: RunFolder
+    plan: Plan
+    file: RunFile
+    journal: Journal
+    state: RunState
+    ledger: Ledger
+    timers: Timers
+    rules: Rules
+    pseudonyms: Pseudonyms
+    noise: NoiseStream
+    checkpoint: Checkpoint
+    witness: Witness
+    held: ExitStack
+
+    @property
+    def settings(self) -> Settings:
+        """What the run was told."""
+        return self.file.settings
+
+    @property
+    def layout(self) -> Layout:
+        """Names and shapes of the model's arrays."""
+        return Layout(self.file.names, self.file.shapes)
+
+    def write(self, record: AnyRecord) -> None:
+        """Journal a decision, and let the witness know."""
+        self.journal.append(record)
+        self.state.follow(record)
+        self.witness.remember(self.journal.lines, self.journal.mac)
+
+    def close(self) -> None:
+        """Let another process have the run."""
+        self.held.close()
+
+
+def begin_run(
+    folder: RunFolder,
+    plan: Plan,
+    settings: Settings,
+    model: Mapping[str, NDArray[Any]],
+    state_folder: Path | None,
+    insecure_test_key: int | None,
+) -> OpenRun:
+    """Write everything that a run needs; its journal's first line comes last."""
+    settings.check(plan)
+    layout = Layout.of(model)
+    is_test = insecure_test_key is not None
+    key = NoiseKey.insecure_for_tests(insecure_test_key) if is_test else NoiseKey.generate()
+    file = RunFile(
+        run=os.urandom(16).hex(),
+        settings=settings,
+        names=layout.names,
+        shapes=layout.shapes,
+        test_key=is_test,
+    )
+    folder.make()
+    with ExitStack() as held:
+        held.callback(Lock(folder.lock).close)
+        folder.refuse_if_begun()
+        run = _unread(folder, plan, file, key, state_folder)
+        held.callback(run.witness.close)
+        run.checkpoint = Checkpoint(layout.flat(model), settings.optimizer.start(layout.size))
+        _write_first(run, key)
+        run.held = held.pop_all()
+    return run
+
+
+def _write_first(run: OpenRun, key: NoiseKey) -> None:
+    folder = run.folder
+    folder.write_key(key)
+    save_plan(run.plan, folder.plan)
+    replace_durably(folder.settings, msgspec.json.format(msgspec.json.encode(run.file)))
+    for path in (*folder.root.glob("plan.*"), folder.root):
+        flush(path)
+    sha256 = run.checkpoint.save(folder.checkpoint(0))
+    run.ledger.begin()
+    # From here on a missing witness means that somebody took it away.
+    run.witness.remember(run.journal.lines, run.journal.mac)
+    run.write(
+        Created(
+            run=run.file.run,
+            settings_sha256=sha256_of(folder.settings),
+            plan_sha256=sha256_of(folder.plan),
+            mechanism_sha256=mechanism_sha256(run.plan.mechanism),
+            key_fingerprint=key.fingerprint(),
+            checkpoint_sha256=sha256,
+        )
+    )
+
+
+def open_run(folder: RunFolder, state_folder: Path | None, trust_folder: bool) -> OpenRun:
+    """Check everything, cut off what was not committed, and bring the noise up to date."""
+    if not folder.exists:
+        raise InvalidInput(f"{folder.root} holds no run; there is no {folder.journal.name} in it")
+    with ExitStack() as held:
+        held.callback(Lock(folder.lock).close)
+        key = folder.read_key()
+        file = read_json(folder.settings, RunFile, "run")
+        run = _unread(folder, load_plan(folder.plan), file, key, state_folder)
+        held.callback(run.witness.close)
+        _catch_up(run, key, trust_folder)
+        run.held = held.pop_all()
+    return run
+
+
+def _unread(
+    folder: RunFolder, plan: Plan, file: RunFile, key: NoiseKey, state_folder: Path | None
+) -> OpenRun:
+    """A run whose journal has not been read, or has no line yet."""
+    settings, limits = file.settings, plan.participation
+    settings.check(plan)
+    layout = Layout(file.names, file.shapes)
+    return OpenRun(
+        folder=folder,
+        plan=plan,
+        file=file,
+        journal=Journal(folder.journal, key),
+        state=RunState(),
+        ledger=Ledger(folder.ledger, settings.hash_clients),
+        timers=Timers(),
+        rules=Rules(limits.min_sep, limits.max_participations, settings.timer_hours),
+        pseudonyms=Pseudonyms(key),
+        noise=_noise(plan, settings, layout, key),
+        checkpoint=Checkpoint(np.empty(0, np.float32), {}),
+        witness=Witness(state_folder or default_folder(), file.run),
+        held=ExitStack(),
+    )
+
+
+def _noise(plan: Plan, settings: Settings, layout: Layout, key: NoiseKey) -> NoiseStream:
+    return NoiseStream(
+        plan.mechanism, layout.size, sigma=plan.sigma, key=key, clip_norm=settings.clip_norm
+    )
+
+
+def _catch_up(run: OpenRun, key: NoiseKey, trust_folder: bool) -> None:
+    _read_journal(run, trust_folder)
+    _check_created(run, key)
+    _read_ledger(run)
+    folder, state = run.folder, run.state
+    path = folder.checkpoint(state.rounds)
+    if not path.exists():
+        raise UnsafeState(f"{path} is missing: the model after {state.rounds} rounds")
+    run.checkpoint = Checkpoint.load(path, state.checkpoint_sha256)
+    run.noise = _restored(run, key)
+    run.witness.remember(run.journal.lines, run.journal.mac)
+
+
+def _read_journal(run: OpenRun, trust_folder: bool) -> None:
+    seen = run.witness.seen()
+    found = seen is not None and seen.lines == 0
+    for record, mac in run.journal.read():
+        run.state.follow(record)
+        found |= seen is not None and (run.journal.lines, mac) == (seen.lines, seen.mac)
+    if seen is None and not trust_folder:
+        raise UnsafeState(
+            f"the witness of this run is missing, so nobody knows whether {run.folder.root} is its "
+            "newest state; bring the witness along, or say that you trust the folder"
+        )
+    if seen is not None and not found:
+        raise UnsafeState(
+            f"{run.folder.root} was rolled back or changed: its journal has {run.journal.lines} "
+            f"lines, and the witness has seen {seen.lines}; going on could release a round twice"
+        )
+
+
+def _check_created(run: OpenRun, key: NoiseKey) -> None:
+    created, folder = run.state.created, run.folder
+    if created is None:
+        raise UnsafeState(f"{folder.journal} has no first line that can be trusted")
+    for name, known, found in (
+        ("the run's identity", created.run, run.file.run),
+        (folder.settings.name, created.settings_sha256, sha256_of(folder.settings)),
+        (folder.plan.name, created.plan_sha256, sha256_of(folder.plan)),
+        ("the mechanism", created.mechanism_sha256, mechanism_sha256(run.plan.mechanism)),
+        ("the noise key", created.key_fingerprint, key.fingerprint()),
+    ):
+        if known != found:
+            raise UnsafeState(f"{name} is not what it was when the run in {folder.root} began")
+
+
+def _read_ledger(run: OpenRun) -> None:
+    if run.state.ledger is None:
+        if not run.folder.ledger.exists():
+            raise UnsafeState(f"{run.folder.ledger} is missing")
+        run.ledger.begin()
+    else:
+        run.ledger.resume(*run.state.ledger)
+    for row, keys in run.ledger.contacts(run.pseudonyms):
+        run.timers.mark(keys, row)
+    for row, time in run.state.times:
+        run.rules.contact(row, time)
+    if (pending := run.state.pending) is not None:
+        run.timers.mark(unpacked(pending.clients), pending.row)
+
+
+def _restored(run: OpenRun, key: NoiseKey) -> NoiseStream:
+    """The saved buffers, or none if they cannot be used; then what the journal says came after."""
+    stream = run.noise
+    if run.folder.noise.exists():
+        try:
+            saved = NoiseStream.load(run.folder.noise, run.plan.mechanism, key=key, at_least=0)
+            if _belongs(saved, run):
+                stream = saved
+        except InvalidInput:
+            pass  # it is a cache: everything can be made again from the journal
+    for digest in run.state.digests[stream.round :]:
+        stream.replay(Secret(bytes.fromhex(digest)))
+    return stream
+
+
+def _belongs(saved: NoiseStream, run: OpenRun) -> bool:
+    """Whether saved buffers are those of this run after some of its rounds."""
+    if saved.round > run.state.rounds:
+        raise UnsafeState(
+            f"the saved noise has seen {saved.round} rounds, the journal {run.state.rounds}: the "
+            "journal was rolled back"
+        )
+    digest = saved.last_digest().secret_bytes().hex()
+    return saved.round > 0 and digest == run.state.digests[saved.round - 1]

@@ -1,0 +1,49 @@
+"""What a run guarantees after some rounds, and whether the next one fits into the budget."""
+
+from dpftrl.accounting import Guarantee, account
+from dpftrl.accounting.guarantee import CLIPPING, ZERO_OUT, Hypothesis
+from dpftrl.federated.settings import Settings
+from dpftrl.participation import MinSep
+from dpftrl.plan import Plan
+
+ENFORCED_CLIPPING = Hypothesis(CLIPPING.name, CLIPPING.text, "enforced")
+ENFORCED_ZERO_OUT = Hypothesis(ZERO_OUT.name, ZERO_OUT.text, "enforced")
+IDENTITY = Hypothesis(
+    "identity",
+    "Each device has one name for the whole run: one that comes back under another is taken for "
+    "another device.",
+)
+TEST_KEY = Hypothesis(
+    "secrecy",
+    "NOTHING IS PRIVATE HERE: the noise key is a fixed one for tests, which anybody can guess.",
+)
+
+
+def guarantee_after(
+    rounds: int,
+    plan: Plan,
+    settings: Settings,
+    least_gap: int | None,
+    most_contacts: int,
+    test_key: bool = False,
+) -> Guarantee:
+    """The guarantee of everything released in so many rounds.
+
+    Args:
+        rounds: How many.
+        plan: What was planned.
+        settings: Whether timers go by rounds, which the server enforces, or by time.
+        least_gap: Fewest rounds from one contact of a client to its next.
+        most_contacts: Contacts of the client that was contacted most often.
+        test_key: Whether the noise key is one for tests.
+    """
+    planned = plan.participation
+    if settings.timer_hours is None:
+        covered = MinSep(rounds, planned.min_sep, planned.max_participations)
+    else:
+        covered = MinSep(rounds, least_gap or rounds, max(1, most_contacts))
+    found = account(plan.mechanism, covered, plan.sigma, plan.guarantee.delta)
+    basis = "enforced" if settings.timer_hours is None else "observed"
+    said = Hypothesis("participation", found.runs[0].hypothesis.text, basis)
+    known = [said, ENFORCED_CLIPPING, ENFORCED_ZERO_OUT, IDENTITY]
+    return found.resting_on(*known, *([TEST_KEY] if test_key else []))

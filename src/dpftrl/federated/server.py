@@ -1,0 +1,366 @@
+"""The round, with no engine in it: the paper's Algorithm 1 as a small state machine.
+
+Choose the cohort, hand out the model, take clipped updates until the report goal, add correlated
+noise, step the server's optimiser, commit, release. Whoever drives it (one process, Flower, your
+own code) only carries models to clients and updates back.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl.accounting import Guarantee, save_guarantee
+from dpftrl.errors import InvalidInput, RunOver, UnsafeState
+from dpftrl.federated.attempt import Attempt, Released
+from dpftrl.federated.checkpoints import Checkpoint
+from dpftrl.federated.cohort import choose
+from dpftrl.federated.folder import RunFolder
+from dpftrl.federated.layout import Layout
+from dpftrl.federated.ledger import Status
+from dpftrl.federated.opening import OpenRun, begin_run, open_run
+from dpftrl.federated.promise import guarantee_after
+from dpftrl.federated.pseudonyms import written
+from dpftrl.federated.records import Abandoned, AnyRecord, Cohort, Committed
+from dpftrl.federated.reports import Reports
+from dpftrl.federated.settings import Settings, cohort_size
+from dpftrl.federated.state import packed, unpacked
+from dpftrl.noise import Grid
+from dpftrl.plan import Plan
+
+Keys = NDArray[np.uint64]
+
+# Checkpoints that are kept: the last, and the one before.
+KEPT = 2
+
+
+@final
+class Server:
+    """A run that one process works on.
+
+    Guarantees:
+        A round's model can be had only after {model, optimiser, row, digest, ledger} are on the
+        disk together. A process that is killed at any instant resumes to the same bits if it gets
+        the same updates; whatever it gets, no row of noise covers two sums. A state that is older
+        than what was journalled, changed or in use elsewhere is refused.
+
+    >>> import tempfile
+    >>> from dpftrl import MinSep, account, mechanism
+    >>> from dpftrl.federated import Settings
+    >>> from dpftrl.plan import Fleet, Plan
+    >>> promise = account(mechanism("blt-b400"), MinSep(4, 2), sigma=1.0, delta=1e-6)
+    >>> plan = Plan(Fleet(population=4, report_goal=2), promise)
+    >>> people = ["ann", "bo", "cy", "di"]
+    >>> model = {"weights": np.zeros(3)}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     place = dict(state_folder=folder)
+    ...     with Server.create(folder, plan, Settings(clip_norm=1.0), model, **place) as server:
+    ...         attempt = server.begin(people)
+    ...         for client in attempt.clients:
+    ...             is_last = attempt.report(client, np.ones(3), attempt.number)
+    ...         released = attempt.commit()
+    >>> released.rounds, released.model["weights"].shape
+    (1, (3,))
+    """
+
+    def __init__(self, run: OpenRun):
+        """Use `create` or `open`."""
+        self._run = run
+        self._current: Attempt | None = None
+        self._usable = True
+        self._grid = Grid.for_noise(run.plan.sigma, run.settings.clip_norm)
+
+    @classmethod
+    def create(
+        cls,
+        folder: str | os.PathLike[str],
+        plan: Plan,
+        settings: Settings,
+        model: Mapping[str, NDArray[Any]],
+        *,
+        state_folder: str | os.PathLike[str] | None = None,
+        insecure_test_key: int | None = None,
+    ) -> Self:
+        """Begin a run.
+
+        Args:
+            folder: Where its files go.
+            plan: Mechanism, noise, fleet and the guarantee that they have together.
+            settings: All else.
+            model: Named arrays to start from. They must not depend on the clients' data.
+            state_folder: Where the witness goes, outside the run's folder; by default
+                $DPFTRL_STATE, or the user's state folder.
+            insecure_test_key: Seed of a noise key that anybody can guess. For tests alone.
+        """
+        run = begin_run(
+            RunFolder(Path(folder)), plan, settings, model, _path(state_folder), insecure_test_key
+        )
+        return cls(run)
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        state_folder: str | os.PathLike[str] | None = None,
+        trust_folder: bool = False,
+    ) -> Self:
+        """Go on with a run.
+
+        Args:
+            folder: Where its files are.
+            state_folder: Where its witness is.
+            trust_folder: Go on although the witness is missing: you know that this folder is the
+                newest there is, and that no copy of it was run.
+        """
+        server = cls(open_run(RunFolder(Path(folder)), _path(state_folder), trust_folder))
+        if server.rounds:
+            server._publish_guarantee()
+        return server
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Server({self._run.folder.root}, {self.rounds} rounds)"
+
+    def close(self) -> None:
+        """Let another process have the run."""
+        self._usable = False
+        self._run.close()
+
+    @property
+    def plan(self) -> Plan:
+        """What the run promised."""
+        return self._run.plan
+
+    @property
+    def settings(self) -> Settings:
+        """What it was told."""
+        return self._run.settings
+
+    @property
+    def layout(self) -> Layout:
+        """Names and shapes of the model's arrays."""
+        return self._run.layout
+
+    @property
+    def folder(self) -> RunFolder:
+        """Where its files are."""
+        return self._run.folder
+
+    @property
+    def rounds(self) -> int:
+        """Rounds released so far."""
+        return self._run.state.rounds
+
+    @property
+    def epsilon(self) -> float:
+        """What they guarantee, at the plan's delta."""
+        return self._run.state.epsilon
+
+    @property
+    def model(self) -> NDArray[np.float32]:
+        """The released model, as one vector that cannot be written to."""
+        view = self._run.checkpoint.model.view()
+        view.flags.writeable = False
+        return view
+
+    def arrays(self) -> dict[str, NDArray[np.float32]]:
+        """The released model, by name."""
+        return self.layout.arrays(self.model)
+
+    def guarantee(self) -> Guarantee:
+        """What everything released so far guarantees."""
+        if not self.rounds:
+            raise InvalidInput("nothing has been released yet, so there is nothing to guarantee")
+        timers = self._run.timers
+        return self._guarantee(self.rounds, timers.least_gap, timers.most_contacts)
+
+    def ended(self) -> str | None:
+        """Why there is no further round, if there is none; a budget by time shows at `begin`."""
+        if self.rounds >= self.plan.participation.rounds:
+            return f"all {self.rounds:,} rounds are done"
+        if self.settings.timer_hours is None:
+            return self._over_budget(None, 0)
+        return None
+
+    def begin(self, available: Sequence[str], now: float | None = None) -> Attempt:
+        """Choose the cohort of the next round, or the cohort of a round that was interrupted again.
+
+        Args:
+            available: Names of the clients that can be asked now.
+            now: The time in hours, where timers go by time.
+
+        Raises:
+            RunOver: There is no further round.
+            TooFewClients: Nobody was contacted; more must become available.
+        """
+        self._check_usable()
+        if self._current is not None:
+            raise InvalidInput("a round is open: commit or abandon it before the next")
+        run = self._run
+        if run.state.pending is None and (reason := self.ended()):
+            raise RunOver(reason)
+        by_key = {run.pseudonyms.key(name): name for name in available}
+        if run.state.pending is None:
+            keys = np.fromiter(by_key, np.uint64, len(by_key))
+            self._contact(self._chosen(keys, now), by_key, now)
+        return self._attempt(by_key)
+
+    def _chosen(self, keys: Keys, now: float | None) -> Keys:
+        run, fleet = self._run, self.plan.fleet
+        eligible = run.rules.eligible(run.timers, keys, self.rounds, now)
+        size = cohort_size(self.plan)
+        chosen = choose(eligible, size, fleet.report_goal, run.settings.seed, run.state.attempts)
+        if self.settings.timer_hours is not None:
+            gap = run.timers.gap_with(chosen, self.rounds)
+            if reason := self._over_budget(gap, run.timers.most_with(chosen)):
+                raise RunOver(reason)
+        return chosen
+
+    def _contact(self, chosen: Keys, by_key: dict[int, str], now: float | None) -> None:
+        run = self._run
+        names = None if run.settings.hash_clients else tuple(by_key[int(key)] for key in chosen)
+        run.rules.contact(self.rounds, now)
+        self._journal(Cohort(run.state.attempts, self.rounds, packed(chosen), now, names))
+        run.timers.mark(chosen, self.rounds)
+
+    def _attempt(self, by_key: dict[int, str]) -> Attempt:
+        pending = self._pending()
+        clients = frozenset(unpacked(pending.clients).tolist())
+        names = {key: by_key[key] for key in sorted(clients) if key in by_key}
+        goal = self.plan.fleet.report_goal
+        reports = Reports(clients, goal, self.layout, self._grid)
+        self._current = Attempt(self, pending.attempt, pending.row, names, reports)
+        return self._current
+
+    def commit(self, attempt: Attempt) -> Released:
+        """Add the noise, step the optimiser, make it durable; see `Attempt.commit`."""
+        self._check_current(attempt)
+        if not attempt.enough:
+            raise InvalidInput(f"{attempt!r} has too few reports to commit; abandon it")
+        self._usable = False  # until all of it is done: half a round is nothing to go on from
+        total = attempt.reports.sum()
+        self._run.noise.add_to(total, self._grid)
+        mean = self._grid.values(total, divisor=self.plan.fleet.report_goal)
+        self._run.checkpoint = self._commit(attempt, self._stepped(mean))
+        self._usable, self._current = True, None
+        self._log(attempt=attempt.number, row=attempt.row, unfit=attempt.reports.unfit)
+        self._after_commit()
+        return Released(self.rounds, self.epsilon, self.arrays())
+
+    def _stepped(self, mean: NDArray[np.float64]) -> Checkpoint:
+        old, rounds = self._run.checkpoint, self.plan.participation.rounds
+        with np.errstate(over="ignore", invalid="ignore"):  # a model may diverge: that is released
+            stepped = self.settings.optimizer.step(
+                old.model, mean, old.optimizer, self.rounds, rounds
+            )
+        return Checkpoint(*stepped)
+
+    def _commit(self, attempt: Attempt, after: Checkpoint) -> Checkpoint:
+        run, rounds = self._run, self.rounds + 1
+        sha256 = after.save(run.folder.checkpoint(rounds))
+        run.ledger.append(attempt.row, self._statuses(attempt.reports.counted, "contacted"))
+        timers = run.timers
+        self._journal(
+            Committed(
+                attempt=attempt.number,
+                row=attempt.row,
+                reports=len(attempt.reports.counted),
+                digest=run.noise.last_digest().secret_bytes().hex(),
+                checkpoint_sha256=sha256,
+                ledger_bytes=run.ledger.bytes,
+                ledger_sha256=run.ledger.sha256,
+                epsilon=self._guarantee(rounds, timers.least_gap, timers.most_contacts).epsilon,
+            )
+        )
+        return after
+
+    def abandon(self, attempt: Attempt, reason: str) -> None:
+        """Release nothing; see `Attempt.abandon`."""
+        self._check_current(attempt)
+        run = self._run
+        self._usable = False
+        run.ledger.append(attempt.row, self._statuses(set(), "abandoned"))
+        ledger = (run.ledger.bytes, run.ledger.sha256)
+        self._journal(Abandoned(attempt.number, attempt.row, reason, *ledger))
+        self._usable, self._current = True, None
+
+    def log(self, **entry: Any) -> None:
+        """Write to the private log, which is never to be published."""
+        self._log(**entry)
+
+    def _log(self, **entry: Any) -> None:
+        with contextlib.suppress(OSError):  # a log is not worth a round
+            path = self.folder.log
+            handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            with os.fdopen(handle, "ab") as file:
+                file.write(msgspec.json.encode(entry) + b"\n")
+
+    def _statuses(self, counted: set[int], otherwise: Status) -> Iterator[tuple[str, Status]]:
+        pending = self._pending()
+        keys = [int(key) for key in unpacked(pending.clients)]
+        names = pending.names or tuple(map(written, keys))
+        for key, name in zip(keys, names, strict=True):
+            yield name, "counted" if key in counted else otherwise
+
+    def _journal(self, record: AnyRecord) -> None:
+        usable, self._usable = self._usable, False  # a failure between the lines ends this server
+        self._run.write(record)
+        self._usable = usable
+
+    def _after_commit(self) -> None:
+        run = self._run
+        self._publish_guarantee()
+        if self.rounds % run.settings.snapshot_every == 0:
+            run.noise.save(run.folder.noise)
+        if self.rounds >= KEPT:
+            run.folder.checkpoint(self.rounds - KEPT).unlink(missing_ok=True)
+
+    def _publish_guarantee(self) -> None:
+        save_guarantee(self.guarantee(), self.folder.guarantee)
+
+    def _guarantee(self, rounds: int, gap: int | None, most: int) -> Guarantee:
+        run = self._run
+        return guarantee_after(rounds, run.plan, run.settings, gap, most, run.file.test_key)
+
+    def _over_budget(self, gap: int | None, most: int) -> str | None:
+        budget = self.settings.budget
+        if budget is None:
+            return None
+        epsilon = self._guarantee(self.rounds + 1, gap, most).epsilon
+        if epsilon <= budget:
+            return None
+        return (
+            f"the budget is spent: epsilon is {self.epsilon:.4g} after {self.rounds:,} rounds, and "
+            f"one more would make it {epsilon:.4g}, above {budget:g}"
+        )
+
+    def _pending(self) -> Cohort:
+        if self._run.state.pending is None:
+            raise UnsafeState("no round is open")
+        return self._run.state.pending
+
+    def _check_current(self, attempt: Attempt) -> None:
+        self._check_usable()
+        if attempt is not self._current:
+            raise InvalidInput(f"{attempt!r} is not the round that is open")
+
+    def _check_usable(self) -> None:
+        if not self._usable:
+            raise UnsafeState(
+                "this server was closed, or stopped within a round; open the run again to go on"
+            )
+
+
+def _path(folder: str | os.PathLike[str] | None) -> Path | None:
+    return None if folder is None else Path(folder)

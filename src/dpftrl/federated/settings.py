@@ -1,0 +1,92 @@
+"""What a run is told once, before it begins, and keeps to."""
+
+import math
+from typing import Literal, final
+
+import msgspec
+
+from dpftrl.checks import positive_number, whole_number
+from dpftrl.errors import InvalidInput
+from dpftrl.federated.optimizers import Optimizer, Sgd
+from dpftrl.participation import MinSep
+from dpftrl.plan import Plan
+
+
+@final
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the server works, beside the plan.
+
+    Attributes:
+        clip_norm: L2 norm that no update may pass; the server clips again whatever arrives.
+        optimizer: What the noised mean does to the model.
+        budget: Stop before the round after which epsilon, at the plan's delta, would pass this.
+        timer_hours: Clients may return after so many hours, whatever the number of rounds: min-sep
+            is then observed. None: they wait for min-sep rounds of the plan, enforced.
+        seed: Chooses the cohorts.
+        snapshot_every: Rounds after which the noise buffers are saved, so that a resumed run need
+            not make them all again.
+        hash_clients: Write keyed hashes instead of the clients' names.
+    """
+
+    clip_norm: float
+    optimizer: Optimizer = Sgd()
+    budget: float | None = None
+    timer_hours: float | None = None
+    seed: int = 0
+    snapshot_every: int = 20
+    hash_clients: bool = True
+
+    def check(self, plan: Plan) -> None:
+        """Refuse what does not go together."""
+        positive_number("clip_norm", self.clip_norm)
+        if self.budget is not None:
+            positive_number("budget", self.budget)
+        if self.timer_hours is not None:
+            positive_number("timer_hours", self.timer_hours)
+        if whole_number("seed", self.seed, at_least=0) >= 2**64:
+            raise InvalidInput(f"seed must fit into 64 bits, got {self.seed}")
+        whole_number("snapshot_every", self.snapshot_every)
+        if not isinstance(plan.participation, MinSep):
+            raise InvalidInput(
+                "a server can enforce min-sep, not fixed epochs; plan for MinSep(rounds, min_sep)"
+            )
+        plan.mechanism.check_rounds(plan.participation.rounds)
+        self.optimizer.check(plan.participation.rounds)
+        self._check_fleet(plan)
+
+    def _check_fleet(self, plan: Plan) -> None:
+        """Enough clients for min-sep, if everybody takes turns."""
+        fleet, min_sep = plan.fleet, plan.participation.min_sep
+        if self.timer_hours is None and min_sep * cohort_size(plan) > fleet.population:
+            if plan.participation.rounds <= fleet.population // cohort_size(plan):
+                return
+            raise InvalidInput(
+                f"{fleet.population:,} clients are too few: each round asks {cohort_size(plan):,}, "
+                f"and nobody may return for {min_sep:,} rounds; plan for a smaller min-sep or a "
+                "smaller report goal"
+            )
+
+
+class RunFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What `run.json` holds.
+
+    Attributes:
+        run: The identity of the run.
+        settings: What it was told.
+        names: The model's arrays, by name.
+        shapes: Their shapes.
+        test_key: Whether anybody can guess the noise key.
+    """
+
+    format: Literal["dpftrl run"] = "dpftrl run"
+    version: Literal[1] = 1
+    run: str
+    settings: Settings
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    test_key: bool
+
+
+def cohort_size(plan: Plan) -> int:
+    """How many clients a round contacts."""
+    return math.ceil(plan.fleet.report_goal * plan.fleet.over_selection - 1e-9)

@@ -1,0 +1,97 @@
+"""What a run has journalled, remembered outside its folder.
+
+A folder that is restored from a backup, or copied, knows nothing of what was released since. The
+witness does, and it also keeps two servers from one run, wherever its folder is.
+"""
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Final, Literal, final
+
+import msgspec
+
+from dpftrl.errors import InvalidInput, UnsafeState
+from dpftrl.storage import read_json, replace_durably
+
+FOLDER: Final = "DPFTRL_STATE"
+
+
+class WitnessFile(msgspec.Struct, forbid_unknown_fields=True):
+    """What the JSON holds."""
+
+    format: Literal["dpftrl witness"]
+    version: Literal[1]
+    run: str
+    lines: int
+    mac: str
+
+
+def default_folder() -> Path:
+    """Where witnesses are kept: $DPFTRL_STATE, or the state folder of the user."""
+    if given := os.environ.get(FOLDER):
+        return Path(given)
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "dpftrl"
+
+
+@final
+class Witness:
+    """The record of one run, held by one server at a time."""
+
+    def __init__(self, folder: Path, run: str):
+        self._run = run
+        self._path = folder / f"{run}.json"
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise InvalidInput(
+                f"{folder} cannot be made: {error.strerror}; ${FOLDER} names another folder"
+            ) from None
+        self._lock = Lock(folder / f"{run}.lock")
+
+    def seen(self) -> WitnessFile | None:
+        """What it remembers."""
+        if not self._path.exists():
+            return None
+        found = read_json(self._path, WitnessFile, "witness")
+        if found.run != self._run:
+            raise UnsafeState(f"{self._path} is the witness of another run, {found.run:.40}")
+        return found
+
+    def remember(self, lines: int, mac: str) -> None:
+        """So many lines are in the journal, the last with this digest."""
+        content = msgspec.json.encode(WitnessFile("dpftrl witness", 1, self._run, lines, mac))
+        replace_durably(self._path, content)
+
+    def close(self) -> None:
+        """Let another server have the run."""
+        self._lock.close()
+
+
+@final
+class Lock:
+    """Held by one process at a time, and given back by the system when that process ends."""
+
+    def __init__(self, path: Path):
+        try:
+            self._handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise InvalidInput(f"{path} cannot be opened: {error.strerror}") from None
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(self._handle, 20, 0).decode(errors="replace").strip()
+            os.close(self._handle)
+            raise UnsafeState(
+                f"another server (process {holder or 'unknown'}) is working on this run; "
+                "wait for it, or stop it"
+            ) from None
+        os.ftruncate(self._handle, 0)
+        os.pwrite(self._handle, str(os.getpid()).encode(), 0)
+
+    def close(self) -> None:
+        """Give it back."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
