@@ -1,31 +1,15 @@
 """`dpftrl statement`: the privacy statement of a plan, a guarantee or a run."""
 
-import hashlib
-from collections.abc import Iterator
 from datetime import date as calendar_date
 from pathlib import Path
 
 import click
-import msgspec
 
-from dpftrl.accounting import Guarantee, load_guarantee
 from dpftrl.cli.options import Count
-from dpftrl.cli.output import progress_bar, working
+from dpftrl.cli.output import progress_bar
 from dpftrl.errors import InvalidInput
-from dpftrl.observed import Limits, Observed, observe
-from dpftrl.plan import Plan, load_plan
-from dpftrl.report.facts import Input, Role
-from dpftrl.report.happened import limits_of
-from dpftrl.report.statement import Statement, save_statement, statement, statement_paths
-from dpftrl.storage import read_json
-
-GUARANTEE, LEDGER = "guarantee.json", "ledger.csv"
-
-
-class Header(msgspec.Struct):
-    """What tells the kind of a file."""
-
-    format: str
+from dpftrl.report.files import GUARANTEE, LEDGER, statement_of_files
+from dpftrl.report.statement import save_statement, statement_paths
 
 
 @click.command("statement")
@@ -62,7 +46,8 @@ def statement_command(
     day = _day(date)
     stem = out or (promise.parent if run is None else run) / "statement"
     _spare(statement_paths(stem), promise, run)
-    made = _made(promise, run, devices, day)
+    with progress_bar("reading the log") as report:
+        made = statement_of_files(promise, run, devices=devices, date=day, report=report)
     paths = save_statement(made, stem)
     if as_json:
         click.echo(made.json_bytes(), nl=False)
@@ -70,76 +55,6 @@ def statement_command(
     click.echo(made.summary)
     for path in paths:
         click.echo(path)
-
-
-def _made(promise: Path, run: Path | None, devices: int | None, day: str | None) -> Statement:
-    with working(f"reading {promise}"):
-        promised = _load(promise)
-        role: Role = "plan" if isinstance(promised, Plan) else "guarantee"
-        inputs = [Input(role, promise.name, _sha256(promise))]
-        accounted = None if run is None else _accounted(run)
-    base = accounted or (promised.guarantee if isinstance(promised, Plan) else promised)
-    observed = None if run is None else _observed(run, base)
-    if run is not None:
-        inputs += _run_inputs(run)
-    return statement(
-        promised,
-        accounted=accounted,
-        observed=observed,
-        devices=devices,
-        inputs=tuple(inputs),
-        date=day,
-    )
-
-
-def _load(path: Path) -> Plan | Guarantee:
-    kind = read_json(path, Header, "plan or guarantee").format
-    if kind == "dpftrl plan":
-        return load_plan(path)
-    if kind == "dpftrl guarantee":
-        return load_guarantee(path)
-    raise InvalidInput(
-        f"{path} has the format {kind!r:.60}; a statement is made from a plan (dpftrl plan --out) "
-        "or a guarantee (dpftrl account --out)"
-    )
-
-
-def _accounted(run: Path) -> Guarantee | None:
-    """What the run's server wrote, if it did."""
-    if not run.is_dir():
-        raise InvalidInput(f"{run} is not a folder; --run takes the folder of a run")
-    if not any((run / name).exists() for name in (GUARANTEE, LEDGER)):
-        raise InvalidInput(f"{run} holds neither {GUARANTEE} nor {LEDGER}: it is not that of a run")
-    path = run / GUARANTEE
-    return load_guarantee(path) if path.exists() else None
-
-
-def _observed(run: Path, base: Guarantee) -> Observed | None:
-    path = run / LEDGER
-    if not path.exists():
-        return None
-    limits = Limits()
-    if len(base.runs) == 1:  # of several, nobody knows which limits apply to which rows
-        allowed = limits_of(base)
-        limits = Limits(allowed.min_sep, allowed.max_participations)
-    with progress_bar("reading the log") as report:
-        return observe(path, limits, report=report)
-
-
-def _run_inputs(run: Path) -> Iterator[Input]:
-    roles: dict[str, Role] = {GUARANTEE: "run guarantee", LEDGER: "log"}
-    for name, role in roles.items():
-        if (run / name).exists():
-            yield Input(role, f"{run.resolve().name}/{name}", _sha256(run / name))
-
-
-def _sha256(path: Path) -> str:
-    """Read piece by piece: a log may be larger than the memory."""
-    try:
-        with path.open("rb") as content:
-            return hashlib.file_digest(content, "sha256").hexdigest()
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _spare(targets: tuple[Path, ...], promise: Path, run: Path | None) -> None:

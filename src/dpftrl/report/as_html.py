@@ -1,5 +1,6 @@
 """A document as one HTML file: no script, nothing loaded, good on paper and in the dark."""
 
+from base64 import b64encode
 from collections.abc import Iterator
 from html import escape
 from typing import Final, assert_never
@@ -9,6 +10,7 @@ from dpftrl.report.document import (
     Bullets,
     Commands,
     Document,
+    Figure,
     Notice,
     Paragraph,
     Section,
@@ -32,6 +34,8 @@ body { margin: 0; color: var(--text); background: var(--ground);
 main { max-width: 46rem; margin: 0 auto; padding: 2rem 1rem 4rem; overflow-wrap: anywhere; }
 h1, h2, h3 { line-height: 1.25; break-after: avoid; }
 h2 { margin-top: 2.4rem; padding-bottom: .25rem; border-bottom: 1px solid var(--line); }
+figure { margin: 1rem 0; break-inside: avoid; } figcaption { font-style: italic; }
+img { max-width: 100%; background: #fff; }
 table { width: 100%; margin: 1rem 0; border-collapse: collapse; font-size: .925em; }
 caption { padding: .3rem 0; break-after: avoid; text-align: left; font-style: italic; }
 th, td { padding: .35rem .6rem .35rem 0; border-bottom: 1px solid var(--line);
@@ -52,7 +56,7 @@ pre { padding: .7rem .9rem; background: var(--soft); white-space: pre-wrap; }
 @page { margin: 18mm; }"""
 
 # Belt and braces: a browser would refuse to load anything even if something got in.
-POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
+POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def html(document: Document) -> str:
@@ -99,8 +103,17 @@ def _block(block: Block) -> str:
             return "\n".join(_table(block))
         case Commands(lines):
             return "<pre><code>" + escape("\n".join(map(visible, lines))) + "</code></pre>"
+        case Figure():
+            return "\n".join(_figure(block))
         case _:
             assert_never(block)
+
+
+def _figure(figure: Figure) -> Iterator[str]:
+    data = b64encode(figure.png).decode()
+    caption = _inline(figure.caption)
+    yield f'<figure><img alt="{escape(plain(figure.caption))}" src="data:image/png;base64,{data}">'
+    yield f"<figcaption>{caption}</figcaption></figure>"
 
 
 def _table(table: Table) -> Iterator[str]:

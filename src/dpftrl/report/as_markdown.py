@@ -9,6 +9,7 @@ from dpftrl.report.document import (
     Bullets,
     Commands,
     Document,
+    Figure,
     Notice,
     Paragraph,
     Section,
@@ -55,6 +56,8 @@ def _block(block: Block) -> str:
             return _table(block)
         case Commands(lines):
             return _fenced([visible(line) for line in lines])
+        case Figure(caption, file, _):
+            return f"![{_inline(caption)}]({file})"
         case _:
             assert_never(block)
 

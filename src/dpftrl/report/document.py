@@ -76,7 +76,23 @@ class Commands:
     lines: tuple[str, ...]
 
 
-Block = Paragraph | Notice | Bullets | Table | Commands
+@final
+@dataclass(frozen=True)
+class Figure:
+    """A picture; its file lies beside the document.
+
+    Attributes:
+        caption: What it shows, in a sentence.
+        file: The name of the file, a plain word.
+        png: Its content.
+    """
+
+    caption: str
+    file: str
+    png: bytes
+
+
+Block = Paragraph | Notice | Bullets | Table | Commands | Figure
 
 
 @final

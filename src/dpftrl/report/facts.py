@@ -61,6 +61,7 @@ class Facts:
         devices: For how many devices of one person to state the guarantee.
         inputs: The files; the first is the plan or guarantee.
         date: When the statement was made, if it should say so.
+        curves: A picture of accuracy and epsilon by round, as PNG.
     """
 
     happened: Happened
@@ -71,6 +72,7 @@ class Facts:
     devices: tuple[int, ...]
     inputs: tuple[Input, ...]
     date: str | None
+    curves: bytes | None = None
 
     @property
     def guarantee(self) -> Guarantee:

@@ -90,6 +90,21 @@ def plot_extrapolation(walks: Sequence[Walk], delta: float, path: Path) -> None:
     _save(figure, path)
 
 
+def plot_training(
+    rounds: Sequence[int], accuracy: Sequence[float], epsilon: Sequence[float], path: Path
+) -> None:
+    """Accuracy on held-out people, and epsilon, by round."""
+    figure, (left, right) = _figure(path, 2, height=3.4)
+    left.plot(rounds, [100 * one for one in accuracy], color=COLOURS[0], marker=".")
+    left.set_ylabel("accuracy on held-out people (%)")
+    right.plot(rounds, epsilon, color=COLOURS[1], marker=".")
+    right.set_ylabel("epsilon so far")
+    for axes in (left, right):
+        axes.set_xlabel("round")
+        axes.set_ylim(bottom=0)
+    _save(figure, path)
+
+
 def _plain_log_scale(axes: Any) -> None:
     """A logarithmic scale whose marks read 1, 2, 5, 10, as people write them."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter

@@ -6,7 +6,7 @@ The order is that of the checklist in section 5.3 of Ponomareva et al. (2023), H
 from collections.abc import Iterator
 
 from dpftrl.accounting import Guarantee
-from dpftrl.report.document import Block, Bullets, Paragraph, Section, Span, Table
+from dpftrl.report.document import Block, Bullets, Figure, Paragraph, Section, Span, Table
 from dpftrl.report.facts import NOT_COVERED, Facts, delta_text, empty
 from dpftrl.report.numbers import in_full, percent_up, rounded_up
 from dpftrl.report.wording import at_delta, bases, limits, origin, summary, whom
@@ -29,6 +29,10 @@ UNIT = (
     "this protects the person. Where people share a device, each of them is protected at least as "
     "well. A person with several devices that take part is protected less; the table bounds by how "
     "much."
+)
+CURVES = (
+    "Accuracy on held-out people, who are not protected by this guarantee, and epsilon, round by "
+    "round."
 )
 ZERO_OUT = (
     "Zero-out: two datasets are neighbours if they are equal but for one device, whose every "
@@ -64,6 +68,8 @@ def happened_section(facts: Facts) -> Section:
     blocks: list[Block] = [Table(caption, head, tuple(rows))]
     if facts.observed is not None:
         blocks.append(Paragraph(_about_log(facts)))
+    if facts.curves is not None:
+        blocks.append(Figure(CURVES, "curves.png", facts.curves))
     return Section("Planned and observed", tuple(blocks))
 
 

@@ -74,6 +74,7 @@ def statement(
     devices: int | None = None,
     inputs: tuple[Input, ...] = (),
     date: str | None = None,
+    curves: bytes | None = None,
 ) -> Statement:
     """State what a plan or guarantee promises or, after a run, what may still be stated.
 
@@ -84,6 +85,7 @@ def statement(
         devices: One more number of devices of one person to state the guarantee for.
         inputs: The files that all this came from, the promise first.
         date: To be printed; nothing is if none is given.
+        curves: A picture of accuracy and epsilon by round, as PNG.
 
     Guarantees:
         What is stated is the promise, or what was accounted if that is given; but if the log does
@@ -108,6 +110,7 @@ def statement(
         devices=() if devices is None else (whole_number("devices", devices),),
         inputs=inputs,
         date=date,
+        curves=curves,
     )
     return Statement(facts, _document(facts))
 
@@ -122,6 +125,8 @@ def save_statement(statement: Statement, stem: str | os.PathLike[str]) -> tuple[
     )
     for path, content in zip(paths, contents, strict=True):
         replace_file(path, content)
+    if statement.facts.curves is not None:
+        replace_file(paths[0].with_name("curves.png"), statement.facts.curves)
     return paths
 
 

@@ -1,0 +1,113 @@
+"""The statement of files: a plan or a guarantee, and the folder of a run."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from dpftrl.accounting import Guarantee, load_guarantee
+from dpftrl.errors import InvalidInput
+from dpftrl.observed import Limits, Observed, Report, observe
+from dpftrl.plan import Plan, load_plan
+from dpftrl.report.facts import Input, Role
+from dpftrl.report.happened import limits_of
+from dpftrl.report.statement import Statement, statement
+from dpftrl.storage import read_file, read_json
+
+GUARANTEE, LEDGER, CURVES = "guarantee.json", "ledger.csv", "curves.png"
+
+
+class Header(msgspec.Struct):
+    """What tells the kind of a file."""
+
+    format: str
+
+
+def statement_of_files(
+    promise: Path,
+    run: Path | None,
+    *,
+    devices: int | None = None,
+    date: str | None = None,
+    report: Report | None = None,
+) -> Statement:
+    """State what a plan or guarantee promises and, with a run's folder, what became of it.
+
+    Args:
+        promise: A plan or a guarantee.
+        run: The folder of a run: its guarantee, its ledger, its curves, as far as they are there.
+        devices: One more number of devices of one person to state the guarantee for.
+        date: To be printed.
+        report: Is told how far reading the ledger is.
+    """
+    promised = _load(promise)
+    role: Role = "plan" if isinstance(promised, Plan) else "guarantee"
+    inputs = [Input(role, promise.name, _sha256(promise))]
+    accounted = None if run is None else _accounted(run)
+    base = accounted or (promised.guarantee if isinstance(promised, Plan) else promised)
+    if run is not None:
+        inputs += _run_inputs(run)
+    return statement(
+        promised,
+        accounted=accounted,
+        observed=None if run is None else _observed(run, base, report),
+        devices=devices,
+        inputs=tuple(inputs),
+        date=date,
+        curves=None if run is None else _curves(run),
+    )
+
+
+def _curves(run: Path) -> bytes | None:
+    path = run / CURVES
+    return read_file(path) if path.exists() else None
+
+
+def _load(path: Path) -> Plan | Guarantee:
+    kind = read_json(path, Header, "plan or guarantee").format
+    if kind == "dpftrl plan":
+        return load_plan(path)
+    if kind == "dpftrl guarantee":
+        return load_guarantee(path)
+    raise InvalidInput(
+        f"{path} has the format {kind!r:.60}; a statement is made from a plan (dpftrl plan --out) "
+        "or a guarantee (dpftrl account --out)"
+    )
+
+
+def _accounted(run: Path) -> Guarantee | None:
+    """What the run's server wrote, if it did."""
+    if not run.is_dir():
+        raise InvalidInput(f"{run} is not a folder; --run takes the folder of a run")
+    if not any((run / name).exists() for name in (GUARANTEE, LEDGER)):
+        raise InvalidInput(f"{run} holds neither {GUARANTEE} nor {LEDGER}: it is not that of a run")
+    path = run / GUARANTEE
+    return load_guarantee(path) if path.exists() else None
+
+
+def _observed(run: Path, base: Guarantee, report: Report | None) -> Observed | None:
+    path = run / LEDGER
+    if not path.exists():
+        return None
+    limits = Limits()
+    if len(base.runs) == 1:  # of several, nobody knows which limits apply to which rows
+        allowed = limits_of(base)
+        limits = Limits(allowed.min_sep, allowed.max_participations)
+    return observe(path, limits, report=report)
+
+
+def _run_inputs(run: Path) -> Iterator[Input]:
+    roles: dict[str, Role] = {GUARANTEE: "run guarantee", LEDGER: "log"}
+    for name, role in roles.items():
+        if (run / name).exists():
+            yield Input(role, f"{run.resolve().name}/{name}", _sha256(run / name))
+
+
+def _sha256(path: Path) -> str:
+    """Read piece by piece: a log may be larger than the memory."""
+    try:
+        with path.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
