@@ -101,8 +101,8 @@ class Attempt:
         return self.enough
 
     def _take(self, key: int | None, update: Any, attempt: int) -> str | None:
-        if isinstance(attempt, bool) or attempt != self.number:
-            raise ReportRefused(f"this is attempt {self.number}, the report is for {attempt!r:.40}")
+        if type(attempt) is not int or attempt != self.number:
+            raise ReportRefused(f"this is attempt {self.number}, the report is for another")
         if key is None:
             raise ReportRefused("this client is not in the cohort of this round")
         return self.reports.take(key, update)

@@ -65,6 +65,6 @@ def choose(eligible: Keys, size: int, goal: int, seed: int, attempt: int) -> Key
             f"{len(eligible):,} clients may take part now, and a round needs {goal:,}; the others "
             "are away, still waiting for their turn, or have had all their turns"
         )
-    generator = np.random.Generator(np.random.Philox(key=[seed, attempt]))
+    generator = np.random.Generator(np.random.Philox(key=np.array([seed, attempt], np.uint64)))
     chosen = generator.choice(len(eligible), min(size, len(eligible)), replace=False)
     return eligible[np.sort(chosen)]

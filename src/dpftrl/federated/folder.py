@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import final
 
 from dpftrl.errors import InvalidInput, UnsafeState
+from dpftrl.federated.ledger import HEADER
 from dpftrl.noise import NoiseKey
 from dpftrl.storage import read_file, replace_durably
 
@@ -84,6 +85,10 @@ class RunFolder:
         """Nothing may write over a run."""
         if self.exists:
             raise InvalidInput(f"a run has begun in {self.root}; resume it, or choose another")
+        if self.ledger.exists() and self.ledger.stat().st_size > len(HEADER):
+            raise UnsafeState(
+                f"{self.ledger} has clients in it, but {self.journal} is gone; use another folder"
+            )
 
     def make(self) -> None:
         """Make the folder, for the owner's eyes only where that matters."""
@@ -94,6 +99,19 @@ class RunFolder:
                 folder.chmod(0o700)
         except OSError as error:
             raise InvalidInput(f"{self.root} cannot be made: {error.strerror}") from None
+
+    def tidy(self, rounds: int) -> None:
+        """Remove what a killed process left half written, and checkpoints nobody needs."""
+        kept = {self.checkpoint(rounds), self.checkpoint(rounds - 1)}
+        checkpoints = self.private / "checkpoints"
+        drafts = (
+            draft
+            for folder in (self.root, self.private, checkpoints)
+            for draft in folder.glob(".*.*")
+            if draft.suffix[1:].isdigit()
+        )
+        for path in (*drafts, *(set(checkpoints.glob("*.safetensors")) - kept)):
+            path.unlink(missing_ok=True)
 
     def write_key(self, key: NoiseKey) -> None:
         """Keep the key, readable by the owner alone."""

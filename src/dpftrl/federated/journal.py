@@ -14,7 +14,7 @@ import msgspec
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.federated.records import AnyRecord
 from dpftrl.noise import NoiseKey
-from dpftrl.storage import append_durably
+from dpftrl.storage import append_durably, replace_durably
 
 # Before the first line.
 START: Final = "0" * 64
@@ -49,9 +49,13 @@ class Journal:
     def append(self, record: AnyRecord) -> None:
         """Add a line; on return it is on the disk."""
         content = msgspec.json.encode(record)
+        _decoded(content)  # what could not be read back must never be written
         mac = self._mac(content)
         line = msgspec.json.encode(Line(mac, msgspec.Raw(content))) + b"\n"
-        append_durably(self._path, line, self._bytes)
+        if self.lines:
+            append_durably(self._path, line, self._bytes)
+        else:  # a journal has a first line, or does not exist
+            replace_durably(self._path, line)
         self._move(line, mac)
 
     def read(self) -> Iterator[tuple[AnyRecord, str]]:
@@ -77,12 +81,12 @@ class Journal:
                     )
                 return
             self._move(line, known.mac)
-            yield msgspec.json.decode(known.record, type=AnyRecord), known.mac
+            yield _decoded(bytes(known.record)), known.mac
 
     def _authentic(self, line: bytes) -> Line | None:
         try:
             known = msgspec.json.decode(line, type=Line)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
         whole = line.endswith(b"\n")
         fits = hmac.compare_digest(known.mac.encode(), self._mac(bytes(known.record)).encode())
@@ -96,3 +100,10 @@ class Journal:
         self._bytes += len(line)
         self.lines += 1
         self.mac = mac
+
+
+def _decoded(content: bytes) -> AnyRecord:
+    try:
+        return msgspec.json.decode(content, type=AnyRecord)
+    except msgspec.MsgspecError as error:
+        raise InvalidInput(f"the journal cannot hold this: {error}") from None

@@ -22,6 +22,8 @@ Keys = NDArray[np.uint64]
 Status = Literal["counted", "contacted", "abandoned"]
 
 HEADER: Final = "round,client,status\n"
+# Length and digest of a ledger with nobody in it.
+EMPTY: Final = (len(HEADER), hashlib.sha256(HEADER.encode()).hexdigest())
 PIECE: Final = 2**20
 
 
@@ -62,7 +64,7 @@ class Ledger:
         self._append(text.getvalue().encode())
 
     def resume(self, length: int, sha256: str) -> None:
-        """Go on after so many bytes, which must be what they were."""
+        """Go on after so many bytes, which must be what they were; the file stays as it is."""
         try:
             with self._path.open("rb") as file:
                 while self.bytes < length and (piece := file.read(min(PIECE, length - self.bytes))):
@@ -75,13 +77,17 @@ class Ledger:
                 f"{self._path} is not what the journal says: its first {length:,} bytes were "
                 "changed, or some are missing"
             )
-        append_durably(self._path, b"", length)
+
+    def cut(self) -> None:
+        """Cut off what comes after."""
+        append_durably(self._path, b"", self.bytes)
 
     def contacts(self, pseudonyms: Pseudonyms) -> Iterator[tuple[int, Keys]]:
         """The clients of each row, whatever became of them."""
         import polars as pl
 
-        table = pl.read_csv(self._path, infer_schema=False)
+        with self._path.open("rb") as file:
+            table = pl.read_csv(file.read(self.bytes), infer_schema=False)
         if not len(table):
             return
         names = table["client"]

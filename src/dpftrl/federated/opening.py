@@ -1,5 +1,6 @@
 """Beginning a run, and finding out whether one may go on."""
 
+import contextlib
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ from dpftrl.federated.cohort import Rules
 from dpftrl.federated.folder import RunFolder, sha256_of
 from dpftrl.federated.journal import Journal
 from dpftrl.federated.layout import Layout
-from dpftrl.federated.ledger import Ledger
+from dpftrl.federated.ledger import EMPTY, Ledger
 from dpftrl.federated.pseudonyms import Pseudonyms
 from dpftrl.federated.records import AnyRecord, Created
 from dpftrl.federated.settings import RunFile, Settings
@@ -108,7 +109,7 @@ def _write_first(run: OpenRun, key: NoiseKey) -> None:
     folder.write_key(key)
     save_plan(run.plan, folder.plan)
     replace_durably(folder.settings, msgspec.json.format(msgspec.json.encode(run.file)))
-    for path in (*folder.root.glob("plan.*"), folder.root):
+    for path in (*folder.root.glob("plan*"), folder.root):
         flush(path)
     sha256 = run.checkpoint.save(folder.checkpoint(0))
     run.ledger.begin()
@@ -133,12 +134,26 @@ def open_run(folder: RunFolder, state_folder: Path | None, trust_folder: bool) -
     with ExitStack() as held:
         held.callback(Lock(folder.lock).close)
         key = folder.read_key()
+        _check_created(folder, key)
         file = read_json(folder.settings, RunFile, "run")
         run = _unread(folder, load_plan(folder.plan), file, key, state_folder)
         held.callback(run.witness.close)
         _catch_up(run, key, trust_folder)
         run.held = held.pop_all()
     return run
+
+
+def _check_created(folder: RunFolder, key: NoiseKey) -> None:
+    """Before anything in these files is used: they are what they were when the run began."""
+    created = next((record for record, _ in Journal(folder.journal, key).read()), None)
+    if not isinstance(created, Created):
+        raise UnsafeState(f"{folder.journal} has no first line that belongs to this noise key")
+    for path, known in (
+        (folder.settings, created.settings_sha256),
+        (folder.plan, created.plan_sha256),
+    ):
+        if sha256_of(path) != known:
+            raise UnsafeState(f"{path} is not what it was when the run began")
 
 
 def _unread(
@@ -172,8 +187,8 @@ def _noise(plan: Plan, settings: Settings, layout: Layout, key: NoiseKey) -> Noi
 
 
 def _catch_up(run: OpenRun, key: NoiseKey, trust_folder: bool) -> None:
+    """Read and check first; only then change anything."""
     _read_journal(run, trust_folder)
-    _check_created(run, key)
     _read_ledger(run)
     folder, state = run.folder, run.state
     path = folder.checkpoint(state.rounds)
@@ -181,7 +196,9 @@ def _catch_up(run: OpenRun, key: NoiseKey, trust_folder: bool) -> None:
         raise UnsafeState(f"{path} is missing: the model after {state.rounds} rounds")
     run.checkpoint = Checkpoint.load(path, state.checkpoint_sha256)
     run.noise = _restored(run, key)
+    run.ledger.cut()
     run.witness.remember(run.journal.lines, run.journal.mac)
+    folder.tidy(state.rounds)
 
 
 def _read_journal(run: OpenRun, trust_folder: bool) -> None:
@@ -202,28 +219,8 @@ def _read_journal(run: OpenRun, trust_folder: bool) -> None:
         )
 
 
-def _check_created(run: OpenRun, key: NoiseKey) -> None:
-    created, folder = run.state.created, run.folder
-    if created is None:
-        raise UnsafeState(f"{folder.journal} has no first line that can be trusted")
-    for name, known, found in (
-        ("the run's identity", created.run, run.file.run),
-        (folder.settings.name, created.settings_sha256, sha256_of(folder.settings)),
-        (folder.plan.name, created.plan_sha256, sha256_of(folder.plan)),
-        ("the mechanism", created.mechanism_sha256, mechanism_sha256(run.plan.mechanism)),
-        ("the noise key", created.key_fingerprint, key.fingerprint()),
-    ):
-        if known != found:
-            raise UnsafeState(f"{name} is not what it was when the run in {folder.root} began")
-
-
 def _read_ledger(run: OpenRun) -> None:
-    if run.state.ledger is None:
-        if not run.folder.ledger.exists():
-            raise UnsafeState(f"{run.folder.ledger} is missing")
-        run.ledger.begin()
-    else:
-        run.ledger.resume(*run.state.ledger)
+    run.ledger.resume(*(run.state.ledger or EMPTY))
     for row, keys in run.ledger.contacts(run.pseudonyms):
         run.timers.mark(keys, row)
     for row, time in run.state.times:
@@ -234,14 +231,13 @@ def _read_ledger(run: OpenRun) -> None:
 
 def _restored(run: OpenRun, key: NoiseKey) -> NoiseStream:
     """The saved buffers, or none if they cannot be used; then what the journal says came after."""
-    stream = run.noise
+    stream, saved = run.noise, None
     if run.folder.noise.exists():
-        try:
+        # It is a cache: what cannot be used is made again from the journal.
+        with contextlib.suppress(InvalidInput):
             saved = NoiseStream.load(run.folder.noise, run.plan.mechanism, key=key, at_least=0)
-            if _belongs(saved, run):
-                stream = saved
-        except InvalidInput:
-            pass  # it is a cache: everything can be made again from the journal
+    if saved is not None and _belongs(saved, run):
+        stream = saved
     for digest in run.state.digests[stream.round :]:
         stream.replay(Secret(bytes.fromhex(digest)))
     return stream

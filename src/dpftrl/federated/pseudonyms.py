@@ -37,14 +37,20 @@ class Pseudonyms:
         """The pseudonym of a name, as a number."""
         found = self._known.get(name)
         if found is None:
-            if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise InvalidInput(f"a client's name is a text that is not empty, got {name!r:.60}")
-            content = name.encode(errors="surrogatepass")
-            digest = blake2b(content, digest_size=8, key=self._key.secret_bytes()).digest()
+            digest = blake2b(_content(name), digest_size=8, key=self._key.secret_bytes()).digest()
             found = int.from_bytes(digest, "big")
             if len(self._known) < MOST_REMEMBERED:
                 self._known[name] = found
         return found
+
+
+def _content(name: str) -> bytes:
+    if type(name) is not str or not name:
+        raise InvalidInput(f"a client's name is a text that is not empty, got {name!r:.60}")
+    try:
+        return name.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(f"a client's name must be valid Unicode, got {name!r:.60}") from None
 
 
 def written(key: int) -> str:

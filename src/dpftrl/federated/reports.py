@@ -1,5 +1,6 @@
 """What arrives from the clients of one attempt: checked, clipped and added up at once."""
 
+from threading import Lock
 from typing import Any, cast, final
 
 import numpy as np
@@ -32,6 +33,7 @@ class Reports:
         self._clients = clients
         self._layout = layout
         self._sum = ExactSum(grid, layout.size)
+        self._turn = Lock()
 
     def __repr__(self) -> str:
         return f"Reports({len(self.counted)} of {self.goal})"
@@ -43,15 +45,16 @@ class Reports:
 
     def take(self, client: int, update: Any) -> str | None:
         """Add a report; return what was wrong with it, for the private log, if anything was."""
-        if client not in self._clients:
-            raise ReportRefused("this client is not in the cohort of this round")
-        if client in self.counted:
-            raise ReportRefused("this client has already reported in this round")
-        if self.enough:
-            raise ReportRefused("the round is closed: the report goal was reached")
-        why = self._add(update)
-        self.counted.add(client)
-        self.unfit += why is not None
+        with self._turn:
+            if client not in self._clients:
+                raise ReportRefused("this client is not in the cohort of this round")
+            if client in self.counted:
+                raise ReportRefused("this client has already reported in this round")
+            if self.enough:
+                raise ReportRefused("the round is closed: the report goal was reached")
+            self.counted.add(client)  # first: whatever happens now, it cannot report again
+            why = self._add(update)
+            self.unfit += why is not None
         return why
 
     def sum(self) -> NDArray[np.int64]:

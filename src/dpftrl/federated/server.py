@@ -6,6 +6,7 @@ own code) only carries models to clients and updates back.
 """
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl.accounting import Guarantee, save_guarantee
+from dpftrl.checks import as_float
 from dpftrl.errors import InvalidInput, RunOver, UnsafeState
 from dpftrl.federated.attempt import Attempt, Released
 from dpftrl.federated.checkpoints import Checkpoint
@@ -34,9 +36,6 @@ from dpftrl.noise import Grid
 from dpftrl.plan import Plan
 
 Keys = NDArray[np.uint64]
-
-# Checkpoints that are kept: the last, and the one before.
-KEPT = 2
 
 
 @final
@@ -119,8 +118,12 @@ class Server:
                 newest there is, and that no copy of it was run.
         """
         server = cls(open_run(RunFolder(Path(folder)), _path(state_folder), trust_folder))
-        if server.rounds:
-            server._publish_guarantee()
+        try:
+            if server.rounds:
+                server._publish(server.guarantee())
+        except BaseException:
+            server.close()
+            raise
         return server
 
     def __enter__(self) -> Self:
@@ -168,6 +171,21 @@ class Server:
         return self._run.state.epsilon
 
     @property
+    def attempts(self) -> int:
+        """Attempts begun so far."""
+        return self._run.state.attempts
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a cohort was contacted whose round is neither committed nor abandoned."""
+        return self._run.state.pending is not None
+
+    @property
+    def clock(self) -> float | None:
+        """When the last cohort was contacted, in hours, if that was told."""
+        return self._run.state.times[-1][1] if self._run.state.times else None
+
+    @property
     def model(self) -> NDArray[np.float32]:
         """The released model, as one vector that cannot be written to."""
         view = self._run.checkpoint.model.view()
@@ -210,6 +228,7 @@ class Server:
         run = self._run
         if run.state.pending is None and (reason := self.ended()):
             raise RunOver(reason)
+        now = None if now is None else _hours(now)
         by_key = {run.pseudonyms.key(name): name for name in available}
         if run.state.pending is None:
             keys = np.fromiter(by_key, np.uint64, len(by_key))
@@ -270,7 +289,8 @@ class Server:
         run, rounds = self._run, self.rounds + 1
         sha256 = after.save(run.folder.checkpoint(rounds))
         run.ledger.append(attempt.row, self._statuses(attempt.reports.counted, "contacted"))
-        timers = run.timers
+        guarantee = self._guarantee(rounds, run.timers.least_gap, run.timers.most_contacts)
+        self._publish(guarantee)  # before the round is real: what is said is never too little
         self._journal(
             Committed(
                 attempt=attempt.number,
@@ -280,7 +300,7 @@ class Server:
                 checkpoint_sha256=sha256,
                 ledger_bytes=run.ledger.bytes,
                 ledger_sha256=run.ledger.sha256,
-                epsilon=self._guarantee(rounds, timers.least_gap, timers.most_contacts).epsilon,
+                epsilon=guarantee.epsilon,
             )
         )
         return after
@@ -288,6 +308,8 @@ class Server:
     def abandon(self, attempt: Attempt, reason: str) -> None:
         """Release nothing; see `Attempt.abandon`."""
         self._check_current(attempt)
+        if not isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidInput(f"the reason is a text, got {type(reason).__name__}")
         run = self._run
         self._usable = False
         run.ledger.append(attempt.row, self._statuses(set(), "abandoned"))
@@ -320,14 +342,15 @@ class Server:
 
     def _after_commit(self) -> None:
         run = self._run
-        self._publish_guarantee()
         if self.rounds % run.settings.snapshot_every == 0:
-            run.noise.save(run.folder.noise)
-        if self.rounds >= KEPT:
-            run.folder.checkpoint(self.rounds - KEPT).unlink(missing_ok=True)
+            try:
+                run.noise.save(run.folder.noise)
+            except InvalidInput as error:  # it can be made again; the round is committed
+                self._log(row=self.rounds, snapshot=str(error))
+        run.folder.tidy(self.rounds)
 
-    def _publish_guarantee(self) -> None:
-        save_guarantee(self.guarantee(), self.folder.guarantee)
+    def _publish(self, guarantee: Guarantee) -> None:
+        save_guarantee(guarantee, self.folder.guarantee)
 
     def _guarantee(self, rounds: int, gap: int | None, most: int) -> Guarantee:
         run = self._run
@@ -360,6 +383,13 @@ class Server:
             raise UnsafeState(
                 "this server was closed, or stopped within a round; open the run again to go on"
             )
+
+
+def _hours(now: float) -> float:
+    is_number = isinstance(now, int | float) and not isinstance(now, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not is_number or not math.isfinite(as_float(now)):
+        raise InvalidInput(f"the time is a finite number of hours, got {type(now).__name__}")
+    return float(now)
 
 
 def _path(folder: str | os.PathLike[str] | None) -> Path | None:

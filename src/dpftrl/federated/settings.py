@@ -8,6 +8,7 @@ import msgspec
 from dpftrl.checks import positive_number, whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.federated.optimizers import Optimizer, Sgd
+from dpftrl.noise import Grid
 from dpftrl.participation import MinSep
 from dpftrl.plan import Plan
 
@@ -37,7 +38,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     hash_clients: bool = True
 
     def check(self, plan: Plan) -> None:
-        """Refuse what does not go together."""
+        """Refuse what does not go together, or could not be read back from a file."""
+        self._check_types()
         positive_number("clip_norm", self.clip_norm)
         if self.budget is not None:
             positive_number("budget", self.budget)
@@ -52,7 +54,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             )
         plan.mechanism.check_rounds(plan.participation.rounds)
         self.optimizer.check(plan.participation.rounds)
+        Grid.for_noise(plan.sigma, self.clip_norm)
         self._check_fleet(plan)
+
+    def _check_types(self) -> None:
+        try:
+            msgspec.convert(msgspec.to_builtins(self), Settings)
+        except (msgspec.ValidationError, TypeError) as error:
+            raise InvalidInput(f"the settings make no sense: {error}") from None
 
     def _check_fleet(self, plan: Plan) -> None:
         """Enough clients for min-sep, if everybody takes turns."""

@@ -4,6 +4,7 @@ A folder that is restored from a backup, or copied, knows nothing of what was re
 witness does, and it also keeps two servers from one run, wherever its folder is.
 """
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -87,8 +88,9 @@ class Lock:
                 f"another server (process {holder or 'unknown'}) is working on this run; "
                 "wait for it, or stop it"
             ) from None
-        os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, str(os.getpid()).encode(), 0)
+        with contextlib.suppress(OSError):  # who holds it is a courtesy, for the message above
+            os.ftruncate(self._handle, 0)
+            os.pwrite(self._handle, str(os.getpid()).encode(), 0)
 
     def close(self) -> None:
         """Give it back."""
