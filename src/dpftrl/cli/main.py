@@ -9,6 +9,7 @@ from dpftrl.cli.account import account_command
 from dpftrl.cli.calibrate import calibrate_command
 from dpftrl.cli.compare import compare
 from dpftrl.cli.compose import compose_command
+from dpftrl.cli.export import export_command
 from dpftrl.cli.loss import loss
 from dpftrl.cli.mechanisms import mechanisms
 from dpftrl.cli.observe import observe
@@ -16,6 +17,7 @@ from dpftrl.cli.optimize import optimize
 from dpftrl.cli.plan import plan_command
 from dpftrl.cli.show import show
 from dpftrl.cli.statement import statement_command
+from dpftrl.cli.train import train_command
 from dpftrl.errors import DpftrlError
 
 
@@ -45,6 +47,13 @@ def dpftrl() -> None:
     Who really took part, and how often?      dpftrl observe ledger.csv
     What may be published about it?           dpftrl statement plan.json
 
+    The training itself:
+
+    \b
+    Train on people's text, privately         dpftrl train --out run
+    Did the run keep what it promised?        dpftrl verify run
+    The model, and nothing else of the run    dpftrl export run model.safetensors
+
     Numbers may be written 2052, 2_052, 6.5k, 4.21M or 1e9. Every command takes --json. Exit codes:
     0 done, 1 when somebody broke a limit, 2 for input that makes no sense (one line on standard
     error says what to do), 130 when interrupted.
@@ -63,6 +72,8 @@ for command in (
     compose_command,
     observe,
     statement_command,
+    train_command,
+    export_command,
 ):
     dpftrl.add_command(command)
 

@@ -1,0 +1,1 @@
+"""Clients that run in this process."""

@@ -1,0 +1,239 @@
+"""A whole training in one process: task, clients, server, metrics and statement."""
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, final
+
+from dpftrl.engines.local.batches import LocalTraining
+from dpftrl.engines.local.config import Config, config_text, read_config
+from dpftrl.engines.local.jax_clients import JaxClients
+from dpftrl.engines.local.loop import Clients, next_round
+from dpftrl.engines.local.metrics import Metrics, Point
+from dpftrl.engines.local.planning import make_plan
+from dpftrl.engines.local.population import Population
+from dpftrl.engines.local.start import network, starting_arrays
+from dpftrl.errors import InvalidInput, RunOver
+from dpftrl.federated import RunFolder, Server, Settings
+from dpftrl.plan import Plan
+from dpftrl.report.files import statement_of_files
+from dpftrl.report.statement import save_statement
+from dpftrl.storage import replace_file
+from dpftrl.tasks import Report, Task, Vocabulary, load_task
+from dpftrl.tasks.evaluation import Evaluation, evaluate
+
+CONFIG = "config.toml"
+
+
+@final
+@dataclass(frozen=True)
+class Progress:
+    """How far a training is.
+
+    Attributes:
+        point: The last round.
+        rounds: Rounds planned.
+        reports: Clients in a round.
+        accuracy: The last that was measured.
+        seconds_left: At the present pace.
+    """
+
+    point: Point
+    rounds: int
+    reports: int
+    accuracy: float
+    seconds_left: float
+
+
+@final
+class Training:
+    """A training that is ready to go on."""
+
+    def __init__(self, config: Config, task: Task, server: Server):
+        """Use `begin` or `resume`."""
+        local = config.client
+        self.config = config
+        self.task = task
+        self.server = server
+        self._model = network(config.model, task)
+        training = LocalTraining(
+            local.learning_rate, local.batch_size, local.epochs, local.most_batches
+        )
+        self._clients: Clients = JaxClients(self._model, task.train, training, config.seed)
+        self._population = Population(
+            task.train.names,
+            config.seed,
+            drop_out=config.simulation.drop_out,
+            straggler_share=config.simulation.straggler_share,
+            least=config.simulation.least_available,
+            most=config.simulation.most_available,
+        )
+        self._metrics = Metrics(server.folder.root, server.rounds)
+
+    @classmethod
+    def begin(
+        cls,
+        config: Config,
+        folder: Path,
+        *,
+        plan: Plan | None = None,
+        state_folder: Path | None = None,
+        insecure_test_key: int | None = None,
+        report: Report | None = None,
+    ) -> Self:
+        """Load the task, make the plan and the first model, and begin a run.
+
+        Args:
+            config: What was asked for.
+            folder: Where the run goes.
+            plan: Instead of the one that the config's [privacy] makes.
+            state_folder: Where the witness goes.
+            insecure_test_key: Seed of a noise key that anybody can guess. For tests alone.
+            report: Is told what is being done before the first round.
+        """
+        RunFolder(folder).refuse_if_begun()
+        task = load_training_task(config, report)
+        plan = plan or make_plan(config.privacy, len(task.train))
+        _check_population(plan, task)
+        first = starting_arrays(config.model, task, config.seed, _steps(config, report))
+        settings = Settings(
+            clip_norm=config.clip_norm,
+            optimizer=config.server,
+            budget=config.privacy.budget,
+            timer_hours=config.simulation.timer_hours,
+            seed=config.seed,
+            snapshot_every=config.snapshot_every,
+        )
+        server = Server.create(
+            folder,
+            plan,
+            settings,
+            first,
+            state_folder=state_folder,
+            insecure_test_key=insecure_test_key,
+        )
+        replace_file(folder / CONFIG, config_text(config).encode())
+        return cls(config, task, server)
+
+    @classmethod
+    def resume(
+        cls,
+        folder: Path,
+        *,
+        state_folder: Path | None = None,
+        trust_folder: bool = False,
+        report: Report | None = None,
+    ) -> Self:
+        """Go on with a run, as its own config says."""
+        if not RunFolder(folder).exists:
+            raise InvalidInput(f"{folder} holds no run to resume; leave --resume away to begin one")
+        config = read_config(folder / CONFIG)
+        server = Server.open(folder, state_folder=state_folder, trust_folder=trust_folder)
+        try:
+            return cls(config, load_training_task(config, report), server)
+        except BaseException:
+            server.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.close()
+
+    def run(
+        self,
+        report: Callable[[Progress], None] = lambda _: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> str | None:
+        """Train until the rounds or the budget are used up, or somebody wants to stop.
+
+        Returns:
+            Why there is no further round; None if it was asked to stop before.
+        """
+        started, first = time.monotonic(), self.server.rounds
+        if self._metrics.last < first:
+            self._measure()
+        with self._wound_up():
+            while not should_stop():
+                try:
+                    rate = self.config.simulation.rounds_per_hour
+                    next_round(self.server, self._clients, self._population, rate)
+                except RunOver as over:
+                    return str(over)
+                self._measure()
+                pace = (time.monotonic() - started) / (self.server.rounds - first)
+                report(self._progress(pace))
+        return self.server.ended()
+
+    def evaluate(self) -> Evaluation:
+        """How the released model does on held-out people."""
+        heldout, most = self.task.heldout.sentences, self.config.evaluate_sentences
+        return evaluate(self._model, self.server.arrays(), heldout, most)
+
+    def _measure(self) -> None:
+        """Note a committed round, and every now and then how good the model is."""
+        server, every = self.server, self.config.evaluate_every
+        point = Point(server.rounds, server.epsilon)
+        if server.rounds % every == 0 or server.ended():
+            found = self.evaluate()
+            point = Point(server.rounds, server.epsilon, found.accuracy, found.perplexity)
+        self._metrics.add(point)
+
+    def _progress(self, pace: float) -> Progress:
+        server, points = self.server, self._metrics.points
+        rounds = server.plan.participation.rounds
+        measured = [point.accuracy for point in points if point.accuracy is not None]
+        left = (rounds - server.rounds) * pace
+        return Progress(points[-1], rounds, server.plan.fleet.report_goal, measured[-1], left)
+
+    @contextmanager
+    def _wound_up(self) -> Generator[None]:
+        """However it ends, curves and statement say how far it came."""
+        try:
+            yield
+        finally:
+            self._metrics.close()
+            folder = self.server.folder
+            if self.server.rounds:
+                save_statement(
+                    statement_of_files(folder.plan, folder.root), folder.root / "statement"
+                )
+
+
+def load_training_task(config: Config, report: Report | None = None) -> Task:
+    """The task that a config names."""
+    data = config.data
+    given = None if data.vocabulary is None else Vocabulary.from_file(data.vocabulary)
+    return load_task(
+        config.task,
+        vocabulary_size=None if given else data.vocabulary_size,
+        sentence_length=data.sentence_length,
+        sentences_per_user=data.sentences_per_user,
+        heldout_share=data.heldout_share,
+        most_users=data.most_users,
+        path=data.path,
+        vocabulary=given,
+        report=report,
+    )
+
+
+def _check_population(plan: Plan, task: Task) -> None:
+    if plan.fleet.population > len(task.train):
+        raise InvalidInput(
+            f"the plan is for {plan.fleet.population:,} clients, and {task.name} has "
+            f"{len(task.train):,}; plan for these: --population {len(task.train)}"
+        )
+
+
+def _steps(config: Config, report: Report | None) -> Callable[[int, float], None] | None:
+    if report is None:
+        return None
+    total = config.model.pretraining_steps
+
+    def told(step: int, loss: float) -> None:
+        report(step / total, f"training on public text, loss {loss:.2f}")
+
+    return told

@@ -1,0 +1,54 @@
+"""Anybody's text: a file of {"user": ..., "text": ...} lines."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from dpftrl.errors import InvalidInput
+from dpftrl.tasks.cutting import cut_lines
+from dpftrl.tasks.names import safe_name
+from dpftrl.tasks.task import Options, Task
+from dpftrl.tasks.users import collect_users
+
+VOCABULARY_SIZE = 4_000
+SENTENCE_LENGTH = 20
+
+
+class Line(msgspec.Struct):
+    """Other fields are passed over."""
+
+    user: str
+    text: str
+
+
+def load_jsonl(options: Options) -> Task:
+    """Each line of a text is a sentence, in words of letters and digits."""
+    path = options.needed_path('a file of {"user": ..., "text": ...} lines')
+    options.report(None, f"reading {path.name}")
+    encoder = options.english_encoder(cut_lines)
+    users = collect_users(_texts(path), encoder, options.sentences_per_user)
+    return Task("jsonl", f"text of {path.name}", encoder.vocabulary, *options.split(users))
+
+
+def _texts(path: Path) -> Iterator[tuple[str, str]]:
+    decoder = msgspec.json.Decoder(Line)
+    for number, content in _lines(path):
+        try:
+            line = decoder.decode(content)
+            name = safe_name(line.user)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, InvalidInput) as error:
+            raise InvalidInput(f"line {number} of {path}: {error}") from None
+        yield name, line.text
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """One after another, so that the file may be larger than memory; empty ones are passed over."""
+    try:
+        with path.open("rb") as file:
+            for number, content in enumerate(file, start=1):
+                if content.strip():
+                    yield number, content
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidInput(f"{path} cannot be read: {reason}") from None

@@ -1,0 +1,228 @@
+"""Models that predict the next word: named arrays, and a function of them.
+
+A model here is an immutable value: its sizes. Its parameters are a dictionary of float32 arrays,
+which is what a server keeps and exports; nothing else travels.
+"""
+
+# JAX leaves much of its interface untyped: what comes back is annotated where it matters.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, Protocol, cast, final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl.checks import whole_number
+from dpftrl.errors import InvalidInput
+from dpftrl.tasks.vocabulary import PAD
+from dpftrl.tasks.word_loss import output_loss
+
+Parameters = dict[str, NDArray[np.float32]]
+# Small enough that a fresh model finds all words about as likely.
+EMBEDDING_SCALE = 0.1
+
+
+class Model(Protocol):
+    """What training needs of a model, which is hashable and equal to any model of its sizes.
+
+    Its last layer is linear: `output.weight` [vocabulary, size] and `output.bias` [vocabulary].
+    """
+
+    def init(self, seed: int) -> Parameters:
+        """Fresh parameters by sorted name; the same seed gives the same ones."""
+        ...
+
+    def states(self, parameters: Mapping[str, Any], inputs: jax.Array) -> jax.Array:
+        """What the last layer reads after each step of `inputs` [sentences, steps]."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class Lstm:
+    """One LSTM layer between an embedding and a projection.
+
+    Sizes that are not given are those of the paper's StackOverflow model.
+
+    >>> sum(array.size for array in Lstm(vocabulary=10_004).init(seed=0).values())
+    4050748
+    """
+
+    vocabulary: int
+    embedding: int = 96
+    hidden: int = 670
+    projection: int = 96
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+
+    def init(self, seed: int) -> Parameters:
+        """Fresh parameters by sorted name."""
+        return _named_arrays(_fresh(self, seed))
+
+    def states(self, parameters: Mapping[str, Any], inputs: jax.Array) -> jax.Array:
+        """The projected state of the LSTM after each step."""
+        return _filled(_skeleton(self), parameters).states(inputs)
+
+    def network(self, key: jax.Array) -> "LstmNetwork":
+        """The layers, with fresh parameters."""
+        keys = jax.random.split(key, 4)
+        return LstmNetwork(
+            embedding=_embedding(self.vocabulary, self.embedding, keys[0]),
+            lstm=eqx.nn.LSTMCell(self.embedding, self.hidden, key=keys[1]),
+            projection=eqx.nn.Linear(self.hidden, self.projection, key=keys[2]),
+            output=eqx.nn.Linear(self.projection, self.vocabulary, key=keys[3]),
+        )
+
+
+@final
+@dataclass(frozen=True)
+class Window:
+    """One layer over the last few words, for when an LSTM takes too long."""
+
+    vocabulary: int
+    embedding: int = 32
+    words: int = 3
+    hidden: int = 32
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+
+    def init(self, seed: int) -> Parameters:
+        """Fresh parameters by sorted name."""
+        return _named_arrays(_fresh(self, seed))
+
+    def states(self, parameters: Mapping[str, Any], inputs: jax.Array) -> jax.Array:
+        """The hidden layer after each step."""
+        return _filled(_skeleton(self), parameters).states(inputs)
+
+    def network(self, key: jax.Array) -> "WindowNetwork":
+        """The layers, with fresh parameters."""
+        keys = jax.random.split(key, 3)
+        return WindowNetwork(
+            embedding=_embedding(self.vocabulary, self.embedding, keys[0]),
+            hidden=eqx.nn.Linear(self.words * self.embedding, self.hidden, key=keys[1]),
+            output=eqx.nn.Linear(self.hidden, self.vocabulary, key=keys[2]),
+            words=self.words,
+        )
+
+
+class LstmNetwork(eqx.Module):
+    """The layers of an `Lstm`."""
+
+    embedding: eqx.nn.Embedding
+    lstm: eqx.nn.LSTMCell
+    projection: eqx.nn.Linear
+    output: eqx.nn.Linear
+
+    def states(self, inputs: jax.Array) -> jax.Array:
+        """The projected state after each step."""
+        # What the words contribute needs no recurrence: one product for all steps.
+        embedded = self.embedding.weight[inputs.T]
+        from_words = embedded @ self.lstm.weight_ih.T + cast("jax.Array", self.lstm.bias)
+        start = jnp.zeros((inputs.shape[0], self.lstm.hidden_size))
+
+        def step(state: tuple[jax.Array, jax.Array], from_word: jax.Array) -> Any:
+            hidden, cell = state
+            gates = from_word + hidden @ self.lstm.weight_hh.T
+            take, keep, new, show = jnp.split(gates, 4, axis=-1)
+            cell = jax.nn.sigmoid(keep) * cell + jax.nn.sigmoid(take) * jnp.tanh(new)
+            hidden = jax.nn.sigmoid(show) * jnp.tanh(cell)
+            return (hidden, cell), hidden
+
+        _, hidden = jax.lax.scan(step, (start, start), from_words)
+        return _linear(self.projection, hidden).swapaxes(0, 1)
+
+
+class WindowNetwork(eqx.Module):
+    """The layers of a `Window`."""
+
+    embedding: eqx.nn.Embedding
+    hidden: eqx.nn.Linear
+    output: eqx.nn.Linear
+    words: int = eqx.field(static=True)
+
+    def states(self, inputs: jax.Array) -> jax.Array:
+        """The hidden layer after each step; before the first word there is PAD."""
+        steps = inputs.shape[1]
+        padded = jnp.pad(inputs, ((0, 0), (self.words - 1, 0)), constant_values=PAD)
+        seen = [self.embedding.weight[padded[:, i : i + steps]] for i in range(self.words)]
+        return jnp.tanh(_linear(self.hidden, jnp.concatenate(seen, axis=-1)))
+
+
+MODELS: dict[str, type[Lstm] | type[Window]] = {"lstm": Lstm, "window": Window}
+
+
+def language_model(name: str, vocabulary: int, **sizes: int) -> Lstm | Window:
+    """The model of this name; sizes that are not given take its defaults.
+
+    >>> language_model("window", 1000, hidden=16)
+    Window(vocabulary=1000, embedding=32, words=3, hidden=16)
+    """
+    if name not in MODELS:
+        raise InvalidInput(f"model must be one of {', '.join(MODELS)}, got {name!r:.60}")
+    known = [field.name for field in fields(MODELS[name]) if field.name != "vocabulary"]
+    for size in sizes:
+        if size not in known:
+            raise InvalidInput(f"{name} has the sizes {', '.join(known)}, got {size!r:.60}")
+    return MODELS[name](vocabulary, **sizes)
+
+
+def logits(model: Model, parameters: Mapping[str, Any], inputs: jax.Array) -> jax.Array:
+    """Scores [sentences, steps, vocabulary] of the next word after each step of `inputs`."""
+    states = model.states(parameters, inputs)
+    return states @ parameters["output.weight"].T + parameters["output.bias"]
+
+
+def loss(model: Model, parameters: Mapping[str, Any], sentences: jax.Array) -> jax.Array:
+    """Mean cross entropy of the next word, in nats, over all targets that are not PAD.
+
+    Sentences of PAD alone count for nothing, so that they can fill a batch.
+    """
+    states, targets = model.states(parameters, sentences[:, :-1]), sentences[:, 1:]
+    total = output_loss(parameters["output.weight"], parameters["output.bias"], states, targets)
+    return total / jnp.maximum(jnp.sum(targets != PAD), 1)
+
+
+def _linear(layer: eqx.nn.Linear, inputs: jax.Array) -> jax.Array:
+    return inputs @ layer.weight.T + cast("jax.Array", layer.bias)
+
+
+def _embedding(words: int, size: int, key: jax.Array) -> eqx.nn.Embedding:
+    return eqx.nn.Embedding(weight=EMBEDDING_SCALE * jax.random.normal(key, (words, size)))
+
+
+def _named_arrays(network: eqx.Module) -> Parameters:
+    leaves = jax.tree_util.tree_leaves_with_path(network)
+    named = {_name(path): np.asarray(leaf, np.float32) for path, leaf in leaves}
+    return {name: named[name] for name in sorted(named)}
+
+
+@partial(jax.jit, static_argnums=0)
+def _fresh(model: Lstm | Window, seed: int) -> Any:
+    return model.network(jax.random.key(seed))
+
+
+def _skeleton(model: Lstm | Window) -> Any:
+    return eqx.filter_eval_shape(model.network, jax.random.key(0))
+
+
+def _filled(skeleton: Any, parameters: Mapping[str, Any]) -> Any:
+    leaves, structure = jax.tree_util.tree_flatten_with_path(skeleton)
+    return jax.tree_util.tree_unflatten(structure, [parameters[_name(path)] for path, _ in leaves])
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _check_sizes(model: Lstm | Window) -> None:
+    for field in fields(model):
+        whole_number(field.name, getattr(model, field.name))

@@ -1,0 +1,112 @@
+"""A task: people's sentences, a public vocabulary, and how they are asked for."""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl.checks import as_float, whole_number
+from dpftrl.errors import InvalidInput
+from dpftrl.tasks.cutting import Cut
+from dpftrl.tasks.encoding import Encoder
+from dpftrl.tasks.names import chance, sample
+from dpftrl.tasks.users import Users, checked_sentences
+from dpftrl.tasks.vocabulary import Vocabulary
+
+Report = Callable[[float | None, str], None]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Next-word prediction on real people's text.
+
+    Attributes:
+        name: What it was asked for by.
+        source: Where the text comes from, which version, under which licence; one line.
+        vocabulary: The words, known without looking at users.
+        train: The people to train on.
+        heldout: Other people, to evaluate on; may be nobody.
+        public: Sentences of public text to train on beforehand, like those of users; or None.
+    """
+
+    name: str
+    source: str
+    vocabulary: Vocabulary
+    train: Users
+    heldout: Users
+    public: NDArray[np.int32] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not len(self.train):
+            raise InvalidInput(f"{self.name} has nobody to train on; give text of more users")
+        if both := set(self.train.names) & set(self.heldout.names):
+            raise InvalidInput(
+                f"{len(both)} users are held out and trained on, one is {min(both)!r}"
+            )
+        public = self.train.sentences[:0]
+        if self.public is not None:
+            public = checked_sentences("public text", self.public)
+            object.__setattr__(self, "public", public)
+        for rows in (self.train.sentences, self.heldout.sentences, public):
+            if rows.shape[1] != self.train.sentences.shape[1]:
+                raise InvalidInput(f"sentences of {self.name} have different lengths")
+            if len(rows) and not rows.max() < len(self.vocabulary):
+                raise InvalidInput(f"sentences of {self.name} hold words beyond the vocabulary")
+
+
+@final
+@dataclass(frozen=True)
+class Options:
+    """What a task is asked for; `load_task` explains each."""
+
+    vocabulary_size: int
+    sentence_length: int
+    sentences_per_user: int
+    heldout_share: float
+    most_users: int | None
+    path: Path | None
+    vocabulary: Vocabulary | None
+    report: Report
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary_size", "sentence_length", "sentences_per_user"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        if self.most_users is not None:
+            object.__setattr__(self, "most_users", whole_number("most_users", self.most_users))
+        object.__setattr__(self, "heldout_share", as_float(self.heldout_share))
+        if not 0 <= self.heldout_share < 1:
+            raise InvalidInput(f"heldout_share must be from 0 to below 1, got {self.heldout_share}")
+
+    def english_encoder(self, cut: Cut) -> Encoder:
+        """With the vocabulary given, or else the most frequent English words."""
+        vocabulary = self.vocabulary or Vocabulary.english(self.vocabulary_size)
+        return Encoder(vocabulary, cut, self.sentence_length)
+
+    def needed_path(self, what: str) -> Path:
+        """The path, which this task cannot do without."""
+        if self.path is None:
+            raise InvalidInput(f"this task reads {what}: give its path=")
+        return self.path
+
+    def split(self, users: Users) -> tuple[Users, Users]:
+        """Those to train on and those held out, by a hash of the name.
+
+        So a user who joins or leaves moves nobody else to the other side.
+        """
+        held = [name for name in users.names if chance(name, "heldout") < self.heldout_share]
+        if self.heldout_share > 0 and len(users) and not held:
+            raise InvalidInput(
+                f"none of {len(users)} users is held out at a share of {self.heldout_share}; "
+                "raise heldout_share, or give 0 to hold out nobody"
+            )
+        others = sorted({*users.names} - {*held})
+        train, heldout = (
+            users.select([bisect_left(users.names, name) for name in sample(side, self.most_users)])
+            for side in (others, held)
+        )
+        return train, heldout
