@@ -11,14 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal, final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpftrl.errors import InvalidInput, UnsafeState
-from dpftrl.federated.pseudonyms import Pseudonyms
 from dpftrl.storage import append_durably
 
-Keys = NDArray[np.uint64]
 Status = Literal["counted", "contacted", "abandoned"]
 
 HEADER: Final = "round,client,status\n"
@@ -60,7 +55,10 @@ class Ledger:
     def append(self, row: int, clients: Iterator[tuple[str, Status]]) -> None:
         """Add the rows of a round; on return they are on the disk."""
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows((row, *client) for client in clients)
+        # Names may hold anything; quotes keep what a reader might strip or split at.
+        quoting = csv.QUOTE_MINIMAL if self._hashed else csv.QUOTE_NONNUMERIC
+        writer = csv.writer(text, lineterminator="\n", quoting=quoting)
+        writer.writerows((row, *client) for client in clients)
         self._append(text.getvalue().encode())
 
     def resume(self, length: int, sha256: str) -> None:
@@ -81,24 +79,6 @@ class Ledger:
     def cut(self) -> None:
         """Cut off what comes after."""
         append_durably(self._path, b"", self.bytes)
-
-    def contacts(self, pseudonyms: Pseudonyms) -> Iterator[tuple[int, Keys]]:
-        """The clients of each row, whatever became of them."""
-        import polars as pl
-
-        with self._path.open("rb") as file:
-            table = pl.read_csv(file.read(self.bytes), infer_schema=False)
-        if not len(table):
-            return
-        names = table["client"]
-        if self._hashed:
-            keys = names.str.slice(1).str.to_integer(base=16, dtype=pl.UInt64).to_numpy()
-        else:
-            keys = pseudonyms.keys(names.to_list())
-        rows = table["round"].cast(pl.Int64).to_numpy()
-        starts = np.flatnonzero(np.diff(rows, prepend=-1))
-        for start, some in zip(starts, np.split(keys, starts[1:]), strict=True):
-            yield int(rows[start]), some
 
     def _append(self, content: bytes) -> None:
         append_durably(self._path, content, self.bytes)

@@ -20,7 +20,7 @@ from dpftrl.federated.journal import Journal
 from dpftrl.federated.layout import Layout
 from dpftrl.federated.ledger import EMPTY, Ledger
 from dpftrl.federated.pseudonyms import Pseudonyms
-from dpftrl.federated.records import AnyRecord, Created
+from dpftrl.federated.records import AnyRecord, Cohort, Created
 from dpftrl.federated.settings import RunFile, Settings
 from dpftrl.federated.state import RunState, unpacked
 from dpftrl.federated.timers import Timers
@@ -63,6 +63,7 @@ class OpenRun:
 
     def write(self, record: AnyRecord) -> None:
         """Journal a decision, and let the witness know."""
+        self.state.check(record)
         self.journal.append(record)
         self.state.follow(record)
         self.witness.remember(self.journal.lines, self.journal.mac)
@@ -189,7 +190,7 @@ def _noise(plan: Plan, settings: Settings, layout: Layout, key: NoiseKey) -> Noi
 def _catch_up(run: OpenRun, key: NoiseKey, trust_folder: bool) -> None:
     """Read and check first; only then change anything."""
     _read_journal(run, trust_folder)
-    _read_ledger(run)
+    run.ledger.resume(*(run.state.ledger or EMPTY))
     folder, state = run.folder, run.state
     path = folder.checkpoint(state.rounds)
     if not path.exists():
@@ -206,6 +207,9 @@ def _read_journal(run: OpenRun, trust_folder: bool) -> None:
     found = seen is not None and seen.lines == 0
     for record, mac in run.journal.read():
         run.state.follow(record)
+        if isinstance(record, Cohort):
+            run.timers.mark(unpacked(record.clients), record.row)
+            run.rules.contact(record.row, record.time)
         found |= seen is not None and (run.journal.lines, mac) == (seen.lines, seen.mac)
     if seen is None and not trust_folder:
         raise UnsafeState(
@@ -217,16 +221,6 @@ def _read_journal(run: OpenRun, trust_folder: bool) -> None:
             f"{run.folder.root} was rolled back or changed: its journal has {run.journal.lines} "
             f"lines, and the witness has seen {seen.lines}; going on could release a round twice"
         )
-
-
-def _read_ledger(run: OpenRun) -> None:
-    run.ledger.resume(*(run.state.ledger or EMPTY))
-    for row, keys in run.ledger.contacts(run.pseudonyms):
-        run.timers.mark(keys, row)
-    for row, time in run.state.times:
-        run.rules.contact(row, time)
-    if (pending := run.state.pending) is not None:
-        run.timers.mark(unpacked(pending.clients), pending.row)
 
 
 def _restored(run: OpenRun, key: NoiseKey) -> NoiseStream:

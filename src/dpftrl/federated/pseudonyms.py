@@ -35,7 +35,7 @@ class Pseudonyms:
 
     def key(self, name: str) -> int:
         """The pseudonym of a name, as a number."""
-        found = self._known.get(name)
+        found = self._known.get(name) if type(name) is str else None
         if found is None:
             digest = blake2b(_content(name), digest_size=8, key=self._key.secret_bytes()).digest()
             found = int.from_bytes(digest, "big")

@@ -59,7 +59,8 @@ class Reports:
 
     def sum(self) -> NDArray[np.int64]:
         """The exact sum, in steps of the grid; noise is added to it in place."""
-        return self._sum.steps
+        with self._turn:  # the last report may still be on its way in
+            return self._sum.steps
 
     def _add(self, update: Any) -> str | None:
         try:

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any, Self, final
 
 import msgspec
@@ -72,6 +73,7 @@ class Server:
         self._run = run
         self._current: Attempt | None = None
         self._usable = True
+        self._turn = Lock()
         self._grid = Grid.for_noise(run.plan.sigma, run.settings.clip_norm)
 
     @classmethod
@@ -183,7 +185,7 @@ class Server:
     @property
     def clock(self) -> float | None:
         """When the last cohort was contacted, in hours, if that was told."""
-        return self._run.state.times[-1][1] if self._run.state.times else None
+        return self._run.state.clock
 
     @property
     def model(self) -> NDArray[np.float32]:
@@ -222,6 +224,10 @@ class Server:
             RunOver: There is no further round.
             TooFewClients: Nobody was contacted; more must become available.
         """
+        with self._turn:
+            return self._begin(available, now)
+
+    def _begin(self, available: Sequence[str], now: float | None) -> Attempt:
         self._check_usable()
         if self._current is not None:
             raise InvalidInput("a round is open: commit or abandon it before the next")
@@ -264,6 +270,10 @@ class Server:
 
     def commit(self, attempt: Attempt) -> Released:
         """Add the noise, step the optimiser, make it durable; see `Attempt.commit`."""
+        with self._turn:
+            return self._close(attempt)
+
+    def _close(self, attempt: Attempt) -> Released:
         self._check_current(attempt)
         if not attempt.enough:
             raise InvalidInput(f"{attempt!r} has too few reports to commit; abandon it")
@@ -307,6 +317,10 @@ class Server:
 
     def abandon(self, attempt: Attempt, reason: str) -> None:
         """Release nothing; see `Attempt.abandon`."""
+        with self._turn:
+            self._give_up(attempt, reason)
+
+    def _give_up(self, attempt: Attempt, reason: str) -> None:
         self._check_current(attempt)
         if not isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidInput(f"the reason is a text, got {type(reason).__name__}")

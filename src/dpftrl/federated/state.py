@@ -24,6 +24,7 @@ class RunState:
         checkpoint_sha256: Of the model and the optimiser as they stand.
         ledger: Length and digest of the ledger.
         epsilon: What was said of it after the last round.
+        clock: When the last cohort was contacted, in hours, if that was told.
     """
 
     def __init__(self) -> None:
@@ -35,25 +36,21 @@ class RunState:
         self.checkpoint_sha256 = ""
         self.ledger: tuple[int, str] | None = None
         self.epsilon = 0.0
-        self.times: list[tuple[int, float | None]] = []
+        self.clock: float | None = None
 
     def __repr__(self) -> str:
         return f"RunState({self.rounds} rounds, {self.attempts} attempts)"
 
     def follow(self, record: AnyRecord) -> None:
-        """Go on by a line; lines that make no sense after those before are refused."""
-        if not self._fits(record):
-            raise UnsafeState(
-                f"the journal makes no sense: after {self.rounds} rounds and {self.attempts} "
-                f"attempts comes {type(record).__name__.lower()}"
-            )
+        """Go on by a line."""
+        self.check(record)
         if isinstance(record, Created):
             self.created = record
             self.checkpoint_sha256 = record.checkpoint_sha256
         elif isinstance(record, Cohort):
             self.pending = record
             self.attempts += 1
-            self.times.append((record.row, record.time))
+            self.clock = record.time
         else:
             self.pending = None
             self.ledger = (record.ledger_bytes, record.ledger_sha256)
@@ -62,6 +59,14 @@ class RunState:
             self.digests.append(record.digest)
             self.checkpoint_sha256 = record.checkpoint_sha256
             self.epsilon = record.epsilon
+
+    def check(self, record: AnyRecord) -> None:
+        """Refuse a line that makes no sense after those before."""
+        if not self._fits(record):
+            raise UnsafeState(
+                f"the journal makes no sense: after {self.rounds} rounds and {self.attempts} "
+                f"attempts comes {type(record).__name__.lower()}"
+            )
 
     def _fits(self, record: AnyRecord) -> bool:
         if isinstance(record, Created):
