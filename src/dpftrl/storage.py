@@ -127,8 +127,11 @@ def _write_from(handle: int, content: bytes, at: int) -> None:
 
 def flush(path: Path) -> None:
     """Wait until a file, or what is in a folder, is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be written: {error.strerror}") from None

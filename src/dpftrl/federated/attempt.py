@@ -89,7 +89,7 @@ class Attempt:
         Raises:
             ReportRefused: It is not for this attempt, not from its cohort, or not the first.
         """
-        key = self._keys.get(client)
+        key = self._keys.get(client) if type(client) is str else None
         known = None if key is None else written(key)
         try:
             why = self._take(key, update, attempt)

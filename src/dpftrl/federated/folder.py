@@ -4,7 +4,9 @@ Everything in `private/`, and the ledger, stays on the server: who has the key, 
 noise state can take the noise off the models again.
 """
 
+import contextlib
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -13,6 +15,11 @@ from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.federated.ledger import HEADER
 from dpftrl.noise import NoiseKey
 from dpftrl.storage import read_file, replace_durably
+
+# What a process that was killed may leave: a file of ours, with a dot and the process.
+DRAFT = re.compile(
+    r"\.(run\.json|plan.*|guarantee\.json|noise\..*|journal\.jsonl|[0-9]+\.safetensors)\.[0-9]+"
+)
 
 
 @final
@@ -100,18 +107,31 @@ class RunFolder:
         except OSError as error:
             raise InvalidInput(f"{self.root} cannot be made: {error.strerror}") from None
 
+    def check_checkpoints(self, rounds: int) -> None:
+        """Refuse a journal of so many rounds if there are models of later ones."""
+        latest = max(self._checkpoints(), default=0)
+        if latest > rounds + 1:
+            raise UnsafeState(
+                f"{self.root} has a model after {latest} rounds, and a journal of {rounds}: the "
+                "journal was rolled back"
+            )
+
     def tidy(self, rounds: int) -> None:
         """Remove what a killed process left half written, and checkpoints nobody needs."""
-        kept = {self.checkpoint(rounds), self.checkpoint(rounds - 1)}
-        checkpoints = self.private / "checkpoints"
+        old = [path for number, path in self._checkpoints().items() if number < rounds - 1]
         drafts = (
-            draft
-            for folder in (self.root, self.private, checkpoints)
-            for draft in folder.glob(".*.*")
-            if draft.suffix[1:].isdigit()
+            path
+            for folder in (self.root, self.private, self.private / "checkpoints")
+            for path in folder.glob(".*.*")
+            if DRAFT.fullmatch(path.name)
         )
-        for path in (*drafts, *(set(checkpoints.glob("*.safetensors")) - kept)):
-            path.unlink(missing_ok=True)
+        for path in (*old, *drafts):
+            with contextlib.suppress(OSError):  # tidiness is not worth a round
+                path.unlink()
+
+    def _checkpoints(self) -> dict[int, Path]:
+        found = (self.private / "checkpoints").glob("*.safetensors")
+        return {int(path.stem): path for path in found if path.stem.isdecimal()}
 
     def write_key(self, key: NoiseKey) -> None:
         """Keep the key, readable by the owner alone."""

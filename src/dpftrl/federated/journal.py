@@ -48,7 +48,10 @@ class Journal:
 
     def append(self, record: AnyRecord) -> None:
         """Add a line; on return it is on the disk."""
-        content = msgspec.json.encode(record)
+        try:
+            content = msgspec.json.encode(record)
+        except UnicodeEncodeError:
+            raise InvalidInput("the journal holds valid Unicode, and nothing else") from None
         _decoded(content)  # what could not be read back must never be written
         mac = self._mac(content)
         line = msgspec.json.encode(Line(mac, msgspec.Raw(content))) + b"\n"

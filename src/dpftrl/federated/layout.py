@@ -41,6 +41,8 @@ class Layout:
                 if not np.isfinite(array.astype(np.float32)).all():
                     raise InvalidInput(f"{name!r} must be finite in float32, and is not")
         names = tuple(sorted(model))
+        if not all(map(_writable, names)):
+            raise InvalidInput("names of a model's arrays must be valid Unicode")
         return cls(names, tuple(model[name].shape for name in names))
 
     @property
@@ -79,3 +81,7 @@ class Layout:
             if found.dtype not in KINDS:
                 return f"{name!r} must be of float32 or float64"
         return None
+
+
+def _writable(name: str) -> bool:
+    return name == name.encode(errors="replace").decode()

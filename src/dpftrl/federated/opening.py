@@ -20,7 +20,7 @@ from dpftrl.federated.journal import Journal
 from dpftrl.federated.layout import Layout
 from dpftrl.federated.ledger import EMPTY, Ledger
 from dpftrl.federated.pseudonyms import Pseudonyms
-from dpftrl.federated.records import AnyRecord, Cohort, Created
+from dpftrl.federated.records import AnyRecord, Cohort, Committed, Created
 from dpftrl.federated.settings import RunFile, Settings
 from dpftrl.federated.state import RunState, unpacked
 from dpftrl.federated.timers import Timers
@@ -50,6 +50,8 @@ class OpenRun:
     checkpoint: Checkpoint
     witness: Witness
     held: ExitStack
+    # Least gap and most contacts, over all attempts up to the last round that was committed.
+    charged: tuple[int | None, int] = (None, 0)
 
     @property
     def settings(self) -> Settings:
@@ -67,6 +69,10 @@ class OpenRun:
         self.journal.append(record)
         self.state.follow(record)
         self.witness.remember(self.journal.lines, self.journal.mac)
+
+    def charge(self) -> None:
+        """A round was committed: what was contacted so far counts."""
+        self.charged = (self.timers.least_gap, self.timers.most_contacts)
 
     def close(self) -> None:
         """Let another process have the run."""
@@ -161,7 +167,11 @@ def _unread(
     folder: RunFolder, plan: Plan, file: RunFile, key: NoiseKey, state_folder: Path | None
 ) -> OpenRun:
     """A run whose journal has not been read, or has no line yet."""
-    settings, limits = file.settings, plan.participation
+    settings, limits, witnesses = (
+        file.settings,
+        plan.participation,
+        _witnesses(folder, state_folder),
+    )
     settings.check(plan)
     layout = Layout(file.names, file.shapes)
     return OpenRun(
@@ -176,9 +186,18 @@ def _unread(
         pseudonyms=Pseudonyms(key),
         noise=_noise(plan, settings, layout, key),
         checkpoint=Checkpoint(np.empty(0, np.float32), {}),
-        witness=Witness(state_folder or default_folder(), file.run),
+        witness=Witness(_witnesses(folder, state_folder), file.run),
         held=ExitStack(),
     )
+
+
+def _witnesses(folder: RunFolder, state_folder: Path | None) -> Path:
+    place = state_folder or default_folder()
+    if place.resolve().is_relative_to(folder.root.resolve()):
+        raise InvalidInput(
+            f"{place} lies in the folder of the run: a witness there would be rolled back with it"
+        )
+    return place
 
 
 def _noise(plan: Plan, settings: Settings, layout: Layout, key: NoiseKey) -> NoiseStream:
@@ -192,6 +211,7 @@ def _catch_up(run: OpenRun, key: NoiseKey, trust_folder: bool) -> None:
     _read_journal(run, trust_folder)
     run.ledger.resume(*(run.state.ledger or EMPTY))
     folder, state = run.folder, run.state
+    folder.check_checkpoints(state.rounds)
     path = folder.checkpoint(state.rounds)
     if not path.exists():
         raise UnsafeState(f"{path} is missing: the model after {state.rounds} rounds")
@@ -210,6 +230,8 @@ def _read_journal(run: OpenRun, trust_folder: bool) -> None:
         if isinstance(record, Cohort):
             run.timers.mark(unpacked(record.clients), record.row)
             run.rules.contact(record.row, record.time)
+        elif isinstance(record, Committed):
+            run.charge()
         found |= seen is not None and (run.journal.lines, mac) == (seen.lines, seen.mac)
     if seen is None and not trust_folder:
         raise UnsafeState(

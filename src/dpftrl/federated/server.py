@@ -58,8 +58,9 @@ class Server:
     >>> people = ["ann", "bo", "cy", "di"]
     >>> model = {"weights": np.zeros(3)}
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     place = dict(state_folder=folder)
-    ...     with Server.create(folder, plan, Settings(clip_norm=1.0), model, **place) as server:
+    ...     run, place = f"{folder}/run", f"{folder}/state"
+    ...     settings = Settings(clip_norm=1.0)
+    ...     with Server.create(run, plan, settings, model, state_folder=place) as server:
     ...         attempt = server.begin(people)
     ...         for client in attempt.clients:
     ...             is_last = attempt.report(client, np.ones(3), attempt.number)
@@ -202,8 +203,7 @@ class Server:
         """What everything released so far guarantees."""
         if not self.rounds:
             raise InvalidInput("nothing has been released yet, so there is nothing to guarantee")
-        timers = self._run.timers
-        return self._guarantee(self.rounds, timers.least_gap, timers.most_contacts)
+        return self._guarantee(self.rounds, *self._run.charged)
 
     def ended(self) -> str | None:
         """Why there is no further round, if there is none; a budget by time shows at `begin`."""
@@ -254,10 +254,12 @@ class Server:
 
     def _contact(self, chosen: Keys, by_key: dict[int, str], now: float | None) -> None:
         run = self._run
+        self._usable = False  # until their timers are set: nobody may be asked a second time
         names = None if run.settings.hash_clients else tuple(by_key[int(key)] for key in chosen)
         run.rules.contact(self.rounds, now)
         self._journal(Cohort(run.state.attempts, self.rounds, packed(chosen), now, names))
         run.timers.mark(chosen, self.rounds)
+        self._usable = True
 
     def _attempt(self, by_key: dict[int, str]) -> Attempt:
         pending = self._pending()
@@ -313,6 +315,7 @@ class Server:
                 epsilon=guarantee.epsilon,
             )
         )
+        run.charge()
         return after
 
     def abandon(self, attempt: Attempt, reason: str) -> None:

@@ -103,4 +103,10 @@ class RunFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 def cohort_size(plan: Plan) -> int:
     """How many clients a round contacts."""
-    return math.ceil(plan.fleet.report_goal * plan.fleet.over_selection - 1e-9)
+    asked = plan.fleet.report_goal * plan.fleet.over_selection
+    if not asked <= plan.fleet.population:
+        raise InvalidInput(
+            f"a round would contact {asked:,.0f} clients, and there are "
+            f"{plan.fleet.population:,}; lower the report goal or the over-selection"
+        )
+    return math.ceil(asked - 1e-9)

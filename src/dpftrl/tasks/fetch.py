@@ -96,6 +96,6 @@ class Tarball:
 
     def _failed(self, why: str) -> InvalidInput:
         return InvalidInput(
-            f"{self.spec} could not be fetched: {why}; run `npm pack {self.spec}` where that works, "
-            "and give path= to the tarball"
+            f"{self.spec} could not be fetched: {why}; run `npm pack {self.spec}` where that "
+            "works, and give path= to the tarball"
         )

@@ -8,9 +8,8 @@ which is what a server keeps and exports; nothing else travels.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any, Protocol, cast, final
 
 import equinox as eqx
@@ -25,8 +24,6 @@ from dpftrl.tasks.vocabulary import PAD
 from dpftrl.tasks.word_loss import output_loss
 
 Parameters = dict[str, NDArray[np.float32]]
-# Small enough that a fresh model finds all words about as likely.
-EMBEDDING_SCALE = 0.1
 
 
 class Model(Protocol):
@@ -65,17 +62,21 @@ class Lstm:
 
     def init(self, seed: int) -> Parameters:
         """Fresh parameters by sorted name."""
-        return _named_arrays(_fresh(self, seed))
+        return _fresh(_skeleton(self.layers), seed)
 
     def states(self, parameters: Mapping[str, Any], inputs: jax.Array) -> jax.Array:
         """The projected state of the LSTM after each step."""
-        return _filled(_skeleton(self), parameters).states(inputs)
+        return self.network(parameters).states(inputs)
 
-    def network(self, key: jax.Array) -> "LstmNetwork":
-        """The layers, with fresh parameters."""
+    def network(self, parameters: Mapping[str, Any]) -> "LstmNetwork":
+        """The layers with these parameters, as an Equinox module."""
+        return _filled(_skeleton(self.layers), parameters)
+
+    def layers(self, key: jax.Array) -> "LstmNetwork":
+        """The layers as Equinox makes them."""
         keys = jax.random.split(key, 4)
         return LstmNetwork(
-            embedding=_embedding(self.vocabulary, self.embedding, keys[0]),
+            embedding=eqx.nn.Embedding(self.vocabulary, self.embedding, key=keys[0]),
             lstm=eqx.nn.LSTMCell(self.embedding, self.hidden, key=keys[1]),
             projection=eqx.nn.Linear(self.hidden, self.projection, key=keys[2]),
             output=eqx.nn.Linear(self.projection, self.vocabulary, key=keys[3]),
@@ -97,17 +98,21 @@ class Window:
 
     def init(self, seed: int) -> Parameters:
         """Fresh parameters by sorted name."""
-        return _named_arrays(_fresh(self, seed))
+        return _fresh(_skeleton(self.layers), seed)
 
     def states(self, parameters: Mapping[str, Any], inputs: jax.Array) -> jax.Array:
         """The hidden layer after each step."""
-        return _filled(_skeleton(self), parameters).states(inputs)
+        return self.network(parameters).states(inputs)
 
-    def network(self, key: jax.Array) -> "WindowNetwork":
-        """The layers, with fresh parameters."""
+    def network(self, parameters: Mapping[str, Any]) -> "WindowNetwork":
+        """The layers with these parameters, as an Equinox module."""
+        return _filled(_skeleton(self.layers), parameters)
+
+    def layers(self, key: jax.Array) -> "WindowNetwork":
+        """The layers as Equinox makes them."""
         keys = jax.random.split(key, 3)
         return WindowNetwork(
-            embedding=_embedding(self.vocabulary, self.embedding, keys[0]),
+            embedding=eqx.nn.Embedding(self.vocabulary, self.embedding, key=keys[0]),
             hidden=eqx.nn.Linear(self.words * self.embedding, self.hidden, key=keys[1]),
             output=eqx.nn.Linear(self.hidden, self.vocabulary, key=keys[2]),
             words=self.words,
@@ -195,23 +200,21 @@ def _linear(layer: eqx.nn.Linear, inputs: jax.Array) -> jax.Array:
     return inputs @ layer.weight.T + cast("jax.Array", layer.bias)
 
 
-def _embedding(words: int, size: int, key: jax.Array) -> eqx.nn.Embedding:
-    return eqx.nn.Embedding(weight=EMBEDDING_SCALE * jax.random.normal(key, (words, size)))
+def _skeleton(layers: Callable[[jax.Array], eqx.Module]) -> Any:
+    """The layers with shapes in the place of arrays."""
+    return eqx.filter_eval_shape(layers, jax.random.key(0))
 
 
-def _named_arrays(network: eqx.Module) -> Parameters:
-    leaves = jax.tree_util.tree_leaves_with_path(network)
-    named = {_name(path): np.asarray(leaf, np.float32) for path, leaf in leaves}
-    return {name: named[name] for name in sorted(named)}
-
-
-@partial(jax.jit, static_argnums=0)
-def _fresh(model: Lstm | Window, seed: int) -> Any:
-    return model.network(jax.random.key(seed))
-
-
-def _skeleton(model: Lstm | Window) -> Any:
-    return eqx.filter_eval_shape(model.network, jax.random.key(0))
+def _fresh(skeleton: Any, seed: int) -> Parameters:
+    """No bias, and weights that keep the scale of what they read: a fresh model knows nothing."""
+    leaves = jax.tree_util.tree_leaves_with_path(skeleton)
+    shapes = {_name(path): leaf.shape for path, leaf in leaves}
+    draws = np.random.default_rng(seed)
+    fresh = Parameters()
+    for name in sorted(shapes):
+        limit = 0 if name.endswith("bias") else shapes[name][-1] ** -0.5
+        fresh[name] = draws.uniform(-limit, limit, shapes[name]).astype(np.float32)
+    return fresh
 
 
 def _filled(skeleton: Any, parameters: Mapping[str, Any]) -> Any:

@@ -1,0 +1,91 @@
+"""What a task may be asked for, and what it must hold."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dpftrl.errors import InvalidInput
+from dpftrl.tasks import TASKS, Task, Users, Vocabulary, load_task
+
+WORDS = Vocabulary(("hello", "you"))
+ROWS = np.array([[1, 4, 2], [1, 5, 2]], np.int32)
+BEYOND = np.array([[1, 6, 2]], np.int32)
+
+
+def users(*names: str, rows=ROWS) -> Users:
+    return Users(names, rows[: len(names)], np.arange(len(names) + 1))
+
+
+@pytest.fixture
+def path(tmp_path):
+    target = tmp_path / "texts.jsonl"
+    lines = [f'{{"user": "user{i}", "text": "hello"}}\n' for i in range(3)]
+    target.write_text("".join(lines))
+    return target
+
+
+def test_an_unknown_name_is_told_the_known_ones():
+    with pytest.raises(InvalidInput, match="chitchat, poetry, stackoverflow, jsonl; got 'reddit'"):
+        load_task("reddit")
+    assert TASKS == ("chitchat", "poetry", "stackoverflow", "jsonl")
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vocabulary_size": 0}, "vocabulary_size must be a whole number of at least 1, got 0"),
+        ({"sentence_length": 1.5}, "sentence_length must be a whole number of at least 1"),
+        ({"sentences_per_user": -1}, "sentences_per_user must be a whole number"),
+        ({"most_users": 0}, "most_users must be a whole number of at least 1"),
+        ({"heldout_share": float("nan")}, "heldout_share must be from 0 to below 1, got nan"),
+        ({"heldout_share": 1}, "heldout_share must be from 0 to below 1, got 1.0"),
+        ({"heldout_share": -0.1}, "heldout_share must be from 0 to below 1"),
+        ({"vocabulary_size": 5, "vocabulary": WORDS}, "not both"),
+    ],
+)
+def test_options_that_no_task_has(name, options, message):
+    with pytest.raises(InvalidInput, match=message):
+        load_task(name, **options)
+
+
+def test_nobody_held_out_is_said(path):
+    with pytest.raises(InvalidInput, match="none of 3 users is held out at a share of 1e-09"):
+        load_task("jsonl", path=path, vocabulary=WORDS, heldout_share=1e-9)
+
+
+def test_nobody_left_to_train_on_is_said(path):
+    with pytest.raises(InvalidInput, match="nobody to train on"):
+        load_task("jsonl", path=path, vocabulary=WORDS, heldout_share=1 - 1e-9)
+
+
+def test_a_task_holds_together():
+    task = Task("ours", "nowhere", WORDS, users("ann"), users("bob"), ROWS)
+    assert "Users(1 people, 1 sentences)" in repr(task)
+    assert not task.public.flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("train", "heldout", "public", "message"),
+    [
+        (users(), users("ann"), None, "nobody to train on"),
+        (users("ann", "bob"), users("bob"), None, "1 users are held out and trained on"),
+        (users("ann", rows=BEYOND), users(), None, "beyond the vocabulary"),
+        (users("ann"), users(), BEYOND, "beyond the vocabulary"),
+        (users("ann"), users(), ROWS[:, :2], "different lengths"),
+        (users("ann"), users("bob", rows=ROWS[:, :2]), None, "different lengths"),
+        (users("ann"), users(), ROWS.astype(np.int64), "public text must be"),
+    ],
+)
+def test_tasks_that_do_not(train, heldout, public, message):
+    with pytest.raises(InvalidInput, match=message):
+        Task("ours", "nowhere", WORDS, train, heldout, public)
+
+
+def test_nothing_heavy_comes_with_the_data():
+    heavy = ["jax", "equinox", "wordfreq", "chitchat_dataset", "matplotlib", "polars", "flwr"]
+    code = f"import sys, dpftrl.tasks; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
