@@ -167,11 +167,7 @@ def _unread(
     folder: RunFolder, plan: Plan, file: RunFile, key: NoiseKey, state_folder: Path | None
 ) -> OpenRun:
     """A run whose journal has not been read, or has no line yet."""
-    settings, limits, witnesses = (
-        file.settings,
-        plan.participation,
-        _witnesses(folder, state_folder),
-    )
+    settings, limits = file.settings, plan.participation
     settings.check(plan)
     layout = Layout(file.names, file.shapes)
     return OpenRun(

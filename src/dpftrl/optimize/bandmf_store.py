@@ -8,8 +8,8 @@ from typing import NamedTuple, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl.cache import cache_folder, content_key, load_tensors, store_tensors
 from dpftrl.optimize.bandmf_objective import rows_reached
-from dpftrl.optimize.cache import cache_folder, content_key, load_tensors, store_tensors
 from dpftrl.workload import Workload
 
 Matrix = NDArray[np.float64]

@@ -8,7 +8,7 @@ from unicodedata import normalize
 
 import msgspec
 
-from dpftrl.optimize.cache import cache_folder
+from dpftrl.cache import cache_folder
 from dpftrl.tasks.cutting import cut_verse
 from dpftrl.tasks.encoding import Encoder
 from dpftrl.tasks.fetch import Tarball

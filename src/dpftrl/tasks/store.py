@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl.optimize.cache import load_tensors, store_tensors
+from dpftrl.cache import load_tensors, store_tensors
 from dpftrl.tasks.task import Options
 from dpftrl.tasks.users import Users
 from dpftrl.tasks.vocabulary import Vocabulary

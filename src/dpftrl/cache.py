@@ -1,4 +1,4 @@
-"""Where long optimisations keep what they have reached, so that nothing is computed twice.
+"""Where long computations keep what they have reached, so that nothing is computed twice.
 
 Files are named by a hash of what was asked for. One that cannot be read is as good as none: a
 cache may slow nobody down, and never stops anybody.
@@ -9,11 +9,12 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Tensors = Mapping[str, NDArray[np.float64]]
+Tensors = Mapping[str, NDArray[Any]]
 
 
 def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
@@ -39,7 +40,7 @@ def content_key(kind: str, *parts: float | NDArray[np.float64]) -> str:
     return f"{kind}-{digest.hexdigest()[:32]}"
 
 
-def load_tensors(folder: Path, key: str) -> dict[str, NDArray[np.float64]] | None:
+def load_tensors(folder: Path, key: str) -> dict[str, NDArray[Any]] | None:
     """What was stored under a key; None if that is nothing, or damaged."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
