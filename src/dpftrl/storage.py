@@ -93,7 +93,7 @@ def append_durably(path: Path, content: bytes, at: int) -> None:
     Args:
         path: The file; made if it is not there.
         content: What to write.
-        at: How long the file is; anything after that is cut off first.
+        at: How long the file is; anything after that is cut off first. A shorter one is refused.
     """
     try:
         is_new = not path.exists()
@@ -113,6 +113,8 @@ def _overwrite(path: Path, content: bytes) -> None:
 
 
 def _write_from(handle: int, content: bytes, at: int) -> None:
+    if os.fstat(handle).st_size < at:
+        raise InvalidInput(f"a file has lost some of its {at:,} bytes; nothing was written to it")
     os.ftruncate(handle, at)
     try:
         written = 0

@@ -49,6 +49,7 @@ class OpenRun:
     noise: NoiseStream
     checkpoint: Checkpoint
     witness: Witness
+    lock: Lock
     held: ExitStack
     # Least gap and most contacts, over all attempts up to the last round that was committed.
     charged: tuple[int | None, int] = (None, 0)
@@ -66,6 +67,8 @@ class OpenRun:
     def write(self, record: AnyRecord) -> None:
         """Journal a decision, and let the witness know."""
         self.state.check(record)
+        self.lock.check()
+        self.witness.check(self.journal.lines, self.journal.mac)
         self.journal.append(record)
         self.state.follow(record)
         self.witness.remember(self.journal.lines, self.journal.mac)
@@ -101,9 +104,10 @@ def begin_run(
     )
     folder.make()
     with ExitStack() as held:
-        held.callback(Lock(folder.lock).close)
+        lock = Lock(folder.lock)
+        held.callback(lock.close)
         folder.refuse_if_begun()
-        run = _unread(folder, plan, file, key, state_folder)
+        run = _unread(folder, plan, file, key, lock, state_folder)
         held.callback(run.witness.close)
         run.checkpoint = Checkpoint(layout.flat(model), settings.optimizer.start(layout.size))
         _write_first(run, key)
@@ -139,11 +143,12 @@ def open_run(folder: RunFolder, state_folder: Path | None, trust_folder: bool) -
     if not folder.exists:
         raise InvalidInput(f"{folder.root} holds no run; there is no {folder.journal.name} in it")
     with ExitStack() as held:
-        held.callback(Lock(folder.lock).close)
+        lock = Lock(folder.lock)
+        held.callback(lock.close)
         key = folder.read_key()
         _check_created(folder, key)
         file = read_json(folder.settings, RunFile, "run")
-        run = _unread(folder, load_plan(folder.plan), file, key, state_folder)
+        run = _unread(folder, load_plan(folder.plan), file, key, lock, state_folder)
         held.callback(run.witness.close)
         _catch_up(run, key, trust_folder)
         run.held = held.pop_all()
@@ -164,7 +169,12 @@ def _check_created(folder: RunFolder, key: NoiseKey) -> None:
 
 
 def _unread(
-    folder: RunFolder, plan: Plan, file: RunFile, key: NoiseKey, state_folder: Path | None
+    folder: RunFolder,
+    plan: Plan,
+    file: RunFile,
+    key: NoiseKey,
+    lock: Lock,
+    state_folder: Path | None,
 ) -> OpenRun:
     """A run whose journal has not been read, or has no line yet."""
     settings, limits = file.settings, plan.participation
@@ -183,6 +193,7 @@ def _unread(
         noise=_noise(plan, settings, layout, key),
         checkpoint=Checkpoint(np.empty(0, np.float32), {}),
         witness=Witness(_witnesses(folder, state_folder), file.run),
+        lock=lock,
         held=ExitStack(),
     )
 

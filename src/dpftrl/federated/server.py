@@ -254,9 +254,9 @@ class Server:
 
     def _contact(self, chosen: Keys, by_key: dict[int, str], now: float | None) -> None:
         run = self._run
-        self._usable = False  # until their timers are set: nobody may be asked a second time
         names = None if run.settings.hash_clients else tuple(by_key[int(key)] for key in chosen)
         run.rules.contact(self.rounds, now)
+        self._usable = False  # until their timers are set: nobody may be asked a second time
         self._journal(Cohort(run.state.attempts, self.rounds, packed(chosen), now, names))
         run.timers.mark(chosen, self.rounds)
         self._usable = True

@@ -60,6 +60,15 @@ class Witness:
             raise UnsafeState(f"{self._path} is the witness of another run, {found.run:.40}")
         return found
 
+    def check(self, lines: int, mac: str) -> None:
+        """Refuse to go on if anybody else has worked on the run meanwhile."""
+        self._lock.check()
+        seen = self.seen()
+        if seen is None or (seen.lines, seen.mac) != (lines, mac):
+            raise UnsafeState(
+                f"somebody else has worked on this run, or changed {self._path}; open it again"
+            )
+
     def remember(self, lines: int, mac: str) -> None:
         """So many lines are in the journal, the last with this digest."""
         content = msgspec.json.encode(WitnessFile("dpftrl witness", 1, self._run, lines, mac))
@@ -75,6 +84,7 @@ class Lock:
     """Held by one process at a time, and given back by the system when that process ends."""
 
     def __init__(self, path: Path):
+        self._path = path
         try:
             self._handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -91,6 +101,15 @@ class Lock:
         with contextlib.suppress(OSError):  # who holds it is a courtesy, for the message above
             os.ftruncate(self._handle, 0)
             os.pwrite(self._handle, str(os.getpid()).encode(), 0)
+
+    def check(self) -> None:
+        """Refuse to go on if the file is another one now: then somebody else may hold that."""
+        try:
+            here, there = os.fstat(self._handle), self._path.stat()
+        except OSError:
+            here = there = None
+        if here is None or there is None or not os.path.samestat(here, there):
+            raise UnsafeState(f"{self._path} was removed while this server worked; open it again")
 
     def close(self) -> None:
         """Give it back."""
