@@ -18,6 +18,7 @@ from dpftrl.cli.plan import plan_command
 from dpftrl.cli.show import show
 from dpftrl.cli.statement import statement_command
 from dpftrl.cli.train import train_command
+from dpftrl.cli.verify import verify_command
 from dpftrl.errors import DpftrlError
 
 
@@ -73,6 +74,7 @@ for command in (
     observe,
     statement_command,
     train_command,
+    verify_command,
     export_command,
 ):
     dpftrl.add_command(command)

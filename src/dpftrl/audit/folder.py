@@ -1,0 +1,54 @@
+"""The files themselves: who may read them, and whether the checkpoints are those of the journal."""
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from dpftrl.audit.files import digest_must_be
+from dpftrl.audit.journal import Journal
+from dpftrl.errors import InvalidInput, UnsafeState
+
+
+def check_modes(private: Path) -> str:
+    """Refuse private files that others than the owner may touch."""
+    try:
+        open_to_others = list(_open_to_others(private))
+        number = sum(1 for _ in private.rglob("*"))
+    except OSError as error:
+        raise InvalidInput(f"{private} cannot be read: {error.strerror}") from None
+    if open_to_others:
+        path, mode, wanted = open_to_others[0]
+        raise UnsafeState(
+            f"{path.relative_to(private.parent)} has mode {mode:04o} and must have {wanted:04o}"
+            + (f", and {len(open_to_others) - 1} more" if len(open_to_others) > 1 else "")
+            + "; others may have read what is in it"
+        )
+    return f"{private.name}/ and the {number} entries in it are for the owner alone"
+
+
+def _open_to_others(private: Path) -> Iterator[tuple[Path, int, int]]:
+    for path in (private, *sorted(private.rglob("*"))):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        wanted = 0o700 if path.is_dir() else 0o600
+        if mode != wanted:
+            yield path, mode, wanted
+
+
+def check_checkpoints(folder: Path, journal: Journal) -> str:
+    """Compare every checkpoint that is kept; the last one must be there."""
+    digests = [journal.created.checkpoint_sha256]
+    digests += [committed.checkpoint_sha256 for committed in journal.commits]
+    last = len(digests) - 1
+    found = {path.stem: path for path in folder.glob("*.safetensors") if path.name[0] != "."}
+    if f"{last:08d}" not in found:
+        raise UnsafeState(f"the model after {last} rounds is missing")
+    checked = 0
+    for rounds, sha256 in enumerate(digests):
+        if (path := found.pop(f"{rounds:08d}", None)) is not None:
+            digest_must_be(path, sha256, f"round {rounds} was released" if rounds else "it began")
+            checked += 1
+    if journal.in_flight:
+        found.pop(f"{last + 1:08d}", None)  # written before the line that would release it
+    if found:
+        raise UnsafeState(f"{sorted(found)[0]}.safetensors belongs to no round of the journal")
+    return f"{checked} kept, the last after {last} rounds, as they were released"
