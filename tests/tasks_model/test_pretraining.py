@@ -1,0 +1,71 @@
+"""Adam against its definition in float64, and that it learns, the same each time."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from dpftrl.errors import InvalidInput
+from dpftrl.tasks.evaluation import evaluate
+from dpftrl.tasks.language_model import Window, loss
+from dpftrl.tasks.pretraining import pretrain
+from dpftrl.tasks.vocabulary import BEGIN, END
+
+MODEL = Window(vocabulary=12, embedding=4, words=2, hidden=8)
+# Each word is followed by the next one, so there is all to learn.
+ROWS = np.array([[BEGIN, a, a + 1, a + 2, a + 3, END] for a in range(4, 9)], np.int32)
+HOW = {"batch_size": 8, "learning_rate": 0.03}
+
+
+def test_it_learns_and_reports():
+    seen = []
+    after = pretrain(
+        MODEL,
+        ROWS,
+        0,
+        steps=150,
+        **HOW,
+        report=lambda step, value: seen.append((step, value)),
+    )
+    assert [step for step, _ in seen] == list(range(1, 151))
+    assert seen[-1][1] < 0.7 < seen[0][1]
+    # Only the first word of a sentence cannot be known.
+    assert evaluate(MODEL, after, ROWS).accuracy >= 0.75
+
+
+def test_same_seed_same_bits():
+    one, again, other = (pretrain(MODEL, ROWS, seed, steps=5, **HOW) for seed in (1, 1, 2))
+    assert all(np.array_equal(one[name], again[name]) for name in one)
+    assert not all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_steps_are_adam_s():
+    found = pretrain(MODEL, ROWS[:1], 3, steps=4, **HOW)
+    batch = np.repeat(ROWS[:1], 8, axis=0)
+    slope = jax.jit(jax.grad(partial(loss, MODEL)))
+    expected = {name: array.astype(np.float64) for name, array in MODEL.init(3).items()}
+    mean = {name: np.zeros_like(array) for name, array in expected.items()}
+    square = {name: np.zeros_like(array) for name, array in expected.items()}
+    for step in range(1, 5):
+        gradient = slope(
+            {name: array.astype(np.float32) for name, array in expected.items()}, batch
+        )
+        for name in expected:
+            g = np.asarray(gradient[name], np.float64)
+            mean[name] = 0.9 * mean[name] + 0.1 * g
+            square[name] = 0.999 * square[name] + 0.001 * g * g
+            first, second = mean[name] / (1 - 0.9**step), square[name] / (1 - 0.999**step)
+            # Where a gradient is nearly zero its sign is rounding, and Adam steps by the sign.
+            expected[name] -= 0.03 * first / (np.sqrt(second) + 1e-8)
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-3)
+
+
+def test_no_text_no_training():
+    with pytest.raises(InvalidInput, match="no public sentences"):
+        pretrain(MODEL, ROWS[:0], 0, steps=1)
+    with pytest.raises(InvalidInput, match="steps"):
+        pretrain(MODEL, ROWS, 0, steps=0)
+    with pytest.raises(InvalidInput, match="learning_rate"):
+        pretrain(MODEL, ROWS, 0, steps=1, learning_rate=float("nan"))
