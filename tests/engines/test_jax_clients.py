@@ -16,7 +16,7 @@ from dpftrl.errors import InvalidInput
 from dpftrl.federated.layout import Layout
 from dpftrl.tasks.language_model import Lstm, Window, logits
 from dpftrl.tasks.users import Users
-from dpftrl.tasks.vocabulary import BEGIN, PAD
+from dpftrl.tasks.vocabulary import BEGIN, PAD, UNKNOWN
 
 COUNTS = {"ann": 1, "bob": 4, "cy": 5, "dee": 11, "eve": 23}
 LOCAL = LocalTraining(learning_rate=0.3, batch_size=4, epochs=2)
@@ -40,7 +40,7 @@ def started(model):
 def plain_loss(parameters, batch, model):
     likely = jax.nn.log_softmax(logits(model, parameters, batch[:, :-1]))
     chosen = jnp.take_along_axis(likely, batch[:, 1:, None], -1)[..., 0]
-    counted = batch[:, 1:] != PAD
+    counted = batch[:, 1:] > UNKNOWN
     return -jnp.sum(chosen * counted) / jnp.sum(counted)
 
 

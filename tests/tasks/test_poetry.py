@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tiny_poems import FILES, FOLDER, poem, write_tarball
 
+from dpftrl.cache import cache_folder
 from dpftrl.errors import InvalidInput
-from dpftrl.optimize.cache import cache_folder
 from dpftrl.tasks import UNKNOWN, Vocabulary, load_task, poetry
 from dpftrl.tasks.fetch import Tarball
 from dpftrl.tasks.names import chance

@@ -29,8 +29,8 @@ def _misfit(attempt: Attempt, told: Told) -> str | None:
         return f"{len(attempt.clients)} clients, not {goal} to {told.cohort_size}"
     if isinstance(end, Committed) and end.reports != goal:
         return f"{end.reports} reports in the sum, and the report goal is {goal}"
-    if (cohort.time is not None) != by_time:
-        return "a time where timers go by rounds, or none where they go by time"
+    if by_time and cohort.time is None:
+        return "no time, and timers go by time"
     if (cohort.names is None) != hashed:
         return "names where the run hashes them, or none where it does not"
     return None

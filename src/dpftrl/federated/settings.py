@@ -104,7 +104,7 @@ class RunFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 def cohort_size(plan: Plan) -> int:
     """How many clients a round contacts."""
     asked = plan.fleet.report_goal * plan.fleet.over_selection
-    if not asked <= plan.fleet.population:
+    if not asked - 1e-9 <= plan.fleet.population:
         raise InvalidInput(
             f"a round would contact {asked:,.0f} clients, and there are "
             f"{plan.fleet.population:,}; lower the report goal or the over-selection"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpftrl.checks import whole_number
 from dpftrl.errors import InvalidInput
-from dpftrl.tasks.language_model import Model
+from dpftrl.tasks.language_model import Model, words_alone
 from dpftrl.tasks.vocabulary import PAD, UNKNOWN
 from dpftrl.tasks.word_loss import block, real_first
 
@@ -32,19 +32,17 @@ class Evaluation:
     Attributes:
         accuracy: The share of words that came first of the whole vocabulary. Out-of-vocabulary and
             end-of-sentence targets are not counted, as in the paper's StackOverflow benchmark.
-        cross_entropy: Mean over all targets that are not PAD, in nats.
-        words: Targets that the accuracy counts.
-        targets: Targets that the cross entropy counts.
+        cross_entropy: Mean over the same words, in nats.
+        words: How many they are.
     """
 
     accuracy: float
     cross_entropy: float
     words: int
-    targets: int
 
     @property
     def perplexity(self) -> float:
-        """Over all targets that are not PAD: out-of-vocabulary and end of sentence are counted."""
+        """As if so many words were equally likely."""
         # Beyond this a float would overflow; NaN stays NaN.
         return math.inf if self.cross_entropy > 709 else math.exp(self.cross_entropy)
 
@@ -70,15 +68,15 @@ def evaluate(
     for first in range(0, len(filled), BATCH):
         part_loss, part_hits = _scores(model, on_device, filled[first : first + BATCH])
         loss, hits = loss + float(part_loss), hits + int(part_hits)
-    words, targets = _count(chosen)
-    return Evaluation(hits / words, loss / targets, words, targets)
+    words = _count(chosen)
+    return Evaluation(hits / words, loss / words, words)
 
 
 def unigram_accuracy(known: NDArray[np.int32], heldout: NDArray[np.int32]) -> float:
     """The accuracy of always saying the commonest word of `known`: what any model has to beat."""
     _count(known)
     words = known[:, 1:][known[:, 1:] > UNKNOWN]
-    return float(np.sum(heldout[:, 1:] == np.bincount(words).argmax()) / _count(heldout)[0])
+    return float(np.sum(heldout[:, 1:] == np.bincount(words).argmax()) / _count(heldout))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -87,14 +85,14 @@ def _scores(
 ) -> tuple[jax.Array, jax.Array]:
     """Cross entropy added up over the targets, and how many words came first."""
     states = model.states(parameters, sentences[:, :-1])
-    rows, targets, blocks, _ = real_first(states, sentences[:, 1:])
+    rows, targets, blocks, _ = real_first(states, words_alone(sentences[:, 1:]))
 
     def add_block(number: jax.Array, sums: tuple[jax.Array, jax.Array]) -> Any:
         loss, hits = sums
         target = block(targets, number)
         scores = block(rows, number) @ parameters["output.weight"].T + parameters["output.bias"]
         chosen = jnp.take_along_axis(jax.nn.log_softmax(scores), target[:, None], axis=1)[:, 0]
-        hit = (jnp.argmax(scores, axis=1) == target) & (target > UNKNOWN)
+        hit = (jnp.argmax(scores, axis=1) == target) & (target != PAD)
         return loss - jnp.sum(chosen, where=target != PAD), hits + jnp.sum(hit)
 
     return jax.lax.fori_loop(0, blocks, add_block, (jnp.zeros(()), jnp.zeros((), jnp.int32)))
@@ -106,10 +104,9 @@ def _spread(sentences: NDArray[np.int32], most: int | None) -> NDArray[np.int32]
     return sentences[np.arange(most) * len(sentences) // most]
 
 
-def _count(sentences: NDArray[np.int32]) -> tuple[int, int]:
-    """Words (neither special nor unknown) and targets of the sentences."""
-    targets = sentences[:, 1:]
-    words = int(np.sum(targets > UNKNOWN))
+def _count(sentences: NDArray[np.int32]) -> int:
+    """Words of the sentences, neither special nor unknown."""
+    words = int(np.sum(sentences[:, 1:] > UNKNOWN))
     if not words:
         raise InvalidInput(f"{len(sentences):,} sentences have no known word to predict")
-    return words, int(np.sum(targets != PAD))
+    return words

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dpftrl.checks import whole_number
 from dpftrl.errors import InvalidInput
-from dpftrl.tasks.vocabulary import PAD
+from dpftrl.tasks.vocabulary import PAD, UNKNOWN
 from dpftrl.tasks.word_loss import output_loss
 
 Parameters = dict[str, NDArray[np.float32]]
@@ -187,13 +187,19 @@ def logits(model: Model, parameters: Mapping[str, Any], inputs: jax.Array) -> ja
 
 
 def loss(model: Model, parameters: Mapping[str, Any], sentences: jax.Array) -> jax.Array:
-    """Mean cross entropy of the next word, in nats, over all targets that are not PAD.
+    """Mean cross entropy of the next word, in nats, over all words of the vocabulary.
 
-    Sentences of PAD alone count for nothing, so that they can fill a batch.
+    Nobody wants to be offered an unknown word or the end of the sentence, so these are no targets;
+    and sentences of PAD alone can fill a batch.
     """
-    states, targets = model.states(parameters, sentences[:, :-1]), sentences[:, 1:]
+    states, targets = model.states(parameters, sentences[:, :-1]), words_alone(sentences[:, 1:])
     total = output_loss(parameters["output.weight"], parameters["output.bias"], states, targets)
     return total / jnp.maximum(jnp.sum(targets != PAD), 1)
+
+
+def words_alone(targets: jax.Array) -> jax.Array:
+    """The targets with PAD in the place of all that is no word of the vocabulary."""
+    return jnp.where(targets > UNKNOWN, targets, PAD)
 
 
 def _linear(layer: eqx.nn.Linear, inputs: jax.Array) -> jax.Array:

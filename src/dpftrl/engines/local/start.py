@@ -11,7 +11,7 @@ from dpftrl.engines.local.config import Network
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import Layout
 from dpftrl.storage import read_file
-from dpftrl.tasks import BEGIN, END, PAD, UNKNOWN, Task
+from dpftrl.tasks import UNKNOWN, Task
 from dpftrl.tasks.language_model import Lstm, Window, language_model
 from dpftrl.tasks.pretraining import pretrain
 
@@ -19,8 +19,8 @@ Arrays = dict[str, NDArray[np.float32]]
 # Called with the step and the loss.
 Report = Callable[[int, float], None]
 
-# How often sentences end, and words are missing, in any text: rough, and public.
-ENDS, MISSING, NEVER = 0.08, 0.05, 1e-5
+# What is never a target hardly counts.
+NEVER = 1e-5
 MOST_BYTES = 2**40
 
 
@@ -48,11 +48,9 @@ def starting_arrays(
 
 def _by_rank(size: int) -> NDArray[np.float32]:
     """Zipf's law: vocabularies list the most frequent words first, which is public."""
-    share = np.empty(size)
+    share = np.full(size, NEVER)
     share[UNKNOWN + 1 :] = 1 / np.arange(1, size - UNKNOWN)
-    share[UNKNOWN + 1 :] *= (1 - ENDS - MISSING) / share[UNKNOWN + 1 :].sum()
-    share[[PAD, BEGIN, END, UNKNOWN]] = NEVER, NEVER, ENDS, MISSING
-    return np.log(share).astype(np.float32)
+    return np.log(share / share.sum()).astype(np.float32)
 
 
 def _read(path: Path, like: Mapping[str, NDArray[Any]]) -> Arrays:

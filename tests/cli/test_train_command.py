@@ -1,0 +1,226 @@
+"""`dpftrl train`, `verify` and `export`, on a small file of sentences."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import answer, run, told_in_one_line
+from safetensors.numpy import load_file
+
+from dpftrl.engines.local.config import PRESETS, Config, config_text, read_config
+from dpftrl.errors import InvalidInput
+
+WORDS = [
+    "i",
+    "you",
+    "we",
+    "they",
+    "see",
+    "know",
+    "like",
+    "want",
+    "the",
+    "a",
+    "dog",
+    "cat",
+    "house",
+    "car",
+    "now",
+    "then",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """People who write, and how to train on them."""
+    root = tmp_path_factory.mktemp("people")
+    draws = np.random.default_rng(0)
+    lines = [
+        json.dumps({"user": f"user {i}", "text": " ".join(draws.choice(WORDS, 6))})
+        for i in range(40)
+        for _ in range(5)
+    ]
+    (root / "people.jsonl").write_text("\n".join(lines))
+    (root / "words.txt").write_text("\n".join(WORDS))
+    (root / "small.toml").write_text(
+        f"""
+task = "jsonl"
+evaluate_every = 2
+[data]
+path = "{root}/people.jsonl"
+vocabulary = "{root}/words.txt"
+heldout_share = 0.2
+[model]
+name = "window"
+sizes = {{ embedding = 4, hidden = 4 }}
+[client]
+learning_rate = 0.5
+[privacy]
+rounds = 4
+report_goal = 4
+epsilon = 30.0
+delta = 1e-3
+availability = 0.5
+[simulation]
+least_available = 0.9
+most_available = 1.0
+"""
+    )
+    return root
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """The command, with a run and a witness of its own."""
+    monkeypatch.setenv("DPFTRL_STATE", str(tmp_path / "state"))
+
+    def trained(*arguments: object) -> str:
+        code, said, _ = run("train", *arguments, "--out", tmp_path / "run")
+        assert code == 0
+        return said
+
+    return trained
+
+
+def test_a_run_from_beginning_to_end(train, folder, tmp_path):
+    said = train(folder / "small.toml")
+    assert "round 4/4" in said
+    assert "epsilon 30" in said
+    made = tmp_path / "run"
+    for name in ("config.toml", "metrics.jsonl", "ledger.csv", "guarantee.json", "curves.png"):
+        assert (made / name).stat().st_size > 0
+    assert list((made / "events").iterdir())
+    points = [json.loads(line) for line in (made / "metrics.jsonl").read_text().splitlines()]
+    assert [point["round"] for point in points] == [0, 1, 2, 3, 4]
+    assert [("accuracy" in point) for point in points] == [True, False, True, False, True]
+    assert points[-1]["epsilon"] == pytest.approx(30, rel=1e-6)
+    assert "curves.png" in (made / "statement.md").read_text()
+    assert "data:image/png;base64," in (made / "statement.html").read_text()
+    code, told, _ = run("verify", made)
+    assert code == 0, told
+
+    model = tmp_path / "model.safetensors"
+    told = answer("export", made, model)
+    assert (told["rounds"], float(told["epsilon"])) == ("4", points[-1]["epsilon"])
+    names = sorted(load_file(model))
+    assert names == json.loads((made / "run.json").read_text())["names"]
+    secret = (made / "private" / "noise.key").read_bytes()
+    assert secret not in model.read_bytes()
+
+
+def test_nobodys_name_is_in_the_folder(train, folder, tmp_path):
+    train(folder / "small.toml")
+    for path in (tmp_path / "run").rglob("*"):
+        if path.is_file():
+            assert b"user 1" not in path.read_bytes(), path
+
+
+def test_a_finished_run_has_nothing_to_resume(train, folder):
+    train(folder / "small.toml")
+    assert "all 4 rounds are done" in train("--resume")
+
+
+def test_a_run_is_not_written_over(train, folder, tmp_path):
+    train(folder / "small.toml")
+    why = told_in_one_line("train", folder / "small.toml", "--out", tmp_path / "run")
+    assert "resume it" in why
+
+
+def test_the_budget_ends_a_run(train, folder):
+    said = train(folder / "small.toml", "--set", "privacy.budget=25.0")
+    assert "the budget is spent" in said
+    assert "round 4/4" not in said
+
+
+def test_a_plan_takes_the_place_of_the_privacy_settings(train, folder, tmp_path):
+    plan = tmp_path / "plan.json"
+    small = ["--population", "30", "--report-goal", "4", "--rounds", "3", "--delta", "1e-3"]
+    assert run("plan", *small, "--epsilon", "20", "--out", plan)[0] == 0
+    data = ["--set", 'task="jsonl"', "--set", f'data.path="{folder}/people.jsonl"']
+    words = ["--set", f'data.vocabulary="{folder}/words.txt"', "--set", "data.heldout_share=0.2"]
+    sizes = ["--set", "model.sizes={embedding=4,hidden=4}"]
+    calm = ["--set", "simulation.least_available=1.0", "--set", "simulation.most_available=1.0"]
+    said = json.loads(train(plan, *data, *words, *sizes, *calm, "--json"))
+    assert said["rounds"] == 3
+    assert said["epsilon"] == pytest.approx(20, rel=1e-6)
+
+
+def test_a_plan_for_more_people_than_there_are_is_refused(folder, tmp_path):
+    plan = tmp_path / "plan.json"
+    big = ["--population", "4M", "--report-goal", "4", "--rounds", "3", "--delta", "1e-3"]
+    assert run("plan", *big, "--epsilon", "20", "--out", plan)[0] == 0
+    data = ["--set", 'task="jsonl"', "--set", f'data.path="{folder}/people.jsonl"']
+    assert "4,000,000 clients" in told_in_one_line("train", plan, *data, "--out", tmp_path / "run")
+
+
+def test_an_interrupted_run_ends_in_the_same_bits(train, folder, tmp_path):
+    """Ctrl-C after the first rounds, then --resume: the same model as without."""
+    whole = ["train", folder / "small.toml", "--set", "privacy.rounds=12", "--insecure-test-key=5"]
+    assert run(*whole, "--out", tmp_path / "whole")[0] == 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dpftrl", *map(str, whole), "--out", str(tmp_path / "run")],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+    )
+    journal = tmp_path / "run" / "private" / "journal.jsonl"
+    while process.poll() is None and not (
+        journal.exists() and b"committed" in journal.read_bytes()
+    ):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode in (0, 130)  # 0 if it was done before the signal came
+    if process.returncode == 130:
+        assert "finishing this round" in said
+    train("--resume")
+    both = [
+        tmp_path / name / "private/checkpoints/00000012.safetensors" for name in ("whole", "run")
+    ]
+    assert both[0].read_bytes() == both[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--set", "privacy.rounds"], "TOML"),
+        (["--set", "privacy.round=3"], "unknown field"),
+        (["--set", "privacy.rounds=0"], "rounds"),
+        (["--set", 'task="novels"'], "tasks are"),
+        (["--set", "model.sizes={depth=3}"], "depth"),
+        (["--set", "privacy.epsilon=-1"], "epsilon"),
+        (["--set", "server={nesterov=true,momentum=0.0}"], "nesterov"),
+        (["--resume", "--set", "seed=1"], "--resume"),
+        (["missing.toml"], "missing.toml"),
+        (["missing.json"], "missing.json"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(arguments, reason, folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("DPFTRL_STATE", str(tmp_path / "state"))
+    first = [] if "json" in arguments[0] or "toml" in arguments[0] else [folder / "small.toml"]
+    first = [] if "--resume" in arguments else first
+    assert reason in told_in_one_line("train", *first, *arguments, "--out", tmp_path / "run")
+
+
+@pytest.mark.parametrize("task", PRESETS)
+def test_what_is_shown_reads_back(task, tmp_path):
+    _, shown, _ = run("train", "--set", f'task="{task}"', "--show-config")
+    path = tmp_path / "all.toml"
+    path.write_text(shown)
+    assert read_config(path) == PRESETS[task]
+    assert config_text(PRESETS[task]) == shown
+
+
+def test_another_optimiser_takes_nothing_from_the_default():
+    found = read_config(None, ['server={name="adam",learning_rate=0.1}'])
+    assert found.server.learning_rate == 0.1
+    assert read_config(None, ["privacy.noise_multiplier=3.0"]).privacy.epsilon is None
+    with pytest.raises(InvalidInput, match="momentum"):
+        read_config(None, ['server={name="adam",momentum=0.1}'])
+    assert isinstance(found, Config)
