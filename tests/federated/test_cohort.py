@@ -65,11 +65,11 @@ def long_history(min_sep: int, cap: int, attempts: int) -> dict[int, list[int]]:
             if len(found[key]) < cap and (not found[key] or row - found[key][-1] >= min_sep)
         }
         try:
-            chosen = choose(eligible, size=5, goal=3, seed=0, attempt=attempt)
+            chosen = choose(eligible, size=5, seed=0, attempt=attempt)
         except TooFewClients:
             row += 1  # as if others had come
             continue
-        assert 3 <= len(chosen) <= 5
+        assert len(chosen) == 5
         timers.mark(chosen, row)
         for key in chosen.tolist():
             found[key].append(row)
@@ -103,7 +103,7 @@ def drawn(size: int, eligible: int, attempts: int) -> Counter[int]:
     keys = np.arange(eligible, dtype=np.uint64)
     times: Counter[int] = Counter()
     for attempt in range(attempts):
-        chosen = choose(keys, size, goal=1, seed=5, attempt=attempt)
+        chosen = choose(keys, size, seed=5, attempt=attempt)
         assert len(set(chosen.tolist())) == size
         times.update(chosen.tolist())
     return times
@@ -130,7 +130,7 @@ def test_pairs_of_clients_are_even_too():
     pairs: Counter[tuple[int, int]] = Counter()
     keys = np.arange(6, dtype=np.uint64)
     for attempt in range(3_000):
-        first, second = choose(keys, 2, goal=2, seed=1, attempt=attempt).tolist()
+        first, second = choose(keys, 2, seed=1, attempt=attempt).tolist()
         pairs[first, second] += 1
     assert len(pairs) == 15
     assert stats.chisquare(list(pairs.values())).pvalue > 1e-4
@@ -139,7 +139,7 @@ def test_pairs_of_clients_are_even_too():
 def test_the_choice_depends_on_seed_and_attempt():
     keys = np.arange(1_000, dtype=np.uint64)
     chosen = [
-        tuple(choose(keys, 10, goal=10, seed=seed, attempt=attempt).tolist())
+        tuple(choose(keys, 10, seed=seed, attempt=attempt).tolist())
         for seed in (0, 1, 2**32, 2**63 - 1)
         for attempt in range(4)
     ]
@@ -149,7 +149,7 @@ def test_the_choice_depends_on_seed_and_attempt():
 def test_seeds_of_64_bits_are_told_apart():
     keys = np.arange(1_000, dtype=np.uint64)
     seeds = (2**63, 2**63 + 1, 2**64 - 2, 2**64 - 1)
-    chosen = {tuple(choose(keys, 10, goal=10, seed=seed, attempt=0).tolist()) for seed in seeds}
+    chosen = {tuple(choose(keys, 10, seed=seed, attempt=0).tolist()) for seed in seeds}
     assert len(chosen) == len(seeds)
 
 

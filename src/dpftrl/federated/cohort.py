@@ -58,13 +58,17 @@ class Rules:
         return now - times[last] >= (self._timer_hours or 0.0)
 
 
-def choose(eligible: Keys, size: int, goal: int, seed: int, attempt: int) -> Keys:
-    """A uniform choice that depends on the seed and the number of the attempt alone."""
-    if len(eligible) < goal:
+def choose(eligible: Keys, size: int, seed: int, attempt: int) -> Keys:
+    """A uniform choice that depends on the seed and the number of the attempt alone.
+
+    Nobody is contacted unless all can be: a round that asks fewer is likely to come to nothing, and
+    whoever was asked has lost a turn.
+    """
+    if len(eligible) < size:
         raise TooFewClients(
-            f"{len(eligible):,} clients may take part now, and a round needs {goal:,}; the others "
+            f"{len(eligible):,} clients may take part now, and a round asks {size:,}; the others "
             "are away, still waiting for their turn, or have had all their turns"
         )
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, attempt], np.uint64)))
-    chosen = generator.choice(len(eligible), min(size, len(eligible)), replace=False)
+    chosen = generator.choice(len(eligible), size, replace=False)
     return eligible[np.sort(chosen)]

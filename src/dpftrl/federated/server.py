@@ -242,10 +242,9 @@ class Server:
         return self._attempt(by_key)
 
     def _chosen(self, keys: Keys, now: float | None) -> Keys:
-        run, fleet = self._run, self.plan.fleet
+        run, size = self._run, cohort_size(self.plan)
         eligible = run.rules.eligible(run.timers, keys, self.rounds, now)
-        size = cohort_size(self.plan)
-        chosen = choose(eligible, size, fleet.report_goal, run.settings.seed, run.state.attempts)
+        chosen = choose(eligible, size, run.settings.seed, run.state.attempts)
         if self.settings.timer_hours is not None:
             gap = run.timers.gap_with(chosen, self.rounds)
             if reason := self._over_budget(gap, run.timers.most_with(chosen)):

@@ -64,7 +64,7 @@ class Local(Section, frozen=True):
 
     epochs: int = 1
     batch_size: int = 16
-    learning_rate: float = 0.5
+    learning_rate: float = 1.0
     most_batches: int | None = None
 
 
@@ -91,7 +91,7 @@ class Privacy(Section, frozen=True):
 
     rounds: int = 60
     report_goal: int = 100
-    over_selection: float = 1.1
+    over_selection: float = 1.15
     availability: float = 0.8
     mechanism: str = "blt"
     buffers: int = 4
@@ -139,7 +139,7 @@ class Config(Section, frozen=True):
 
     task: str = "chitchat"
     seed: int = 0
-    clip_norm: float = 0.3
+    clip_norm: float = 0.5
     evaluate_every: int = 5
     evaluate_sentences: int = 4_000
     snapshot_every: int = 20
@@ -151,11 +151,14 @@ class Config(Section, frozen=True):
     simulation: Simulation = Simulation()
 
 
+# Noise grows with the root of the parameters: thousands of people train thousands, not millions.
+SMALL = Data(vocabulary_size=1_000)
+SMALL_WINDOW = Network(name="window", sizes={"embedding": 16, "hidden": 16})
 # Where a task's defaults differ from those above; the paper's own for StackOverflow.
 PRESETS: Final[dict[str, Config]] = {
-    "chitchat": Config(),
-    "jsonl": Config(task="jsonl"),
-    "poetry": Config(task="poetry"),
+    "chitchat": Config(data=SMALL, model=SMALL_WINDOW),
+    "jsonl": Config(task="jsonl", data=SMALL, model=SMALL_WINDOW),
+    "poetry": Config(task="poetry", data=SMALL, model=SMALL_WINDOW),
     "stackoverflow": Config(
         task="stackoverflow",
         clip_norm=0.3,
