@@ -54,7 +54,10 @@ def one_run(name: str, seed: int, changes: list[str], runs: Path) -> dict:
     def tell(progress: Progress) -> None:
         if progress.point.accuracy is not None:
             left = f"{progress.seconds_left:.0f} s left"
-            print(f"{folder.name} round {progress.point.round} {progress.accuracy:.3%} {left}", flush=True)
+            print(
+                f"{folder.name} round {progress.point.round} {progress.accuracy:.3%} {left}",
+                flush=True,
+            )
 
     with training:
         training.run(tell)

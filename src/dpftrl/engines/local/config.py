@@ -158,7 +158,19 @@ SMALL_WINDOW = Network(name="window", sizes={"embedding": 16, "hidden": 16})
 PRESETS: Final[dict[str, Config]] = {
     "chitchat": Config(data=SMALL, model=SMALL_WINDOW),
     "jsonl": Config(task="jsonl", data=SMALL, model=SMALL_WINDOW),
-    "poetry": Config(task="poetry", data=SMALL, model=SMALL_WINDOW),
+    "poetry": Config(
+        task="poetry",
+        clip_norm=0.3,
+        evaluate_every=20,
+        data=SMALL,
+        model=Network(
+            name="window",
+            sizes={"embedding": 16, "hidden": 16},
+            pretraining_steps=2_000,
+            pretraining_rate=5e-3,
+        ),
+        privacy=Privacy(rounds=300, availability=0.95, epsilon=8.0, delta=1e-5),
+    ),
     "stackoverflow": Config(
         task="stackoverflow",
         clip_norm=0.3,
