@@ -1,6 +1,6 @@
 """BLT against TreeAgg at the same epsilon: Song poets, several seeds, everything else equal.
 
-Every run is a run of `dpftrl train`, kept in out/poetry: interrupt it, start it again, and it goes on.
+Every run is one of `dpftrl train`, kept in out/poetry: stop it, start it again, and it goes on.
 """
 
 import argparse
