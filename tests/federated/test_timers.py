@@ -53,7 +53,7 @@ def test_they_say_what_a_dict_says(sequence, smallest):
             row += ahead
             # As the rules do: nobody is contacted twice for one row.
             fresh = [key for key in keys if plain.rows.get(key, [-1])[-1] < row]
-            gap, most = timers.gap_with(as_keys(fresh), row), timers.most_with(as_keys(fresh))
+            gap, most = timers.after(as_keys(fresh), row)
             timers.mark(as_keys(fresh), row)
             plain.mark(fresh, row)
             assert (timers.least_gap, timers.most_contacts) == (
@@ -71,8 +71,7 @@ def test_they_say_what_a_dict_says(sequence, smallest):
 def test_what_will_be_is_asked_without_changing_anything():
     timers = Timers()
     timers.mark(as_keys([7]), 0)
-    assert timers.gap_with(as_keys([7, 8]), 5) == 5
-    assert timers.most_with(as_keys([7, 8])) == 2
+    assert timers.after(as_keys([7, 8]), 5) == (5, 2)
     assert timers.least_gap is None
     assert timers.most_contacts == 1
     assert timers.last(as_keys([7, 8])).tolist() == [0, NEVER]

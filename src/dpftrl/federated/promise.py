@@ -1,7 +1,7 @@
 """What a run guarantees after some rounds, and whether the next one fits into the budget."""
 
 from dpftrl.accounting import Guarantee, account
-from dpftrl.accounting.guarantee import CLIPPING, ZERO_OUT, Hypothesis
+from dpftrl.accounting.guarantee import CLIPPING, ZERO_OUT, Basis, Hypothesis
 from dpftrl.federated.settings import Settings
 from dpftrl.participation import MinSep
 from dpftrl.plan import Plan
@@ -13,6 +13,20 @@ IDENTITY = Hypothesis(
     "Each device has one name for the whole run: one that comes back under another is taken for "
     "another device.",
 )
+IDENTITIES = {
+    "stated": IDENTITY,
+    "registered": Hypothesis(
+        IDENTITY.name,
+        "Each device is known by a key that was registered for it beforehand; what is not signed "
+        "with a registered key is refused. A device with two keys would count as two.",
+        "enforced",
+    ),
+    "unregistered": Hypothesis(
+        IDENTITY.name,
+        "No device was started again during the run: nobody had to register, and a device that "
+        "starts again gets a new name and counts as another device.",
+    ),
+}
 TEST_KEY = Hypothesis(
     "secrecy",
     "NOTHING IS PRIVATE HERE: the noise key is a fixed one for tests, which anybody can guess.",
@@ -43,7 +57,13 @@ def guarantee_after(
     else:
         covered = MinSep(rounds, least_gap or rounds, max(1, most_contacts))
     found = account(plan.mechanism, covered, plan.sigma, plan.guarantee.delta)
-    basis = "enforced" if settings.timer_hours is None else "observed"
-    said = Hypothesis("participation", found.runs[0].hypothesis.text, basis)
-    known = [said, ENFORCED_CLIPPING, ENFORCED_ZERO_OUT, IDENTITY]
+    said = Hypothesis("participation", found.runs[0].hypothesis.text, _basis(settings))
+    known = [said, ENFORCED_CLIPPING, ENFORCED_ZERO_OUT, IDENTITIES[settings.identity]]
     return found.resting_on(*known, *([TEST_KEY] if test_key else []))
+
+
+def _basis(settings: Settings) -> Basis:
+    """Why participation is what it is: a server cannot hold back those whom it does not know."""
+    if settings.identity == "unregistered":
+        return "assumed"
+    return "enforced" if settings.timer_hours is None else "observed"

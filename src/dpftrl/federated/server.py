@@ -154,6 +154,11 @@ class Server:
         return self._run.settings
 
     @property
+    def run(self) -> str:
+        """The identity of the run, which may be published."""
+        return self._run.file.run
+
+    @property
     def layout(self) -> Layout:
         """Names and shapes of the model's arrays."""
         return self._run.layout
@@ -182,6 +187,13 @@ class Server:
     def in_flight(self) -> bool:
         """Whether a cohort was contacted whose round is neither committed nor abandoned."""
         return self._run.state.pending is not None
+
+    def asked_before(self, available: Sequence[str]) -> int:
+        """How many of these were contacted for the round in flight."""
+        if self._run.state.pending is None:
+            return 0
+        asked = set(unpacked(self._run.state.pending.clients).tolist())
+        return len(asked & {self._run.pseudonyms.key(name) for name in available})
 
     @property
     def clock(self) -> float | None:
@@ -245,10 +257,9 @@ class Server:
         run, size = self._run, cohort_size(self.plan)
         eligible = run.rules.eligible(run.timers, keys, self.rounds, now)
         chosen = choose(eligible, size, run.settings.seed, run.state.attempts)
-        if self.settings.timer_hours is not None:
-            gap = run.timers.gap_with(chosen, self.rounds)
-            if reason := self._over_budget(gap, run.timers.most_with(chosen)):
-                raise RunOver(reason)
+        by_time = self.settings.timer_hours is not None
+        if by_time and (reason := self._over_budget(*run.timers.after(chosen, self.rounds))):
+            raise RunOver(reason)
         return chosen
 
     def _contact(self, chosen: Keys, by_key: dict[int, str], now: float | None) -> None:

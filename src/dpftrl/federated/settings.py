@@ -27,6 +27,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         snapshot_every: Rounds after which the noise buffers are saved, so that a resumed run need
             not make them all again.
         hash_clients: Write keyed hashes instead of the clients' names.
+        identity: How a client's name belongs to a device. `stated`: whoever drives the server says
+            so. `registered`: by a key that was registered beforehand, which all that it sends is
+            signed with. `unregistered`: by a name that a device gets anew when it starts again.
     """
 
     clip_norm: float
@@ -36,6 +39,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     seed: int = 0
     snapshot_every: int = 20
     hash_clients: bool = True
+    identity: Literal["stated", "registered", "unregistered"] = "stated"
 
     def check(self, plan: Plan) -> None:
         """Refuse what does not go together, or could not be read back from a file."""

@@ -1,6 +1,6 @@
 """When each client was last contacted, and how often: 16 bytes a client."""
 
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,44 +37,51 @@ class Timers:
 
     def last(self, keys: Keys) -> Numbers:
         """The row of each client's last contact, or `NEVER`."""
-        found = np.full(len(keys), NEVER, np.int32)
-        for table in (self._old, self._recent):
-            known, at = table.find(keys)
-            found[known] = table.last[at]
-        return found
+        return self._look(keys).last
 
     def contacts(self, keys: Keys) -> Numbers:
         """How often each client was contacted."""
-        found = np.zeros(len(keys), np.int32)
-        for table in (self._old, self._recent):
-            known, at = table.find(keys)
-            found[known] = table.count[at]
-        return found
+        return self._look(keys).often
 
     def mark(self, keys: Keys, row: int) -> None:
         """All these clients, no two alike, are contacted for a row."""
-        self.least_gap = self.gap_with(keys, row)
-        self.most_contacts = self.most_with(keys)
-        is_new = np.ones(len(keys), bool)
-        for table in (self._old, self._recent):
-            known, at = table.find(keys)
+        seen = self._look(keys)
+        gap, most = self._with(seen, row)
+        for table, at in seen.places:
             table.last[at] = row
             table.count[at] += 1
-            is_new[known] = False
-        self._recent.insert(np.sort(keys[is_new]), np.int32(row), np.int32(1))
+        self._recent.insert(np.sort(keys[seen.last == NEVER]), np.int32(row), np.int32(1))
+        self.least_gap, self.most_contacts = gap, most
         if len(self._recent.keys) > max(SMALLEST_RECENT, len(self._old.keys) // RECENT_SHARE):
             self._old.insert(self._recent.keys, self._recent.last, self._recent.count)
             self._recent = _Table()
 
-    def gap_with(self, keys: Keys, row: int) -> int | None:
-        """What `least_gap` will be once these clients are contacted for a row."""
-        last = self.last(keys)
-        gaps = [int(row - last[last != NEVER].max())] if (last != NEVER).any() else []
-        return min([*gaps, *([] if self.least_gap is None else [self.least_gap])], default=None)
+    def after(self, keys: Keys, row: int) -> tuple[int | None, int]:
+        """What `least_gap` and `most_contacts` will be once these are contacted for a row."""
+        return self._with(self._look(keys), row)
 
-    def most_with(self, keys: Keys) -> int:
-        """What `most_contacts` will be once these clients are contacted."""
-        return max(self.most_contacts, int(self.contacts(keys).max(initial=0)) + (len(keys) > 0))
+    def _with(self, seen: "_Seen", row: int) -> tuple[int | None, int]:
+        returned = seen.last[seen.last != NEVER]
+        gaps = [row - int(returned.max())] if len(returned) else []
+        known = [] if self.least_gap is None else [self.least_gap]
+        most = int(seen.often.max()) + 1 if len(seen.often) else 0
+        return min([*gaps, *known], default=None), max(self.most_contacts, most)
+
+    def _look(self, keys: Keys) -> "_Seen":
+        seen = _Seen(np.full(len(keys), NEVER, np.int32), np.zeros(len(keys), np.int32), [])
+        for table in (self._old, self._recent):
+            known, at = table.find(keys)
+            seen.last[known], seen.often[known] = table.last[at], table.count[at]
+            seen.places.append((table, at))
+        return seen
+
+
+class _Seen(NamedTuple):
+    """What is known of some clients, and where."""
+
+    last: Numbers
+    often: Numbers
+    places: list[tuple["_Table", NDArray[np.intp]]]
 
 
 @final

@@ -12,7 +12,7 @@ from typing import Final, Literal, final
 
 import msgspec
 
-from dpftrl.errors import InvalidInput, UnsafeState
+from dpftrl.errors import InvalidInput, RunInUse, UnsafeState
 from dpftrl.storage import read_json, replace_durably
 
 FOLDER: Final = "DPFTRL_STATE"
@@ -94,7 +94,7 @@ class Lock:
         except OSError:
             holder = os.pread(self._handle, 20, 0).decode(errors="replace").strip()
             os.close(self._handle)
-            raise UnsafeState(
+            raise RunInUse(
                 f"another server (process {holder or 'unknown'}) is working on this run; "
                 "wait for it, or stop it"
             ) from None
