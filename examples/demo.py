@@ -22,7 +22,7 @@ from dpftrl.tasks.evaluation import unigram_accuracy
 OUT = Path("out")
 MILLIONS = Fleet(population=4_000_000, report_goal=6_500)
 DELTA = 1e-10
-RUNS = {"blt": "a BLT, optimised for this training", "tree": "TreeAgg: the binary tree"}
+RUNS = {"blt": "a BLT made for it", "tree": "TreeAgg"}
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def compare(results: dict[str, dict]) -> None:
         numbers = (f"{one['accuracy']:.2%}", f"{one['perplexity']:.0f}", f"{one['sigma']:.3f}")
         table.add_row(RUNS[name], *numbers, f"{one['epsilon']:.3f}")
     baseline = unigram_accuracy(task.heldout.sentences, task.heldout.sentences)
-    table.add_row("always the commonest word", f"{baseline:.2%}", "", "", "")
+    table.add_row("(commonest word)", f"{baseline:.2%}", "", "", "")
     Console().print(table)
     print(f"Accuracy on {len(task.heldout)} people who were held out; delta {config.privacy.delta:g}.")
 

@@ -1,0 +1,15 @@
+"""All people in this process, through the same ServerApp and ClientApp: simulate.py PLAN FOLDER."""
+
+import sys
+
+from nextword import server_app, task
+from nextword.client_app import client_app
+
+from dpftrl.engines.flower import InProcessGrid
+from dpftrl.federated import Settings, Sgd
+
+if __name__ == "__main__":
+    plan, folder = sys.argv[1:]
+    grid = InProcessGrid(client_app(simulated=True), range(1, len(task.task().train) + 1))
+    settings = Settings(clip_norm=0.5, optimizer=Sgd(1.0))
+    server_app.train(grid, plan, folder, settings, require_auth=False)

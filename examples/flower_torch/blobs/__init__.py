@@ -1,0 +1,1 @@
+"""A classifier of points on the plane."""

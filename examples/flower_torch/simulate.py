@@ -1,0 +1,16 @@
+"""All devices in this process, through the same ServerApp: simulate.py PLAN FOLDER."""
+
+import sys
+
+from blobs.client_app import simulated
+from blobs.server_app import main
+from flwr.app import Context, RecordDict
+
+from dpftrl.engines.flower import InProcessGrid
+from dpftrl.plan import load_plan
+
+if __name__ == "__main__":
+    plan, folder = sys.argv[1:]
+    nodes = load_plan(plan).fleet.population
+    told = {"plan": plan, "folder": folder, "lr": 0.1, "clip-norm": 1.0, "require-auth": False}
+    main(InProcessGrid(simulated, range(1, nodes + 1)), Context(1, 1, {}, RecordDict(), told))
