@@ -4,6 +4,7 @@ DpftrlError
 ├── InvalidInput        a value that no mechanism, participation or file may have
 │   ├── UnknownMechanism    a name that is none of ours (the message offers the nearest)
 │   └── UnsafeState         a run that must not go on: rolled back, edited, damaged or in use
+│       └── RunInUse            another server works on it; it may be free later
 ├── ReportRefused       an update from a client that may not send it, or not now
 ├── TooFewClients       not enough clients may be asked for a round yet
 ├── RunOver             no further round: all are done, or the budget is spent
@@ -32,6 +33,10 @@ class UnknownMechanism(InvalidInput):
 
 class UnsafeState(InvalidInput):
     """Going on from this state could break the guarantee, so nothing was changed."""
+
+
+class RunInUse(UnsafeState):
+    """Another process works on the run; what it holds is given back when it ends."""
 
 
 class ReportRefused(DpftrlError):

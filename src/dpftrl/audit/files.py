@@ -20,6 +20,7 @@ class SettingsContent(msgspec.Struct, frozen=True):
     hash_clients: bool
     budget: float | None
     timer_hours: float | None
+    identity: Literal["stated", "registered", "unregistered"] = "stated"
 
 
 class RunFile(msgspec.Struct, frozen=True):

@@ -51,7 +51,6 @@ def check_claim(claim: GuaranteeFile, path: Path, told: Told, narrow: Limits, wi
         wide: The same by now: a resumed server counts contacts of rounds in flight as well.
     """
     stream, limits = claim.stream, claimed_limits(claim)
-    by_time = told.settings.timer_hours is not None
     basis = {one.name: one.basis for one in claim.hypotheses}
     secrecy = [one.text for one in claim.hypotheses if one.name == "secrecy"]
     for what, holds in (
@@ -67,7 +66,8 @@ def check_claim(claim: GuaranteeFile, path: Path, told: Told, narrow: Limits, wi
         ("sampler_delta", sampler_delta(claim.mu) * (1 - AGREEMENT) <= claim.sampler_delta <= 1),
         ("kind", claim.kind == stream.sensitivity_kind),
         ("what it rests on", set(basis) >= RESTS_ON),
-        ("the basis", basis.get("participation") == ("observed" if by_time else "enforced")),
+        ("the basis", basis.get("participation") == _participation_basis(told)),
+        ("identity", (basis.get("identity") == "enforced") == _registered(told)),
         ("secrecy", ("NOTHING IS PRIVATE" in "".join(secrecy)) == told.test_key),
     ):
         if not holds:
@@ -97,3 +97,13 @@ def check_epsilon(claimed: float, found: Sensitivity, told: Told, where: str) ->
 
 def _same(claimed: float, follows: float) -> bool:
     return math.isclose(claimed, follows, rel_tol=ROUNDING)
+
+
+def _registered(told: Told) -> bool:
+    return told.settings.identity == "registered"
+
+
+def _participation_basis(told: Told) -> str:
+    if told.settings.identity == "unregistered":
+        return "assumed"
+    return "enforced" if told.settings.timer_hours is None else "observed"
