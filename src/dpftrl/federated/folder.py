@@ -6,10 +6,13 @@ noise state can take the noise off the models again.
 
 import contextlib
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
+
+import msgspec
 
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.federated.ledger import HEADER
@@ -132,6 +135,13 @@ class RunFolder:
     def _checkpoints(self) -> dict[int, Path]:
         found = (self.private / "checkpoints").glob("*.safetensors")
         return {int(path.stem): path for path in found if path.stem.isdecimal()}
+
+    def note(self, entry: dict[str, Any]) -> None:
+        """Add a line to the private log."""
+        with contextlib.suppress(OSError):  # a log is not worth a round
+            flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+            with os.fdopen(os.open(self.log, flags, 0o600), "ab") as file:
+                file.write(msgspec.json.encode(entry) + b"\n")
 
     def write_key(self, key: NoiseKey) -> None:
         """Keep the key, readable by the owner alone."""

@@ -1,5 +1,8 @@
 """What a run guarantees after some rounds, and whether the next one fits into the budget."""
 
+from dataclasses import dataclass
+from typing import final
+
 from dpftrl.accounting import Guarantee, account
 from dpftrl.accounting.guarantee import CLIPPING, ZERO_OUT, Basis, Hypothesis
 from dpftrl.federated.settings import Settings
@@ -33,33 +36,51 @@ TEST_KEY = Hypothesis(
 )
 
 
-def guarantee_after(
-    rounds: int,
-    plan: Plan,
-    settings: Settings,
-    least_gap: int | None,
-    most_contacts: int,
-    test_key: bool = False,
-) -> Guarantee:
-    """The guarantee of everything released in so many rounds.
+@final
+@dataclass(frozen=True)
+class Promise:
+    """What a run promises, round by round.
 
-    Args:
-        rounds: How many.
+    Attributes:
         plan: What was planned.
-        settings: Whether timers go by rounds, which the server enforces, or by time.
-        least_gap: Fewest rounds from one contact of a client to its next.
-        most_contacts: Contacts of the client that was contacted most often.
+        settings: Whether timers go by rounds, which the server enforces, or by time; budget.
         test_key: Whether the noise key is one for tests.
     """
-    planned = plan.participation
-    if settings.timer_hours is None:
-        covered = MinSep(rounds, planned.min_sep, planned.max_participations)
-    else:
-        covered = MinSep(rounds, least_gap or rounds, max(1, most_contacts))
-    found = account(plan.mechanism, covered, plan.sigma, plan.guarantee.delta)
-    said = Hypothesis("participation", found.runs[0].hypothesis.text, _basis(settings))
-    known = [said, ENFORCED_CLIPPING, ENFORCED_ZERO_OUT, IDENTITIES[settings.identity]]
-    return found.resting_on(*known, *([TEST_KEY] if test_key else []))
+
+    plan: Plan
+    settings: Settings
+    test_key: bool
+
+    def after(self, rounds: int, least_gap: int | None, most_contacts: int) -> Guarantee:
+        """The guarantee of everything released in so many rounds.
+
+        Args:
+            rounds: How many.
+            least_gap: Fewest rounds from one contact of a client to its next.
+            most_contacts: Contacts of the client that was contacted most often.
+        """
+        plan, settings, planned = self.plan, self.settings, self.plan.participation
+        if settings.timer_hours is None:
+            covered = MinSep(rounds, planned.min_sep, planned.max_participations)
+        else:
+            covered = MinSep(rounds, least_gap or rounds, max(1, most_contacts))
+        found = account(plan.mechanism, covered, plan.sigma, plan.guarantee.delta)
+        said = Hypothesis("participation", found.runs[0].hypothesis.text, _basis(settings))
+        known = [said, ENFORCED_CLIPPING, ENFORCED_ZERO_OUT, IDENTITIES[settings.identity]]
+        return found.resting_on(*known, *([TEST_KEY] if self.test_key else []))
+
+    def over_budget(self, rounds: int, least_gap: int | None, most_contacts: int) -> str | None:
+        """Why so many rounds would be too many for the budget, if they would."""
+        budget = self.settings.budget
+        if budget is None:
+            return None
+        epsilon = self.after(rounds, least_gap, most_contacts).epsilon
+        if epsilon <= budget:
+            return None
+        return (
+            f"the budget is spent: after {rounds - 1:,} rounds, one more would make epsilon "
+            f"{epsilon:.4g}, above {budget:g}"
+        )
 
 
 def _basis(settings: Settings) -> Basis:

@@ -5,7 +5,6 @@ noise, step the server's optimiser, commit, release. Whoever drives it (one proc
 own code) only carries models to clients and updates back.
 """
 
-import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Self, final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,7 +25,7 @@ from dpftrl.federated.folder import RunFolder
 from dpftrl.federated.layout import Layout
 from dpftrl.federated.ledger import Status
 from dpftrl.federated.opening import OpenRun, begin_run, open_run
-from dpftrl.federated.promise import guarantee_after
+from dpftrl.federated.promise import Promise
 from dpftrl.federated.pseudonyms import written
 from dpftrl.federated.records import Abandoned, AnyRecord, Cohort, Committed
 from dpftrl.federated.reports import Reports
@@ -75,6 +73,7 @@ class Server:
         self._current: Attempt | None = None
         self._usable = True
         self._turn = Lock()
+        self._promise = Promise(run.plan, run.settings, run.file.test_key)
         self._grid = Grid.for_noise(run.plan.sigma, run.settings.clip_norm)
 
     @classmethod
@@ -215,14 +214,14 @@ class Server:
         """What everything released so far guarantees."""
         if not self.rounds:
             raise InvalidInput("nothing has been released yet, so there is nothing to guarantee")
-        return self._guarantee(self.rounds, *self._run.charged)
+        return self._promise.after(self.rounds, *self._run.charged)
 
     def ended(self) -> str | None:
         """Why there is no further round, if there is none; a budget by time shows at `begin`."""
         if self.rounds >= self.plan.participation.rounds:
             return f"all {self.rounds:,} rounds are done"
         if self.settings.timer_hours is None:
-            return self._over_budget(None, 0)
+            return self._promise.over_budget(self.rounds + 1, None, 0)
         return None
 
     def begin(self, available: Sequence[str], now: float | None = None) -> Attempt:
@@ -257,8 +256,8 @@ class Server:
         run, size = self._run, cohort_size(self.plan)
         eligible = run.rules.eligible(run.timers, keys, self.rounds, now)
         chosen = choose(eligible, size, run.settings.seed, run.state.attempts)
-        by_time = self.settings.timer_hours is not None
-        if by_time and (reason := self._over_budget(*run.timers.after(chosen, self.rounds))):
+        after = run.timers.after(chosen, self.rounds)
+        if reason := self._promise.over_budget(self.rounds + 1, *after):
             raise RunOver(reason)
         return chosen
 
@@ -295,7 +294,7 @@ class Server:
         mean = self._grid.values(total, divisor=self.plan.fleet.report_goal)
         self._run.checkpoint = self._commit(attempt, self._stepped(mean))
         self._usable, self._current = True, None
-        self._log(attempt=attempt.number, row=attempt.row, unfit=attempt.reports.unfit)
+        self.log(attempt=attempt.number, row=attempt.row, unfit=attempt.reports.unfit)
         self._after_commit()
         return Released(self.rounds, self.epsilon, self.arrays())
 
@@ -311,7 +310,7 @@ class Server:
         run, rounds = self._run, self.rounds + 1
         sha256 = after.save(run.folder.checkpoint(rounds))
         run.ledger.append(attempt.row, self._statuses(attempt.reports.counted, "contacted"))
-        guarantee = self._guarantee(rounds, run.timers.least_gap, run.timers.most_contacts)
+        guarantee = self._promise.after(rounds, run.timers.least_gap, run.timers.most_contacts)
         self._publish(guarantee)  # before the round is real: what is said is never too little
         self._journal(
             Committed(
@@ -346,14 +345,7 @@ class Server:
 
     def log(self, **entry: Any) -> None:
         """Write to the private log, which is never to be published."""
-        self._log(**entry)
-
-    def _log(self, **entry: Any) -> None:
-        with contextlib.suppress(OSError):  # a log is not worth a round
-            path = self.folder.log
-            handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            with os.fdopen(handle, "ab") as file:
-                file.write(msgspec.json.encode(entry) + b"\n")
+        self.folder.note(entry)
 
     def _statuses(self, counted: set[int], otherwise: Status) -> Iterator[tuple[str, Status]]:
         pending = self._pending()
@@ -373,27 +365,11 @@ class Server:
             try:
                 run.noise.save(run.folder.noise)
             except InvalidInput as error:  # it can be made again; the round is committed
-                self._log(row=self.rounds, snapshot=str(error))
+                self.log(row=self.rounds, snapshot=str(error))
         run.folder.tidy(self.rounds)
 
     def _publish(self, guarantee: Guarantee) -> None:
         save_guarantee(guarantee, self.folder.guarantee)
-
-    def _guarantee(self, rounds: int, gap: int | None, most: int) -> Guarantee:
-        run = self._run
-        return guarantee_after(rounds, run.plan, run.settings, gap, most, run.file.test_key)
-
-    def _over_budget(self, gap: int | None, most: int) -> str | None:
-        budget = self.settings.budget
-        if budget is None:
-            return None
-        epsilon = self._guarantee(self.rounds + 1, gap, most).epsilon
-        if epsilon <= budget:
-            return None
-        return (
-            f"the budget is spent: epsilon is {self.epsilon:.4g} after {self.rounds:,} rounds, and "
-            f"one more would make it {epsilon:.4g}, above {budget:g}"
-        )
 
     def _pending(self) -> Cohort:
         if self._run.state.pending is None:
