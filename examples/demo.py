@@ -56,7 +56,7 @@ def compare(results: dict[str, dict]) -> None:
     baseline = unigram_accuracy(task.heldout.sentences, task.heldout.sentences)
     table.add_row("(commonest word)", f"{baseline:.2%}", "", "", "")
     Console().print(table)
-    print(f"Accuracy on {len(task.heldout)} people who were held out; delta {config.privacy.delta:g}.")
+    print(f"Accuracy on {len(task.heldout)} held-out people; delta {config.privacy.delta:g}.")
 
 
 def at_scale() -> None:
