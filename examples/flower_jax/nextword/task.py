@@ -5,13 +5,16 @@ from functools import cache
 import numpy as np
 
 from dpftrl.engines.local.batches import LocalTraining
+from dpftrl.engines.local.config import Network
 from dpftrl.engines.local.jax_clients import JaxClients
+from dpftrl.engines.local.start import network, starting_arrays
 from dpftrl.federated import Layout
 from dpftrl.tasks import Task, load_task
 from dpftrl.tasks.evaluation import evaluate
-from dpftrl.tasks.language_model import language_model
 
 Arrays = dict[str, np.ndarray]
+
+NETWORK = Network(name="window", sizes={"embedding": 16, "hidden": 32})
 
 
 @cache
@@ -20,17 +23,14 @@ def task() -> Task:
 
 
 @cache
-def network():
-    return language_model("window", len(task().vocabulary), embedding=16, hidden=32)
-
-
-@cache
 def clients() -> JaxClients:
-    return JaxClients(network(), task().train, LocalTraining(1.0, batch_size=16, epochs=1), seed=0)
+    local = LocalTraining(learning_rate=1.0, batch_size=16, epochs=1)
+    return JaxClients(network(NETWORK, task()), task().train, local, seed=0)
 
 
 def start() -> Arrays:
-    return {name: np.asarray(array) for name, array in network().init(0).items()}
+    """Fresh, but for how common words are, which is public."""
+    return {name: np.asarray(array) for name, array in starting_arrays(NETWORK, task(), 0).items()}
 
 
 def train(model: Arrays, person: int, round_number: int) -> Arrays:
@@ -43,4 +43,4 @@ def train(model: Arrays, person: int, round_number: int) -> Arrays:
 
 def accuracy(model: Arrays) -> float:
     """On people who were held out."""
-    return evaluate(network(), model, task().heldout.sentences, 2000).accuracy
+    return evaluate(network(NETWORK, task()), model, task().heldout.sentences, 2000).accuracy

@@ -1,0 +1,36 @@
+"""DP-FTRL on Flower: a strategy for the ServerApp, a mod for the ClientApp, a Grid without Ray.
+
+All that privacy rests on is in `dpftrl.federated`; what is here carries messages.
+"""
+
+import warnings
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+with warnings.catch_warnings():
+    # Flower imports names that other packages are about to drop; that is not the user's to mend.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    for _part in ("app", "clientapp", "serverapp.strategy", "superlink.grid"):
+        import_module(f"flwr.{_part}")
+
+if TYPE_CHECKING:
+    from dpftrl.engines.flower.client import client_mod
+    from dpftrl.engines.flower.in_process import InProcessGrid
+    from dpftrl.engines.flower.patience import Patience
+    from dpftrl.engines.flower.strategy import DpFtrl
+
+__all__ = ["DpFtrl", "InProcessGrid", "Patience", "client_mod"]
+
+_HOMES = {
+    "DpFtrl": "strategy",
+    "InProcessGrid": "in_process",
+    "Patience": "patience",
+    "client_mod": "client",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Late: a device that only trains need not load what the server's noise is made with.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

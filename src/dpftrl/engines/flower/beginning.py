@@ -1,0 +1,50 @@
+"""An attempt begins when enough nodes are online and rested."""
+
+import time
+from logging import INFO
+from typing import Final
+
+from flwr.serverapp import Grid
+from flwr.supercore import log
+
+from dpftrl.engines.flower.identity import named_nodes
+from dpftrl.errors import TooFewClients
+from dpftrl.federated import Attempt, Server
+
+POLL_SECONDS: Final = 1.0
+HOUR: Final = 3600.0
+
+
+def begin_when_enough(server: Server, grid: Grid, seconds: float) -> tuple[dict[str, int], Attempt]:
+    """The nodes by name, and the attempt that asks some of them.
+
+    Args:
+        server: The run.
+        grid: What knows the nodes.
+        seconds: How long to wait.
+
+    Raises:
+        TooFewClients: The time is over.
+        RunOver: There is no further round.
+    """
+    deadline, said = time.monotonic() + seconds, False
+    while True:
+        nodes = named_nodes(grid, server.settings.identity)
+        is_last = time.monotonic() >= deadline
+        try:
+            return nodes, _begin(server, list(nodes), is_last)
+        except TooFewClients as error:
+            if is_last:
+                raise
+            if not said:
+                log(INFO, "Waiting for nodes: %s", error)
+            said = True
+        time.sleep(POLL_SECONDS)
+
+
+def _begin(server: Server, names: list[str], is_last: bool) -> Attempt:
+    goal = server.plan.fleet.report_goal
+    if server.in_flight and not is_last and server.asked_before(names) < goal:
+        raise TooFewClients("too few of an interrupted round's nodes are online again")
+    by_time = server.settings.timer_hours is not None
+    return server.begin(names, time.time() / HOUR if by_time else None)

@@ -1,0 +1,154 @@
+"""The device's side: a mod around any ClientApp that trains."""
+
+import math
+import os
+from collections.abc import Mapping
+from logging import ERROR
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from flwr.app import Context, Message, MessageType
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from flwr.supercore import log
+from numpy.typing import NDArray
+
+from dpftrl.checks import positive_number
+from dpftrl.engines.flower.device_timer import DeviceTimer, device_folder
+from dpftrl.engines.flower.messages import (
+    Instruction,
+    Refusal,
+    arrays_of,
+    only_arrays,
+    refusal,
+    report,
+)
+from dpftrl.errors import InvalidInput
+
+# In a SuperNode's --node-config: the folder where this device remembers its turns.
+FOLDER: Final = "dpftrl-state"
+BLOCK: Final = 65_536
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def client_mod(
+    *,
+    clip_norm: float | None = None,
+    timer_folder: str | os.PathLike[str] | None = None,
+    simulated: bool = False,
+) -> Mod:
+    """A Flower mod that turns a trained model into a clipped update, when it is the device's turn.
+
+    The ClientApp stays as it is: it reads the one ArrayRecord of the message, trains, and replies
+    with one ArrayRecord of the same names and shapes. What else is in its reply (losses, numbers of
+    examples) is dropped: no noise protects it.
+
+    Args:
+        clip_norm: What the device was promised; a server that says otherwise is refused.
+        timer_folder: Where this device remembers its turns, on a disk that outlives restarts. By
+            default the `dpftrl-state` of the node's config, or else a folder named after the node's
+            id in $DPFTRL_STATE or the user's state folder.
+        simulated: Remember nothing, because there is no device: the server's ledger is enough.
+    """
+    promised = None if clip_norm is None else positive_number("clip_norm", clip_norm)
+
+    def mod(message: Message, context: Context, train: ClientAppCallable) -> Message:
+        try:
+            told, handed = _read(message, promised)
+            if not simulated:
+                _take_turn(told, _folder(timer_folder, context))
+            update = _update(_trained(train, message, context), handed, told.clip_norm)
+            return report(message, update, told)
+        except _Refused as refused:
+            return refusal(message, refused.why)
+
+    return mod
+
+
+class _Refused(Exception):
+    def __init__(self, why: Refusal):
+        self.why: Refusal = why
+
+
+def _read(message: Message, promised: float | None) -> tuple[Instruction, Arrays]:
+    if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
+        raise _Refused("this device answers nothing but training, whose answers are protected")
+    try:
+        told = Instruction.of(message)
+        handed = arrays_of(only_arrays(message.content))
+    except (InvalidInput, TypeError):
+        raise _Refused("the message is not one of dpftrl's strategy") from None
+    if promised is not None and told.clip_norm != promised:
+        raise _Refused("the server's clip norm is not the one that this device was promised")
+    return told, handed
+
+
+def _take_turn(told: Instruction, folder: Path) -> None:
+    try:
+        is_turn = DeviceTimer(folder).take_turn(told)
+    except (InvalidInput, OSError):
+        raise _Refused("the device could not write down that it took part") from None
+    if not is_turn:
+        raise _Refused("it is not this device's turn yet")
+
+
+def _trained(train: ClientAppCallable, message: Message, context: Context) -> Arrays | None:
+    """What the app makes of it, or None; what it says when it fails stays on the device."""
+    try:
+        reply = train(message, context)
+        if not reply.has_error():
+            return arrays_of(only_arrays(reply.content))
+        log(ERROR, "Training failed: %s", reply.error.reason)
+    except Exception as error:  # an app may raise anything
+        log(ERROR, "Training failed", exc_info=error)
+    return None
+
+
+def _update(trained: Arrays | None, handed: Arrays, clip_norm: float) -> dict[str, NDArray[Any]]:
+    """The clipped update. Training that failed counts as zeros.
+
+    Whether it fails may depend on what is in the device's data, and who is counted must not.
+    """
+    if trained is None:
+        return {name: np.zeros(array.shape, np.float32) for name, array in handed.items()}
+    try:
+        return clipped_update(handed, trained, clip_norm)
+    except InvalidInput:
+        raise _Refused(
+            "what was trained has other arrays than the model that was handed out"
+        ) from None
+
+
+def clipped_update(handed: Arrays, trained: Arrays, clip_norm: float) -> dict[str, NDArray[Any]]:
+    """What training changed, scaled down to the clip norm; the norm is computed in float64.
+
+    The server clips again: this keeps more than that from leaving the device. A model that
+    diverged is passed on, and the server counts it as zeros.
+    """
+    if {name: array.shape for name, array in handed.items()} != {
+        name: array.shape for name, array in trained.items()
+    }:
+        raise InvalidInput("the arrays of the trained model are not those of the model handed out")
+    with np.errstate(over="ignore", invalid="ignore"):
+        # The difference of two float32, rounded once; only its norm needs more digits.
+        changes = {name: trained[name] - handed[name] for name in handed}
+        norm = math.sqrt(sum(_squares(change.reshape(-1)) for change in changes.values()))
+        if not norm <= clip_norm:  # NaN stays NaN
+            factor = clip_norm / norm
+            changes = {name: change * np.float64(factor) for name, change in changes.items()}
+        return {name: change.astype(np.float32, copy=False) for name, change in changes.items()}
+
+
+def _squares(flat: NDArray[Any]) -> float:
+    """Their sum in float64, a block at a time, so that no copy of the whole is made."""
+    blocks = (flat[i : i + BLOCK].astype(np.float64) for i in range(0, flat.size, BLOCK))
+    return sum(float(np.dot(block, block)) for block in blocks)
+
+
+def _folder(given: str | os.PathLike[str] | None, context: Context) -> Path:
+    if given is not None:
+        return Path(given)
+    if FOLDER in context.node_config:
+        return Path(str(context.node_config[FOLDER])).expanduser()
+    return device_folder(context.node_id)

@@ -1,0 +1,1 @@
+"""A model of six numbers, as an app that Flower deploys."""

@@ -1,0 +1,222 @@
+"""A SuperLink and SuperNodes as processes on this machine, with TLS and authentication."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_public_key,
+)
+
+HERE = Path(__file__).parent
+BIN = Path(sys.executable).parent
+MAKE_KEYS = HERE.parents[1] / "examples" / "flower_jax" / "make_keys.sh"
+SECONDS = 180.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(holds: Callable[[], Any], what: str, seconds: float = SECONDS) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError):
+            if found := holds():
+                return found
+        time.sleep(0.1)
+    raise TimeoutError(f"{what} did not happen within {seconds:g} s")
+
+
+class Deployment:
+    """What runs, and where its files are.
+
+    Args:
+        place: A folder of its own.
+        nodes: How many SuperNodes there are keys for.
+        authenticated: Whether the SuperLink knows its SuperNodes.
+    """
+
+    def __init__(self, place: Path, nodes: int = 3, authenticated: bool = True):
+        self.place = place
+        self.keys = place / "keys"
+        self.port = free_port()
+        self.nodes = nodes
+        self.authenticated = authenticated
+        self.last_run = 0
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.started: list[subprocess.Popen[bytes]] = []
+        subprocess.run([MAKE_KEYS, self.keys, "127.0.0.1", str(nodes)], check=True)
+        self.app = place / "app"
+        shutil.copytree(HERE / "deployed_app", self.app, ignore=shutil.ignore_patterns("__py*"))
+        (place / "flwr").mkdir()
+        (place / "flwr" / "config.toml").write_text(
+            '[superlink]\ndefault = "here"\n\n[superlink.here]\n'
+            f'address = "127.0.0.1:{self.port}"\n'
+            f'root-certificates = "{self.keys / "ca.crt"}"\n'
+        )
+
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "FLWR_HOME": str(self.place / "flwr"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "DPFTRL_STATE": str(self.place / "devices"),
+            "PYTHONWARNINGS": "ignore",
+        }
+
+    def start(self, name: str, *command: object) -> None:
+        with (self.place / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [str(BIN / str(command[0])), *map(str, command[1:])],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=self.environment(),
+                cwd=self.place,
+                start_new_session=True,
+            )
+        self.processes[name] = process
+        self.started.append(process)
+
+    def start_superlink(self) -> None:
+        keys = self.keys
+        self.start(
+            "superlink",
+            "flower-superlink",
+            *("--ssl-certfile", keys / "server.crt", "--ssl-keyfile", keys / "server.key"),
+            *("--ssl-ca-certfile", keys / "ca.crt", "--database", self.place / "link.db"),
+            *(["--enable-supernode-auth"] if self.authenticated else []),
+            *("--host", "127.0.0.1", "--port", self.port),
+            "--disable-runtime-dependency-installation",
+        )
+        until(self._listens, "the SuperLink's start")
+
+    def _listens(self) -> bool:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            return True
+
+    def register(self) -> None:
+        for node in range(self.nodes):
+            self.flwr("supernode", "register", self.keys / f"node-{node}.pub", "here")
+
+    def start_node(self, node: int) -> None:
+        key = ["--auth-supernode-private-key", self.keys / f"node-{node}"]
+        self.start(
+            f"node-{node}",
+            "flower-supernode",
+            *("--superlink", f"127.0.0.1:{self.port}"),
+            *("--root-certificates", self.keys / "ca.crt"),
+            *(key if self.authenticated else []),
+            *("--host", "127.0.0.1", "--port", free_port()),
+            *("--node-config", f"partition-id={node} num-partitions={self.nodes}"),
+        )
+
+    def start_all(self) -> None:
+        self.start_superlink()
+        if self.authenticated:
+            self.register()
+        for node in range(self.nodes):
+            self.start_node(node)
+        until(lambda: self.activations() == self.nodes, "the SuperNodes' start")
+
+    def activations(self) -> int:
+        return (self.place / "superlink.log").read_text().count("Activated node_id")
+
+    def restart_node(self, node: int) -> None:
+        """As a supervisor would: Flower lets a node back in once it noticed that it was gone."""
+        before = self.activations()
+        deadline = time.monotonic() + SECONDS
+        while self.activations() == before and time.monotonic() < deadline:
+            self.start_node(node)
+            process = self.processes[f"node-{node}"]
+            until(lambda p=process: p.poll() is not None or self.activations() > before, "a start")
+
+    def flwr(self, *arguments: object) -> str:
+        done = subprocess.run(
+            [str(BIN / "flwr"), *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            env=self.environment(),
+            cwd=self.place,
+            timeout=SECONDS,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"flwr {arguments}: {done.stdout} {done.stderr}")
+        return done.stdout
+
+    def run(self, **config: object) -> int:
+        told = {"folder": str(self.place), **config}
+        text = " ".join(f"{k.replace('_', '-')}={json.dumps(v)}" for k, v in told.items())
+        answer = self.flwr("run", self.app, "here", "--run-config", text, "--format", "json")
+        self.last_run = int(json.loads(answer[answer.index("{") :])["run-id"])
+        return self.last_run
+
+    def status(self, run: int) -> str:
+        answer = self.flwr("ls", "here", "--run-id", run, "--format", "json")
+        return str(json.loads(answer[answer.index("{") :])["runs"][0]["status"])
+
+    def released(self) -> int:
+        """Rounds that the ServerApp has evaluated last."""
+        return self.losses()[-1][0]
+
+    def losses(self) -> list[tuple[int, float]]:
+        """Rounds, and the loss after them."""
+        lines = (self.place / "losses.jsonl").read_text().splitlines()
+        return [(int(rounds), float(loss)) for rounds, loss in map(json.loads, lines)]
+
+    def journal(self) -> list[dict[str, Any]]:
+        lines = (self.place / "run/private/journal.jsonl").read_bytes().splitlines()
+        return [json.loads(line)["record"] for line in lines]
+
+    def server_app(self) -> int:
+        """The process that holds the run, as it wrote into its lock."""
+        return int((self.place / "run/private/lock").read_text())
+
+    def names(self) -> dict[str, int]:
+        """The ledger's names of the nodes, before they are hashed."""
+        found: dict[str, int] = {}
+        for node in range(self.nodes):
+            key = load_ssh_public_key((self.keys / f"node-{node}.pub").read_bytes())
+            pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+            found[hashlib.sha256(pem).hexdigest()] = node
+        return found
+
+    def kill(self, name: str) -> None:
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def stop(self) -> None:
+        """End what was started here, each by its own session."""
+        for process in self.started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@contextlib.contextmanager
+def deployed(place: Path, **options: Any) -> Iterator[Deployment]:
+    deployment = Deployment(place, **options)
+    try:
+        deployment.start_all()
+        yield deployment
+    finally:
+        deployment.stop()

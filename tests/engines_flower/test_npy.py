@@ -1,0 +1,45 @@
+"""Our way to numpy and back is Flower's, bit by bit."""
+
+import numpy as np
+import pytest
+from flwr.app import Array
+
+from dpftrl.engines.flower.npy import from_numpy, to_numpy
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.arange(6, dtype=np.float64).reshape(2, 3).T,
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.array(3.5, np.float32),
+        np.zeros((0, 4)),
+        np.arange(8, dtype=np.int64)[::2],
+        np.arange(3, dtype=">f4"),
+    ],
+)
+def test_there_and_back(values: np.ndarray) -> None:
+    for array in (Array(values), from_numpy(values)):
+        for found in (array.numpy(), to_numpy(array)):
+            assert found.dtype == values.dtype
+            assert found.shape == values.shape
+            assert (found == values).all()
+    assert from_numpy(values).shape == Array(values).shape
+    assert from_numpy(values).dtype == Array(values).dtype
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"not an array",
+        Array(np.zeros(9)).data[:-1],
+        Array(np.zeros(9)).data.replace(b"(9,)", b"(10)"),
+        Array(np.zeros(9)).data.replace(b"<f8", b"|O8"),
+        Array(np.zeros(9)).data.replace(b"(9,)", b"-9, "),
+    ],
+)
+def test_what_is_no_array_raises_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011  # numpy has many words for it
+        to_numpy(Array("float64", (9,), "numpy.ndarray", data))
