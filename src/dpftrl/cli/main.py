@@ -15,6 +15,7 @@ from dpftrl.cli.mechanisms import mechanisms
 from dpftrl.cli.observe import observe
 from dpftrl.cli.optimize import optimize
 from dpftrl.cli.plan import plan_command
+from dpftrl.cli.reproduce import reproduce_command
 from dpftrl.cli.show import show
 from dpftrl.cli.statement import statement_command
 from dpftrl.cli.train import train_command
@@ -76,6 +77,7 @@ for command in (
     train_command,
     verify_command,
     export_command,
+    reproduce_command,
 ):
     dpftrl.add_command(command)
 

@@ -1,0 +1,161 @@
+"""Beyond the paper: loss against memory for every mechanism, and how far down it can go."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl import BandedInverse, Mechanism, MinSep, SquareRoot, mechanism
+from dpftrl.optimize import optimize_band_inverse, optimize_band_toeplitz, optimize_gblt
+from dpftrl.paper.findings import Claim, Findings, Row, Say, holds
+from dpftrl.paper.item import Item
+from dpftrl.paper.made import bandmf, blt
+from dpftrl.paper.pictures import FINE_STEPS, curves, log_ticks, looks, panels
+
+BOUND = "lower bound"
+KNOWN = "lower bound (nuclear norm)"
+
+
+@final
+@dataclass(frozen=True)
+class Sizes:
+    """The setting, and how many buffers or bands to try."""
+
+    rounds: int
+    min_sep: int
+    buffers: tuple[int, ...]
+    inverse_bands: tuple[int, ...]
+    bands: tuple[int, ...]
+    general_bands: tuple[int, ...]
+
+
+def compute(sizes: Sizes, say: Say) -> Findings:
+    """RmsLoss and memory of each, and two lower bounds."""
+    clients = MinSep(sizes.rounds, sizes.min_sep)
+    rows: list[Row] = []
+    for series, label, make in _makers(sizes, clients):
+        say(f"{series} {label}")
+        one = make()
+        loss = one.loss(clients)
+        rows.append(
+            {
+                "series": series,
+                "of": label,
+                "memory": one.memory(sizes.rounds),
+                "rms_loss": loss.rms_loss,
+                "max_loss": loss.max_loss,
+                "sensitivity": loss.sensitivity.kind,
+            }
+        )
+    say("lower bounds")
+    known, best = lower_bound(clients, (0.0,)), lower_bound(clients, (0.2, 0.3, 0.4, 0.5))
+    for name, bound in ((KNOWN, known), (BOUND, max(known, best))):
+        row: Row = {"series": name, "of": "", "memory": None, "rms_loss": bound}
+        rows.append({**row, "max_loss": None, "sensitivity": ""})
+    return Findings(rows, _claims(rows, max(known, best)))
+
+
+def _claims(rows: Sequence[Row], bound: float) -> list[Claim]:
+    def least(*series: str) -> float:
+        kept = (row for row in rows if row["memory"] is not None)
+        return min(float(r["rms_loss"] or 0) for r in kept if not series or r["series"] in series)
+
+    factor = "RmsLoss of the best {} over the lower bound"
+    return [
+        holds(
+            "No mechanism is below the lower bound (least RmsLoss over it)",
+            least() >= bound,
+            least() / bound,
+            "not in the paper",
+        ),
+        *(
+            holds(
+                factor.format(name), least(name) >= bound, least(name) / bound, "not in the paper"
+            )
+            for name in ("BLT", "generalised BLT", "BandMF")
+        ),
+    ]
+
+
+Maker = tuple[str, str, Callable[[], Mechanism]]
+
+
+def _makers(sizes: Sizes, clients: MinSep) -> Iterator[Maker]:
+    for d in sizes.buffers:
+        yield "BLT", f"d={d}", lambda d=d: blt(clients, d, "rms")
+    for d in sizes.buffers:
+        yield "generalised BLT", f"d={d}", lambda d=d: optimize_gblt(clients, d, "rms").mechanism
+    for p in sizes.inverse_bands:
+        make = lambda p=p: optimize_band_inverse(clients, p).mechanism  # noqa: E731
+        yield ("lambda" if p == 2 else "BandInvMF"), f"p={p}", make
+    for p in sizes.bands:
+        yield "BISR", f"p={p}", lambda p=p: BandedInverse.square_root(p)
+    for p in sizes.bands:
+        yield "BandToep", f"p={p}", lambda p=p: optimize_band_toeplitz(clients, p).mechanism
+    for p in sizes.bands:
+        yield "BandFHU", f"p={p}", lambda p=p: SquareRoot(p)
+    for p in sizes.general_bands:
+        yield "BandMF", f"p={p}", lambda p=p: bandmf(sizes.rounds, p)
+    for name in ("tree-vanilla", "tree", "smooth-tree", "tree-full", "sqrt"):
+        yield name, "", lambda name=name: mechanism(name, clients)
+
+
+def lower_bound(clients: MinSep, correlations: Sequence[float]) -> float:
+    """RmsLoss that no factorisation A = B C can go below.
+
+    Let u be a random vector that one client may contribute (each entry a vector of norm 1 or
+    nothing) and M = E[u u^T]. Then sens(C)^2 >= E ||C u||^2 = tr(C M C^T), and with ||A R||_* <=
+    ||B||_F ||C R||_F for R R^T = M, RmsLoss >= ||A R||_* / sqrt(n). Here u takes part in rounds j,
+    j + b, ... for j uniform, and its entries have pairwise inner products `correlation`. With 0
+    this is the nuclear norm bound sqrt(k) ||A||_* / n.
+
+    Args:
+        clients: Rounds that min-sep divides, so that every j has as many participations.
+        correlations: Inner products to try; every one gives a bound, the largest is returned.
+    """
+    n, b, k = clients.rounds, clients.min_sep, clients.max_participations
+    found: list[float] = []
+    for inner in correlations:
+        plain = (1 - inner) ** 0.5
+        shared = ((1 - inner + inner * k) ** 0.5 - plain) / k
+        root = plain * np.eye(k) + shared * np.ones((k, k))
+        weighted = np.tri(n) @ _spread(root, b)
+        found.append(float(np.linalg.svd(weighted, compute_uv=False).sum()) / n**0.5)
+    return max(found)
+
+
+def _spread(root: NDArray[np.float64], gap: int) -> NDArray[np.float64]:
+    """The root for the participations of each starting round, which is one of `gap`."""
+    n = len(root) * gap
+    spread = np.einsum("st,ij->sitj", root, np.eye(gap) / gap**0.5)
+    return spread.reshape(n, n)
+
+
+def _draw(figure: Any, rows: Sequence[Row]) -> None:
+    (axes,) = panels(figure, 1)
+    kept = [row for row in rows if row["memory"] is not None]
+    curves(axes, kept, "memory", "rms_loss", looks(kept))
+    for row in rows:
+        if row["memory"] is None:
+            dash = ":" if row["series"] == KNOWN else "-"
+            axes.axhline(float(row["rms_loss"] or 0), color="black", linewidth=1, linestyle=dash)
+            place = (1, float(row["rms_loss"] or 0))
+            axes.annotate(str(row["series"]), place, fontsize="small", va="bottom")
+    log_ticks(axes.xaxis)
+    log_ticks(axes.yaxis, FINE_STEPS)
+    axes.set_xlabel("memory: model-sized vectors kept between rounds")
+    axes.set_ylabel("RmsLoss")
+    axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+FRONTIER = Item(
+    "fig-frontier",
+    "Beyond the paper: loss against memory, with a lower bound",
+    Sizes(2052, 342, (1, 2, 3, 4, 6), (2, 3, 4, 6, 8), (4, 16, 64, 171, 342), (16, 64, 342)),
+    Sizes(60, 10, (1, 2, 4), (2, 3), (4, 10), (4, 10)),
+    compute,
+    _draw,
+    height=5,
+)

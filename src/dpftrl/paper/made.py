@@ -1,0 +1,59 @@
+"""Mechanisms that several items share, each made once."""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from dpftrl import BLT, Banded, Mechanism, MinSep, Toeplitz
+from dpftrl.optimize import (
+    Objective,
+    optimize_band_toeplitz,
+    optimize_bandmf,
+    optimize_blt,
+)
+from dpftrl.paper.findings import Row, Say
+
+
+@lru_cache
+def blt(participation: MinSep, buffers: int, objective: Objective) -> BLT:
+    """The best BLT."""
+    return optimize_blt(participation, min(buffers, participation.rounds), objective).mechanism
+
+
+@lru_cache(maxsize=16)
+def bandmf(rounds: int, bands: int) -> Banded:
+    """BandMF, for a min-sep of as many rounds as bands."""
+    return optimize_bandmf(MinSep(rounds, bands), bands).mechanism
+
+
+@lru_cache
+def band_toeplitz(participation: MinSep, bands: int) -> Toeplitz:
+    """BandToep, for RmsLoss."""
+    return optimize_band_toeplitz(participation, bands).mechanism
+
+
+def losses(
+    mechanisms: Mapping[str, Mechanism], points: Sequence[MinSep], say: Say
+) -> dict[str, list[Row]]:
+    """MaxLoss and RmsLoss of each mechanism at points that share their number of rounds."""
+    return {name: _along(name, mechanism, points, say) for name, mechanism in mechanisms.items()}
+
+
+def _along(name: str, mechanism: Mechanism, points: Sequence[MinSep], say: Say) -> list[Row]:
+    curve = mechanism.error_curve(points[0].rounds)
+    most, mean = float(curve.max()), float(np.sqrt(np.mean(curve**2)))
+    found: list[Row] = []
+    for point in points:
+        say(f"{name} at min-sep {point.min_sep}")
+        sensitivity = mechanism.sensitivity(point)
+        row: Row = {
+            "participations": point.max_participations,
+            "series": name,
+            "min_sep": point.min_sep,
+            "max_loss": most * sensitivity.value,
+            "rms_loss": mean * sensitivity.value,
+            "sensitivity": sensitivity.kind,
+        }
+        found.append(row)
+    return found

@@ -1,0 +1,76 @@
+"""The page holds what the saved results say, and nothing that was typed."""
+
+from pathlib import Path
+
+import pytest
+
+from dpftrl.errors import InvalidInput
+from dpftrl.paper import chosen, reproduce
+from dpftrl.paper.page import insert
+from dpftrl.paper.run import load_results
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def silent(line):
+    """Nobody looks."""
+
+
+@pytest.fixture
+def results(tmp_path):
+    list(reproduce(chosen(["launches", "fig-blt-coeff"]), tmp_path / "paper", True, silent))
+    return tmp_path / "paper"
+
+
+def test_blocks_are_filled_and_filled_anew(results, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "before\n<!-- begin gallery -->\nold\n<!-- end gallery -->\nbetween\n"
+        "<!-- begin launches -->\n<!-- end launches -->\n"
+        "<!-- begin counts -->\n<!-- end counts -->\n"
+    )
+    insert(results, page)
+    text = page.read_text()
+    assert "old" not in text
+    assert "paper/fig-blt-coeff.png" in text
+    assert "*reproduces*" in text
+    assert text.startswith("before\n")
+    insert(results, page)
+    assert page.read_text() == text
+
+
+def test_a_block_without_a_result_is_refused(results, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- begin fig-rmse -->\n<!-- end fig-rmse -->\n")
+    with pytest.raises(InvalidInput, match="dpftrl reproduce fig-rmse"):
+        insert(results, page)
+
+
+def test_the_page_in_the_docs_holds_what_the_saved_results_say(tmp_path):
+    copy = tmp_path / "paper.md"
+    (tmp_path / "paper").symlink_to(DOCS / "paper")
+    copy.write_text((DOCS / "paper.md").read_text())
+    insert(tmp_path / "paper", copy)
+    assert copy.read_text() == (DOCS / "paper.md").read_text()
+
+
+def test_saved_results_are_of_full_size_and_of_today():
+    items = {item.name: item for item in chosen([])}
+    for saved in load_results(DOCS / "paper"):
+        assert saved.settings == items[saved.item].settings(quick=False)
+        assert not saved.quick
+
+
+def test_the_page_names_what_is_missing(results, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- begin missing -->\n<!-- end missing -->\n")
+    insert(results, page)
+    assert "`fig-rmse`" in page.read_text()  # it has no result at all
+    assert "`fig-blt-coeff`" in page.read_text()  # it has one of reduced size only
+    assert "`launches`" not in page.read_text()  # it is as quick in full
+
+
+def test_a_saved_result_comes_out_again(tmp_path):
+    saved = {one.item: one for one in load_results(DOCS / "paper")}
+    for fresh in reproduce(chosen(["launches", "fig-blt-coeff"]), tmp_path, False, silent):
+        assert fresh.claims == saved[fresh.item].claims
