@@ -1,5 +1,6 @@
 """Run in a fresh process: STRATEGY GRID CLIENTS ROUNDS STEPS; times of rounds, and peak memory."""
 
+import contextlib
 import ctypes
 import json
 import logging
@@ -66,14 +67,19 @@ def on_ray(private: bool, clients: int, rounds: int, steps: int) -> dict[str, li
 
 def end_children() -> None:
     """Ray leaves its workers to end by themselves: nothing of them may run on beside the others."""
-    while children := [
-        int(child)
-        for thread in Path("/proc/self/task").iterdir()
-        for child in (thread / "children").read_text().split()
-    ]:
-        for child in children:
+    while left := children():
+        for child in left:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+
+
+def children() -> list[int]:
+    """The processes that this one has started, or that were left to it."""
+    found: list[int] = []
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a thread may end while we look
+            found += map(int, (thread / "children").read_text().split())
+    return found
 
 
 def main() -> None:
