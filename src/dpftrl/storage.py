@@ -11,8 +11,18 @@ import msgspec
 from dpftrl.errors import InvalidInput
 
 MOST_BYTES = 64 * 2**20
+# Names the folder for what must outlive a run's own folder.
+STATE = "DPFTRL_STATE"
 
 Content = TypeVar("Content")
+
+
+def default_state_folder() -> Path:
+    """$DPFTRL_STATE, or `dpftrl` in the user's state folder."""
+    if given := os.environ.get(STATE):
+        return Path(given)
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "dpftrl"
 
 
 def read_json(path: Path, kind: type[Content], what: str) -> Content:

@@ -22,7 +22,6 @@ class Created(Record, frozen=True, tag="created"):
     run: SixteenBytes
     settings_sha256: Sha256
     plan_sha256: Sha256
-    mechanism_sha256: Sha256
     key_fingerprint: EightBytes
     checkpoint_sha256: Sha256
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl.errors import InvalidInput
+from dpftrl.noise.grid import KINDS
 
 Vector = NDArray[np.float32]
-KINDS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 @final

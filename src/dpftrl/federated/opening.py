@@ -24,12 +24,11 @@ from dpftrl.federated.records import AnyRecord, Cohort, Committed, Created
 from dpftrl.federated.settings import RunFile, Settings
 from dpftrl.federated.state import RunState, unpacked
 from dpftrl.federated.timers import Timers
-from dpftrl.federated.witness import Lock, Witness, default_folder
+from dpftrl.federated.witness import Lock, Witness
 from dpftrl.noise import NoiseKey, NoiseStream
 from dpftrl.noise.key import Secret
-from dpftrl.noise.state import mechanism_sha256
 from dpftrl.plan import Plan, load_plan, save_plan
-from dpftrl.storage import flush, read_json, replace_durably
+from dpftrl.storage import default_state_folder, flush, read_json, replace_durably
 
 
 @final
@@ -131,7 +130,6 @@ def _write_first(run: OpenRun, key: NoiseKey) -> None:
             run=run.file.run,
             settings_sha256=sha256_of(folder.settings),
             plan_sha256=sha256_of(folder.plan),
-            mechanism_sha256=mechanism_sha256(run.plan.mechanism),
             key_fingerprint=key.fingerprint(),
             checkpoint_sha256=sha256,
         )
@@ -199,7 +197,7 @@ def _unread(
 
 
 def _witnesses(folder: RunFolder, state_folder: Path | None) -> Path:
-    place = state_folder or default_folder()
+    place = state_folder or default_state_folder()
     if place.resolve().is_relative_to(folder.root.resolve()):
         raise InvalidInput(
             f"{place} lies in the folder of the run: a witness there would be rolled back with it"

@@ -17,7 +17,6 @@ class Created(Record, frozen=True, tag="created"):
         run: Its identity: 16 random bytes, in hexadecimal.
         settings_sha256: Of the file `run.json`.
         plan_sha256: Of the file `plan.json`.
-        mechanism_sha256: Of the mechanism's family and parameters.
         key_fingerprint: Tells noise keys apart.
         checkpoint_sha256: Of the checkpoint before the first round.
     """
@@ -25,7 +24,6 @@ class Created(Record, frozen=True, tag="created"):
     run: str
     settings_sha256: str
     plan_sha256: str
-    mechanism_sha256: str
     key_fingerprint: str
     checkpoint_sha256: str
 

@@ -178,11 +178,6 @@ class Server:
         return self._run.state.epsilon
 
     @property
-    def attempts(self) -> int:
-        """Attempts begun so far."""
-        return self._run.state.attempts
-
-    @property
     def in_flight(self) -> bool:
         """Whether a cohort was contacted whose round is neither committed nor abandoned."""
         return self._run.state.pending is not None

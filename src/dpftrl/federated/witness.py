@@ -8,14 +8,12 @@ import contextlib
 import fcntl
 import os
 from pathlib import Path
-from typing import Final, Literal, final
+from typing import Literal, final
 
 import msgspec
 
 from dpftrl.errors import InvalidInput, RunInUse, UnsafeState
-from dpftrl.storage import read_json, replace_durably
-
-FOLDER: Final = "DPFTRL_STATE"
+from dpftrl.storage import STATE, read_json, replace_durably
 
 
 class WitnessFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -26,14 +24,6 @@ class WitnessFile(msgspec.Struct, forbid_unknown_fields=True):
     run: str
     lines: int
     mac: str
-
-
-def default_folder() -> Path:
-    """Where witnesses are kept: $DPFTRL_STATE, or the state folder of the user."""
-    if given := os.environ.get(FOLDER):
-        return Path(given)
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "dpftrl"
 
 
 @final
@@ -47,7 +37,7 @@ class Witness:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise InvalidInput(
-                f"{folder} cannot be made: {error.strerror}; ${FOLDER} names another folder"
+                f"{folder} cannot be made: {error.strerror}; ${STATE} names another folder"
             ) from None
         self._lock = Lock(folder / f"{run}.lock")
 

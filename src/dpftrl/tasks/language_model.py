@@ -8,6 +8,7 @@ which is what a server keeps and exports; nothing else travels.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, cast, final
@@ -41,9 +42,34 @@ class Model(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Layered(ABC):
+    """A model that Equinox makes the layers of; its fields are sizes."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            whole_number(field.name, getattr(self, field.name))
+
+    @abstractmethod
+    def layers(self, key: jax.Array) -> Any:
+        """The layers as Equinox makes them."""
+
+    def init(self, seed: int) -> Parameters:
+        """Fresh parameters by sorted name."""
+        return _fresh(_skeleton(self.layers), seed)
+
+    def states(self, parameters: Mapping[str, Any], inputs: jax.Array) -> jax.Array:
+        """What the last layer reads after each step."""
+        return self.network(parameters).states(inputs)
+
+    def network(self, parameters: Mapping[str, Any]) -> Any:
+        """The layers with these parameters, as an Equinox module."""
+        return _filled(_skeleton(self.layers), parameters)
+
+
 @final
 @dataclass(frozen=True)
-class Lstm:
+class Lstm(Layered):
     """One LSTM layer between an embedding and a projection.
 
     Sizes that are not given are those of the paper's StackOverflow model.
@@ -56,21 +82,6 @@ class Lstm:
     embedding: int = 96
     hidden: int = 670
     projection: int = 96
-
-    def __post_init__(self) -> None:
-        _check_sizes(self)
-
-    def init(self, seed: int) -> Parameters:
-        """Fresh parameters by sorted name."""
-        return _fresh(_skeleton(self.layers), seed)
-
-    def states(self, parameters: Mapping[str, Any], inputs: jax.Array) -> jax.Array:
-        """The projected state of the LSTM after each step."""
-        return self.network(parameters).states(inputs)
-
-    def network(self, parameters: Mapping[str, Any]) -> "LstmNetwork":
-        """The layers with these parameters, as an Equinox module."""
-        return _filled(_skeleton(self.layers), parameters)
 
     def layers(self, key: jax.Array) -> "LstmNetwork":
         """The layers as Equinox makes them."""
@@ -85,28 +96,13 @@ class Lstm:
 
 @final
 @dataclass(frozen=True)
-class Window:
+class Window(Layered):
     """One layer over the last few words, for when an LSTM takes too long."""
 
     vocabulary: int
     embedding: int = 32
     words: int = 3
     hidden: int = 32
-
-    def __post_init__(self) -> None:
-        _check_sizes(self)
-
-    def init(self, seed: int) -> Parameters:
-        """Fresh parameters by sorted name."""
-        return _fresh(_skeleton(self.layers), seed)
-
-    def states(self, parameters: Mapping[str, Any], inputs: jax.Array) -> jax.Array:
-        """The hidden layer after each step."""
-        return self.network(parameters).states(inputs)
-
-    def network(self, parameters: Mapping[str, Any]) -> "WindowNetwork":
-        """The layers with these parameters, as an Equinox module."""
-        return _filled(_skeleton(self.layers), parameters)
 
     def layers(self, key: jax.Array) -> "WindowNetwork":
         """The layers as Equinox makes them."""
@@ -230,8 +226,3 @@ def _filled(skeleton: Any, parameters: Mapping[str, Any]) -> Any:
 
 def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
-
-
-def _check_sizes(model: Lstm | Window) -> None:
-    for field in fields(model):
-        whole_number(field.name, getattr(model, field.name))

@@ -15,9 +15,8 @@ from typing import Final, Literal, final
 import msgspec
 
 from dpftrl.engines.flower.messages import Instruction
-from dpftrl.storage import read_json, replace_durably
+from dpftrl.storage import default_state_folder, read_json, replace_durably
 
-STATE: Final = "DPFTRL_STATE"
 SECONDS: Final = 3600.0
 
 
@@ -89,6 +88,4 @@ def _alone(path: Path) -> Generator[None]:
 
 def device_folder(node_id: int) -> Path:
     """Where a device's turns are kept unless it says otherwise."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    state = os.environ.get(STATE) or Path(base) / "dpftrl"
-    return Path(state) / "devices" / str(node_id)
+    return default_state_folder() / "devices" / str(node_id)
