@@ -17,7 +17,7 @@ from dpftrl.paper.written import as_csv, shown
 
 SOURCES = sorted(Path(dpftrl.paper.__file__).parent.glob("*.py"))
 # What reads and writes files, not what computes.
-HOUSEHOLD = {"dpftrl.storage", "dpftrl.report.plots"}
+HOUSEHOLD = {"dpftrl.cache", "dpftrl.storage", "dpftrl.report.plots"}
 
 
 @pytest.mark.parametrize(

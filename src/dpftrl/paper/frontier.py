@@ -139,10 +139,11 @@ def _draw(figure: Any, rows: Sequence[Row]) -> None:
     curves(axes, kept, "memory", "rms_loss", looks(kept))
     for row in rows:
         if row["memory"] is None:
-            dash = ":" if row["series"] == KNOWN else "-"
-            axes.axhline(float(row["rms_loss"] or 0), color="black", linewidth=1, linestyle=dash)
-            place = (1, float(row["rms_loss"] or 0))
-            axes.annotate(str(row["series"]), place, fontsize="small", va="bottom")
+            dash, side = (":", "top") if row["series"] == KNOWN else ("-", "bottom")
+            height = float(row["rms_loss"] or 0)
+            axes.axhline(height, color="black", linewidth=1, linestyle=dash)
+            where: Any = {"ha": "right", "va": side, "transform": axes.get_yaxis_transform()}
+            axes.text(1, height, str(row["series"]), fontsize="small", **where)
     log_ticks(axes.xaxis)
     log_ticks(axes.yaxis, FINE_STEPS)
     axes.set_xlabel("memory: model-sized vectors kept between rounds")

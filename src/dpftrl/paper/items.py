@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpftrl.errors import InvalidInput
+from dpftrl.paper.accuracy import ACCURACY
 from dpftrl.paper.coefficients import COEFFICIENTS
 from dpftrl.paper.extrapolation import EXTRAPOLATE
 from dpftrl.paper.faster import FASTER
@@ -18,6 +19,8 @@ from dpftrl.paper.robust_min_sep import K3, NKB, OTHERS
 from dpftrl.paper.stackoverflow_loss import LOSSES
 from dpftrl.paper.summary import SUMMARY
 from dpftrl.paper.text import TEXT
+from dpftrl.paper.tuning import TUNING
+from dpftrl.paper.utility import UTILITY
 from dpftrl.paper.vary_rounds import VARY_N
 
 ITEMS: tuple[Item[Any], ...] = (
@@ -25,6 +28,8 @@ ITEMS: tuple[Item[Any], ...] = (
     CINV,
     FASTER,
     LOSSES,
+    ACCURACY,
+    TUNING,
     RMSE,
     MAXLOSS,
     K3,
@@ -33,6 +38,7 @@ ITEMS: tuple[Item[Any], ...] = (
     OTHERS,
     GBOARD,
     LAUNCHED,
+    UTILITY,
     EXTRAPOLATE,
     VARY,
     COEFFICIENTS,

@@ -11,7 +11,7 @@ from dpftrl.paper.item import Draw
 from dpftrl.report.plots import COLOURS, DASHES
 
 # Marks of a logarithmic axis that spans about a decade.
-FINE_STEPS = (1, 1.5, 2, 3, 4, 5, 6, 8)
+FINE_STEPS = (1, 1.2, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5, 6, 7, 8, 9)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 FORMATS = ("png", "svg")
 

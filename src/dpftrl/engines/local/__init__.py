@@ -1,1 +1,42 @@
-"""Clients that run in this process."""
+"""Trainings in this process: a task, its simulated clients, and the server."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpftrl.engines.local.config import Config, read_config
+    from dpftrl.engines.local.metrics import Point, read_points
+    from dpftrl.engines.local.python_clients import PythonClients
+    from dpftrl.engines.local.start import starting_arrays
+    from dpftrl.engines.local.training import Progress, Training, load_training_task
+
+__all__ = [
+    "Config",
+    "Point",
+    "Progress",
+    "PythonClients",
+    "Training",
+    "load_training_task",
+    "read_config",
+    "read_points",
+    "starting_arrays",
+]
+
+_HOMES = {
+    "Config": "config",
+    "Point": "metrics",
+    "Progress": "training",
+    "PythonClients": "python_clients",
+    "Training": "training",
+    "load_training_task": "training",
+    "read_config": "config",
+    "read_points": "metrics",
+    "starting_arrays": "start",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Late: a config can be read without loading JAX.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -41,7 +41,7 @@ class Metrics:
     def __init__(self, folder: Path, rounds: int):
         self._path = folder / "metrics.jsonl"
         self._curves = folder / "curves.png"
-        self.points = [point for point in _read(self._path) if point.round <= rounds]
+        self.points = [point for point in read_points(self._path) if point.round <= rounds]
         replace_file(self._path, _lines(self.points))
         self._events = _event_writer(folder / "events", rounds)
 
@@ -74,7 +74,8 @@ class Metrics:
         )
 
 
-def _read(path: Path) -> list[Point]:
+def read_points(path: Path) -> list[Point]:
+    """The rounds that a `metrics.jsonl` has; none if there is no such file."""
     if not path.exists():
         return []
     points = list[Point]()

@@ -1,0 +1,208 @@
+"""Trainings with one mechanism after the other, everything else equal: each is run only once.
+
+A training that was stopped goes on where it was; of one that is over, the cache keeps the numbers.
+"""
+
+import hashlib
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import final
+
+import msgspec
+from msgspec.structs import replace
+
+from dpftrl import FullTree, Mechanism, MinSep, __version__
+from dpftrl.accounting import account, calibrate
+from dpftrl.cache import cache_folder
+from dpftrl.errors import InvalidInput
+from dpftrl.federated import RunFolder
+from dpftrl.paper.findings import Say
+from dpftrl.paper.made import bandmf, blt
+from dpftrl.plan import Fleet, Plan
+from dpftrl.storage import read_json, replace_file
+
+TUNING_SEED = 100
+
+
+@final
+@dataclass(frozen=True)
+class Recipe:
+    """What all trainings share, and in what they differ.
+
+    Attributes:
+        settings: Changes to the defaults of `dpftrl train`, as `--set` takes them.
+        rounds: Rounds of a training.
+        min_sep: Rounds between two turns of a client.
+        report_goal: Clients of a round.
+        clients: All of them.
+        delta: Where epsilon is stated.
+        rates: The server's learning rate for each epsilon.
+        mechanisms: By their names in the paper's table.
+        seeds: Trainings of each.
+        tried: The learning rates that were tried for each epsilon, with `tuned_on` alone.
+        tuned_on: The mechanism that all others take their learning rates from.
+    """
+
+    settings: tuple[str, ...]
+    rounds: int
+    min_sep: int
+    report_goal: int
+    clients: int
+    delta: float
+    rates: tuple[tuple[float, float], ...]
+    mechanisms: tuple[str, ...]
+    seeds: int
+    tried: tuple[tuple[float, tuple[float, ...]], ...]
+    tuned_on: str
+
+    @property
+    def participation(self) -> MinSep:
+        """Which rounds a client may take part in."""
+        return MinSep(self.rounds, self.min_sep)
+
+    def mechanism(self, name: str) -> Mechanism:
+        """The mechanism that a row of the table names; BLTs are made for MaxLoss, as there."""
+        clients, once = self.participation, MinSep.once(self.rounds)
+        makers = {
+            "BandMF": lambda: bandmf(self.rounds, self.min_sep),
+            "TreeAgg-Full": lambda: FullTree(self.rounds),
+            **{f"BLT(d={d}, k=1)": lambda d=d: blt(once, d, "max") for d in (2, 5)},
+            **{f"BLT(d={d}, k=6)": lambda d=d: blt(clients, d, "max") for d in (2, 3, 4, 5)},
+        }
+        return makers[name]()
+
+
+@final
+class Look(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The model after a round, on held-out people."""
+
+    round: int
+    epsilon: float
+    accuracy: float
+    perplexity: float
+
+
+@final
+class Trained(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One training that is over."""
+
+    mechanism: str
+    epsilon: float
+    seed: int
+    noise_multiplier: float
+    seconds: float
+    looks: list[Look]
+
+    def around(self, middle: int, reach: int) -> list[Look]:
+        """The looks at rounds from middle - reach to middle + reach."""
+        return [one for one in self.looks if abs(one.round - middle) <= reach]
+
+
+def trainings(recipe: Recipe, say: Say) -> Iterator[Trained]:
+    """Every training of a recipe: seed by seed, so that a part of them is a smaller study."""
+    for seed in range(recipe.seeds):
+        for epsilon, rate in recipe.rates:
+            for name in recipe.mechanisms:
+                yield _one(recipe, name, epsilon, rate, seed, say)
+
+
+def tunings(recipe: Recipe, say: Say) -> Iterator[tuple[float, Trained]]:
+    """A training for each learning rate that was tried, with a seed that nothing else uses."""
+    for epsilon, rates in recipe.tried:
+        for rate in rates:
+            yield rate, _one(recipe, recipe.tuned_on, epsilon, rate, TUNING_SEED, say)
+
+
+def _one(recipe: Recipe, name: str, epsilon: float, rate: float, seed: int, say: Say) -> Trained:
+    settings = (*recipe.settings, f"seed={seed}", f"server.learning_rate={rate}")
+    folder = _folder(name, epsilon, recipe.rounds, recipe.min_sep, recipe.report_goal, *settings)
+    result = folder.with_suffix(".json")
+    if not result.exists():
+        label = f"{name}, epsilon {epsilon:g}, seed {seed}"
+        found = _trained(
+            recipe, name, epsilon, settings, folder, lambda line: say(f"{label}{line}")
+        )
+        replace_file(result, msgspec.json.encode(found))
+        shutil.rmtree(folder, ignore_errors=True)
+    return read_json(result, Trained, "training")
+
+
+def _trained(
+    recipe: Recipe, name: str, epsilon: float, settings: tuple[str, ...], folder: Path, say: Say
+) -> Trained:
+    if find_spec("jax") is None or find_spec("equinox") is None:
+        raise InvalidInput("training needs JAX: pip install 'dpftrl[train]'")
+    from dpftrl.engines.local import Progress, Training
+
+    started = time.monotonic()
+    say(": getting ready")
+    # The witness of the run stays beside it: both are thrown away in the end.
+    witness = folder / "witness"
+    if RunFolder(folder / "run").exists:
+        training = Training.resume(folder / "run", state_folder=witness)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)  # it was stopped before it had begun
+        config = _config(settings, folder.parent, say)
+        plan = _plan(recipe, recipe.mechanism(name), epsilon)
+        training = Training.begin(config, folder / "run", plan=plan, state_folder=witness)
+
+    def tell(progress: Progress) -> None:
+        say(f": round {progress.point.round}, {progress.accuracy:.2%}")
+
+    with training:
+        training.run(tell)
+        return Trained(
+            name,
+            epsilon,
+            training.config.seed,
+            training.server.plan.sigma,
+            round(time.monotonic() - started, 1),
+            _looks(folder / "run" / "metrics.jsonl"),
+        )
+
+
+def _plan(recipe: Recipe, mechanism: Mechanism, epsilon: float) -> Plan:
+    clients = recipe.participation
+    sigma = calibrate(mechanism, clients, epsilon, recipe.delta)
+    fleet = Fleet(recipe.clients, recipe.report_goal)
+    return Plan(fleet, account(mechanism, clients, sigma, recipe.delta))
+
+
+def _config(settings: tuple[str, ...], folder: Path, say: Say):
+    """The settings, with the public start that all trainings of a seed share."""
+    from safetensors.numpy import save
+
+    from dpftrl.engines.local import load_training_task, read_config, starting_arrays
+
+    config = read_config(None, settings)
+    same = repr((config.task, config.data, config.model, config.seed))
+    start = folder / f"{_key('start', same)}.safetensors"
+    if not start.exists():
+        say(": the public start")
+        arrays = starting_arrays(config.model, load_training_task(config), config.seed)
+        replace_file(start, save(arrays))
+    return replace(config, model=replace(config.model, start=str(start), pretraining_steps=0))
+
+
+def _looks(path: Path) -> list[Look]:
+    from dpftrl.engines.local import read_points
+
+    return [
+        Look(one.round, one.epsilon, one.accuracy, one.perplexity)
+        for one in read_points(path)
+        if one.accuracy is not None and one.perplexity is not None
+    ]
+
+
+def _folder(*parts: object) -> Path:
+    folder = cache_folder() / "trainings"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / _key("training", repr(parts))
+
+
+def _key(kind: str, text: str) -> str:
+    return f"{kind}-{hashlib.sha256(f'{__version__} {text}'.encode()).hexdigest()[:24]}"

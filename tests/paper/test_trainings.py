@@ -1,0 +1,100 @@
+"""The trainings behind the accuracies: resumed, kept, and judged."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from dpftrl.paper.accuracy import PRINTED, compared
+from dpftrl.paper.recipes import FULL, QUICK, averaged, deviation
+from dpftrl.paper.trainings import Look, Trained, trainings, tunings
+from dpftrl.paper.utility import compute
+
+TINY = replace(QUICK, mechanisms=("BLT(d=2, k=6)",))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """One for all, so that a training is not repeated here either."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPFTRL_CACHE", str(folder))
+        yield folder / "trainings"
+
+
+class Stop(Exception):
+    """Somebody pulled the plug."""
+
+
+def test_a_training_that_was_stopped_goes_on_and_is_kept(cache):
+    for when in ("getting ready", "round 9,"):
+        with pytest.raises(Stop):
+            list(trainings(TINY, partial(_pull_the_plug, when)))
+        assert not list(cache.glob("training-*.json"))
+    heard = []
+    (found,) = trainings(TINY, heard.append)
+    assert not any("round 9," in line for line in heard)  # that one was committed
+    assert any("round 10," in line for line in heard)
+    rounds = [look.round for look in found.looks]
+    assert rounds == list(range(0, TINY.rounds + 1, 2))
+    assert found.looks[-1].epsilon == pytest.approx(8.0, rel=1e-9)
+    assert found.looks[-1].epsilon <= 8.0
+    # Only the numbers stay, and they are not computed again.
+    assert [path.suffix for path in cache.glob("training-*")] == [".json"]
+    heard.clear()
+    assert list(trainings(TINY, heard.append)) == [found]
+    assert heard == []
+
+
+def _pull_the_plug(when, line):
+    if when in line:
+        raise Stop
+
+
+def test_tuning_has_a_seed_of_its_own_and_the_recipe_uses_what_was_tried():
+    ((rate, tuned),) = tunings(replace(TINY, rounds=4, min_sep=1), lambda _: None)
+    assert rate == 1.0
+    assert tuned.seed not in range(FULL.seeds)
+    tried = dict(FULL.tried)
+    assert all(rate in tried[epsilon] for epsilon, rate in FULL.rates)
+    assert FULL.tuned_on in FULL.mechanisms
+
+
+def test_the_recipe_of_the_paper_has_its_six_participations():
+    assert FULL.participation.max_participations == 6
+    assert FULL.report_goal * FULL.min_sep <= FULL.clients  # nobody is asked too early
+    for name in FULL.mechanisms:
+        if name != "BandMF":  # which takes long
+            assert FULL.mechanism(name).rounds in (None, FULL.rounds)
+
+
+def test_accuracies_as_printed_bear_out_the_paper_and_others_do_not():
+    for epsilon in (2.0, 8.0):
+        as_printed = {name: _seeds(values[epsilon]) for name, values in PRINTED.items()}
+        assert {claim.verdict for claim in compared(epsilon, as_printed)} == {"reproduces"}
+        turned = {**as_printed, "TreeAgg-Full": _seeds(26.0), "BandMF": _seeds(27.0)}
+        verdicts = [claim.verdict for claim in compared(epsilon, turned)]
+        assert verdicts.count("does not") == 2
+        # What does not stand out of the noise is no finding.
+        loud = {name: _seeds(values[epsilon], 5.0) for name, values in PRINTED.items()}
+        assert [claim.verdict for claim in compared(epsilon, loud)].count("does not") == 3
+
+
+def _seeds(mean, spread=0.06):
+    return [mean - spread, mean, mean + spread]
+
+
+def test_averages_take_the_rounds_around_one_and_no_others():
+    looks = [Look(r, 1.0, accuracy=float(r), perplexity=1.0) for r in range(0, 101, 5)]
+    one = Trained("BandMF", 2.0, 0, 1.0, 1.0, looks)
+    assert averaged(one, 50, "accuracy") == 50.0
+    assert [look.round for look in one.around(50, 10)] == [40, 45, 50, 55, 60]
+    assert averaged(one, 90, "accuracy") == 90.0
+    assert deviation([1.0]) == 0.0
+
+
+def test_the_privacy_spent_grows_along_a_curve():
+    rows = compute(TINY, lambda _: None).rows
+    spent = [row["rho"] for row in rows]
+    assert spent == sorted(spent)
+    assert 0 < spent[-1] < 100
