@@ -69,8 +69,9 @@ def end_children() -> None:
     """Ray leaves its workers to end by themselves: nothing of them may run on beside the others."""
     while left := children():
         for child in left:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it ended by itself
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
 
 
 def children() -> list[int]:

@@ -6,8 +6,7 @@ from blobs.client_app import simulated
 from blobs.server_app import main
 from flwr.app import Context, RecordDict
 
-from dpftrl.engines.flower import InProcessGrid
-from dpftrl.plan import load_plan
+from dpftrl.engines.flower import InProcessGrid, load_plan
 
 if __name__ == "__main__":
     plan, folder = sys.argv[1:]

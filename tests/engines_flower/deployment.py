@@ -24,6 +24,13 @@ HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 MAKE_KEYS = HERE.parents[1] / "examples" / "flower_jax" / "make_keys.sh"
 SECONDS = 180.0
+# A SuperNode of Flower but for one thing.
+KEEPS_ALL = """
+from flwr.supernode import start_client_internal
+from flwr.supernode.cli import flower_supernode
+start_client_internal.push_object_contents_from_iterable = lambda *_, **__: None
+flower_supernode()
+"""
 
 
 def free_port() -> int:
@@ -116,11 +123,12 @@ class Deployment:
         for node in range(self.nodes):
             self.flwr("supernode", "register", self.keys / f"node-{node}.pub", "here")
 
-    def start_node(self, node: int) -> None:
+    def start_node(self, node: int, uploads: bool = True) -> None:
+        """One that does not upload announces its replies, and keeps what is in them."""
         key = ["--auth-supernode-private-key", self.keys / f"node-{node}"]
         self.start(
             f"node-{node}",
-            "flower-supernode",
+            *(["flower-supernode"] if uploads else ["python", "-c", KEEPS_ALL]),
             *("--superlink", f"127.0.0.1:{self.port}"),
             *("--root-certificates", self.keys / "ca.crt"),
             *(key if self.authenticated else []),
@@ -128,12 +136,12 @@ class Deployment:
             *("--node-config", f"partition-id={node} num-partitions={self.nodes}"),
         )
 
-    def start_all(self) -> None:
+    def start_all(self, silent: tuple[int, ...] = ()) -> None:
         self.start_superlink()
         if self.authenticated:
             self.register()
         for node in range(self.nodes):
-            self.start_node(node)
+            self.start_node(node, uploads=node not in silent)
         until(lambda: self.activations() == self.nodes, "the SuperNodes' start")
 
     def activations(self) -> int:
@@ -213,10 +221,10 @@ class Deployment:
 
 
 @contextlib.contextmanager
-def deployed(place: Path, **options: Any) -> Iterator[Deployment]:
+def deployed(place: Path, silent: tuple[int, ...] = (), **options: Any) -> Iterator[Deployment]:
     deployment = Deployment(place, **options)
     try:
-        deployment.start_all()
+        deployment.start_all(silent)
         yield deployment
     finally:
         deployment.stop()

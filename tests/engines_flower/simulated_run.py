@@ -3,6 +3,7 @@
 Ray keeps threads and files open to the end of the process, which no test should inherit.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -64,15 +65,20 @@ def simulate(folder: Path, nodes: int) -> list[int]:
 
 
 def end_children() -> None:
-    """Ray leaves its workers to end by themselves."""
-    while children := [
-        int(child)
-        for thread in Path("/proc/self/task").iterdir()
-        for child in (thread / "children").read_text().split()
-    ]:
-        for child in children:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+    """Ray leaves its workers to end by themselves; one may do so while we look."""
+    while left := children():
+        for child in left:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+
+
+def children() -> list[int]:
+    found: list[int] = []
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found += map(int, (thread / "children").read_text().split())
+    return found
 
 
 def main() -> None:

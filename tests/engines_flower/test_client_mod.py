@@ -20,8 +20,6 @@ from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
 from dpftrl.engines.flower import client_mod
-from dpftrl.engines.flower.client import clipped_update
-from dpftrl.engines.flower.device_timer import DeviceTimer
 from dpftrl.engines.flower.messages import Instruction, attempt_of, refusal_of, update_of
 from dpftrl.errors import InvalidInput
 
@@ -29,8 +27,15 @@ MODEL = {"w": np.arange(4, dtype=np.float32)}
 
 
 def instruction(**changes: Any) -> Instruction:
-    told = {"run": "ab12", "attempt": 0, "row": 0, "clip_norm": 1.0, "min_sep": 3, "timer_hours": 0}
-    told["nonce"] = "only this device knows"
+    told: dict[str, Any] = {
+        "run": "ab12",
+        "attempt": 0,
+        "row": 0,
+        "rounds": 20,
+        "clip_norm": 1.0,
+        "min_sep": 3,
+    }
+    told |= {"timer_hours": 0, "nonce": "only this device knows"}
     return Instruction(**{**told, **changes})
 
 
@@ -75,23 +80,6 @@ def test_the_reply_is_a_clipped_update_and_the_attempt(tmp_path: Path) -> None:
     assert not reply.content.metric_records
 
 
-def test_a_small_update_is_not_scaled() -> None:
-    found = clipped_update({"w": np.zeros(3)}, {"w": np.full(3, 0.1)}, 1.0)
-    assert found["w"].tolist() == np.full(3, 0.1, np.float32).tolist()
-    assert clipped_update({"w": np.ones(2)}, {"w": np.ones(2)}, 1.0)["w"].tolist() == [0, 0]
-
-
-def test_clipping_is_done_in_float64() -> None:
-    large = np.float32(3e30)  # its square has no place in float32
-    found = clipped_update({"w": np.zeros(2, np.float32)}, {"w": np.array([large, 0])}, 1.0)
-    assert found["w"].tolist() == [1.0, 0.0]
-
-
-def test_nan_is_passed_on_for_the_server_to_count_as_zeros() -> None:
-    found = clipped_update({"w": np.zeros(2)}, {"w": np.array([np.nan, 1.0])}, 1.0)
-    assert np.isnan(found["w"]).any()
-
-
 def test_a_turn_is_remembered_through_restarts(tmp_path: Path) -> None:
     def asked(**told: Any) -> str | None:
         """A new process each time: nothing is left but the disk."""
@@ -106,19 +94,6 @@ def test_a_turn_is_remembered_through_restarts(tmp_path: Path) -> None:
     assert asked(row=8, attempt=9) is None
     assert asked(row=8, attempt=9, run="cd34") is None, "another run has turns of its own"
     assert json.loads((tmp_path / "ab12.json").read_text())["row"] == 8
-
-
-def test_turns_by_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [1e9]
-    monkeypatch.setattr("time.time", lambda: clock[0])
-    timer = DeviceTimer(tmp_path)
-    assert timer.take_turn(instruction(timer_hours=2.0))
-    clock[0] += 7199
-    assert not timer.take_turn(instruction(timer_hours=2.0, row=9, attempt=9))
-    clock[0] -= 10**6
-    assert not timer.take_turn(instruction(timer_hours=2.0, row=9, attempt=9)), "a clock set back"
-    clock[0] += 10**6 + 1
-    assert timer.take_turn(instruction(timer_hours=2.0, row=1, attempt=9))
 
 
 def test_a_device_that_cannot_remember_does_not_train(tmp_path: Path) -> None:
@@ -143,6 +118,8 @@ def test_only_training_by_our_strategy_is_answered(tmp_path: Path) -> None:
         {"clip_norm": float("nan")},
         {"clip_norm": 0.0},
         {"row": -1},
+        {"row": 20},
+        {"rounds": 0},
         {"min_sep": 0},
         {"run": "../up"},
         {"attempt": 1.5},
@@ -183,6 +160,21 @@ def test_the_promised_clip_norm(tmp_path: Path) -> None:
     assert refusal_of(app(clip_norm=1.0)(message(instruction()), context(tmp_path))) is None
     with pytest.raises(InvalidInput, match="clip_norm"):
         client_mod(clip_norm=float("nan"))
+
+
+def test_the_promised_rule_for_turns(tmp_path: Path) -> None:
+    def asked(told: Instruction, **promised: Any) -> str:
+        return refusal_of(app(**promised)(message(told), context(tmp_path))) or ""
+
+    assert "weaker" in asked(instruction(), min_sep=4)
+    assert "weaker" in asked(instruction(timer_hours=99.0), min_sep=3), "hours are not rows"
+    assert "weaker" in asked(instruction(), timer_hours=1.0)
+    assert "weaker" in asked(instruction(timer_hours=0.5), timer_hours=1.0)
+    assert not list(tmp_path.glob("*.json"))
+    assert not asked(instruction(), min_sep=2)
+    for wrong in ({"min_sep": 0}, {"timer_hours": 0.0}, {"min_sep": 2, "timer_hours": 2.0}):
+        with pytest.raises(InvalidInput):
+            client_mod(**wrong)  # pyright: ignore[reportArgumentType]
 
 
 def test_what_devices_say_is_shown_only_if_we_know_the_words() -> None:

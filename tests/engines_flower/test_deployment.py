@@ -119,6 +119,18 @@ def test_everything_is_killed_in_turn_and_the_run_goes_on(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_a_node_that_never_uploads_holds_up_nobody(tmp_path: Path) -> None:
+    with deployed(tmp_path / "there", silent=(0,)) as there:
+        there.run(rounds=2, goal=2, over_selection=1.5, reply_seconds=600)
+        until(lambda: there.released() >= 2, "two rounds", 120)
+        until(lambda: "finished" in there.status(there.last_run), "the end of the run")
+        with (there.place / "run/ledger.csv").open(newline="") as file:
+            statuses = [status for _, _, status in list(csv.reader(file))[1:]]
+        assert sorted(statuses) == ["contacted"] * 2 + ["counted"] * 4
+        assert "Sent successfully" in (there.place / "node-0.log").read_text(), "or so it says"
+
+
+@pytest.mark.slow
 def test_without_authentication(tmp_path: Path) -> None:
     with deployed(tmp_path / "there", authenticated=False, nodes=2) as there:
         there.run(rounds=2)

@@ -2,13 +2,14 @@
 
 import csv
 import json
+import time
 from pathlib import Path
 from threading import Timer
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from tiny_apps import (
     QUICK,
     client_app,
@@ -245,6 +246,21 @@ def test_a_clip_norm_that_devices_do_not_know_fails_at_once(tmp_path: Path) -> N
         strategy(tmp_path).start(grid(client_app(clip_norm=1.0)), start_arrays())
 
 
+def test_a_rule_for_turns_that_devices_do_not_accept_fails_at_once(tmp_path: Path) -> None:
+    own = client_app(simulated=False, timer_folder=tmp_path / "device", min_sep=9)
+    with pytest.raises(InvalidInput, match="every node that was asked refuses: the server's rule"):
+        strategy(tmp_path).start(grid(own), start_arrays())
+
+
+def test_a_model_with_whole_numbers_in_it_fails_at_the_start(tmp_path: Path) -> None:
+    """As PyTorch's batch normalisation has them."""
+    model = {"w": np.zeros(6, np.float32), "batches": np.zeros(1, np.int64)}
+    arrays = ArrayRecord({name: Array(array) for name, array in model.items()})
+    with pytest.raises(InvalidInput, match="'batches' must be of float32 or float64, got int64"):
+        strategy(tmp_path).start(grid(), arrays)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_client_of_another_shape_fails_at_once(tmp_path: Path) -> None:
     other = client_app(lambda *_: np.zeros(SIZE_OF_ANOTHER, np.float32))
     with pytest.raises(InvalidInput, match="other arrays than the model"):
@@ -296,6 +312,64 @@ def test_timers_by_hours_use_the_clock(tmp_path: Path) -> None:
     turns = [who for _, who, _ in ledger(tmp_path)]
     assert len(turns) == len(set(turns)) == 12
     assert audit(tmp_path / "run", tmp_path / "state").passed
+
+
+class StoppedAfterOne(InProcessGrid):
+    """Its nodes leave after the first round."""
+
+    def get_node_ids(self) -> Any:
+        return super().get_node_ids() if self._count < 3 else []
+
+
+@pytest.mark.parametrize("jump_hours", [-1e5, -0.5, 1e5])
+def test_a_clock_that_jumps_neither_ends_nor_stops_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, jump_hours: float
+) -> None:
+    """Between two processes; and then it is set right again."""
+    told, wall = {"settings": {"timer_hours": 1.0}}, [time.time()]
+    monkeypatch.setattr("time.time", lambda: wall[0])
+    for jump in (0.0, jump_hours, -jump_hours):
+        wall[0] += jump * 3600
+        left = StoppedAfterOne(client_app(), range(100, 112))
+        with pytest.raises(TooFewClients):
+            strategy(tmp_path, plan(rounds=4, min_sep=1), **told).start(left, start_arrays())
+    strategy(tmp_path, plan(rounds=4, min_sep=1), **told).start(grid(), start_arrays())
+    assert len(ledger(tmp_path)) == 12
+    assert audit(tmp_path / "run", tmp_path / "state").passed
+    assert sum("hours behind" in line for line in caplog.messages) >= 1
+
+
+def test_a_jump_while_the_process_lives_is_not_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve nodes, three a round, an hour each: nobody may come a second time."""
+    wall = [time.time()]
+
+    class Jumping(InProcessGrid):
+        def get_node_ids(self) -> Any:
+            wall[0] += 10 * 3600.0 * (-1) ** self._count
+            return super().get_node_ids()
+
+    monkeypatch.setattr("time.time", lambda: wall[0])
+    jumping = Jumping(client_app(), range(100, 112))
+    with pytest.raises(TooFewClients, match="0 clients may take part now"):
+        strategy(tmp_path, plan(min_sep=1), settings={"timer_hours": 1.0}).start(
+            jumping, start_arrays()
+        )
+    turns = [who for _, who, _ in ledger(tmp_path)]
+    assert len(turns) == len(set(turns)) == 12
+
+
+def test_what_is_waited_for_is_said_and_until_when(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr("dpftrl.engines.flower.beginning.POLL_SECONDS", 0.01)
+    patient = Patience(replies=30, nodes=0.2, attempts=1)
+    with pytest.raises(TooFewClients):
+        strategy(tmp_path, patience=patient).start(grid(nodes=2), start_arrays())
+    said = [line for line in caplog.messages if "Waiting for nodes, for 0 s more" in line]
+    assert len(said) == 1
+    assert "2 clients may take part now, and a round asks 3" in said[0]
 
 
 def test_twenty_thousand_nodes(tmp_path: Path) -> None:

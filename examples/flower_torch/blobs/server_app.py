@@ -5,9 +5,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 from blobs.task import Net, accuracy
-from dpftrl.engines.flower import DpFtrl
-from dpftrl.federated import Settings
-from dpftrl.plan import load_plan
+from dpftrl.engines.flower import DpFtrl, Settings, load_plan
 
 app = ServerApp()
 

@@ -18,14 +18,18 @@ if TYPE_CHECKING:
     from dpftrl.engines.flower.in_process import InProcessGrid
     from dpftrl.engines.flower.patience import Patience
     from dpftrl.engines.flower.strategy import DpFtrl
+    from dpftrl.federated import Settings
+    from dpftrl.plan import load_plan
 
-__all__ = ["DpFtrl", "InProcessGrid", "Patience", "client_mod"]
+__all__ = ["DpFtrl", "InProcessGrid", "Patience", "Settings", "client_mod", "load_plan"]
 
 _HOMES = {
-    "DpFtrl": "strategy",
-    "InProcessGrid": "in_process",
-    "Patience": "patience",
-    "client_mod": "client",
+    "DpFtrl": f"{__name__}.strategy",
+    "InProcessGrid": f"{__name__}.in_process",
+    "Patience": f"{__name__}.patience",
+    "Settings": "dpftrl.federated",
+    "client_mod": f"{__name__}.client",
+    "load_plan": "dpftrl.plan",
 }
 
 
@@ -33,4 +37,4 @@ def __getattr__(name: str) -> Any:
     # Late: a device that only trains need not load what the server's noise is made with.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name]), name)

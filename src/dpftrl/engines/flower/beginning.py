@@ -8,18 +8,23 @@ from flwr.serverapp import Grid
 from flwr.supercore import log
 
 from dpftrl.engines.flower.identity import named_nodes
+from dpftrl.engines.flower.run_clock import RunClock
 from dpftrl.errors import TooFewClients
 from dpftrl.federated import Attempt, Server
 
 POLL_SECONDS: Final = 1.0
-HOUR: Final = 3600.0
+# Between two lines in the log that say what is being waited for.
+SAY_SECONDS: Final = 300.0
 
 
-def begin_when_enough(server: Server, grid: Grid, seconds: float) -> tuple[dict[str, int], Attempt]:
+def begin_when_enough(
+    server: Server, clock: RunClock, grid: Grid, seconds: float
+) -> tuple[dict[str, int], Attempt]:
     """The nodes by name, and the attempt that asks some of them.
 
     Args:
         server: The run.
+        clock: The time that timers go by.
         grid: What knows the nodes.
         seconds: How long to wait.
 
@@ -27,24 +32,26 @@ def begin_when_enough(server: Server, grid: Grid, seconds: float) -> tuple[dict[
         TooFewClients: The time is over.
         RunOver: There is no further round.
     """
-    deadline, said = time.monotonic() + seconds, False
+    say = time.monotonic()
+    deadline = say + seconds
     while True:
         nodes = named_nodes(grid, server.settings.identity)
         is_last = time.monotonic() >= deadline
         try:
-            return nodes, _begin(server, list(nodes), is_last)
+            return nodes, _begin(server, clock, list(nodes), is_last)
         except TooFewClients as error:
             if is_last:
                 raise
-            if not said:
-                log(INFO, "Waiting for nodes: %s", error)
-            said = True
+            if time.monotonic() >= say:
+                left = deadline - time.monotonic()
+                log(INFO, "Waiting for nodes, for %.0f s more at most: %s", left, error)
+                say += SAY_SECONDS
         time.sleep(POLL_SECONDS)
 
 
-def _begin(server: Server, names: list[str], is_last: bool) -> Attempt:
+def _begin(server: Server, clock: RunClock, names: list[str], is_last: bool) -> Attempt:
     goal = server.plan.fleet.report_goal
     if server.in_flight and not is_last and server.asked_before(names) < goal:
         raise TooFewClients("too few of an interrupted round's nodes are online again")
     by_time = server.settings.timer_hours is not None
-    return server.begin(names, time.time() / HOUR if by_time else None)
+    return server.begin(names, clock.hours() if by_time else None)

@@ -1,8 +1,6 @@
 """The device's side: a mod around any ClientApp that trains."""
 
-import math
 import os
-from collections.abc import Mapping
 from logging import ERROR
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +11,8 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.supercore import log
 from numpy.typing import NDArray
 
-from dpftrl.checks import positive_number
+from dpftrl.checks import positive_number, whole_number
+from dpftrl.engines.flower.clipping import Arrays, clipped_update
 from dpftrl.engines.flower.device_timer import DeviceTimer, device_folder
 from dpftrl.engines.flower.messages import (
     Instruction,
@@ -23,18 +22,18 @@ from dpftrl.engines.flower.messages import (
     refusal,
     report,
 )
+from dpftrl.engines.flower.turn_rule import TurnRule
 from dpftrl.errors import InvalidInput
 
 # In a SuperNode's --node-config: the folder where this device remembers its turns.
 FOLDER: Final = "dpftrl-state"
-BLOCK: Final = 65_536
-
-Arrays = Mapping[str, NDArray[Any]]
 
 
 def client_mod(
     *,
     clip_norm: float | None = None,
+    min_sep: int | None = None,
+    timer_hours: float | None = None,
     timer_folder: str | os.PathLike[str] | None = None,
     simulated: bool = False,
 ) -> Mod:
@@ -46,24 +45,38 @@ def client_mod(
 
     Args:
         clip_norm: What the device was promised; a server that says otherwise is refused.
+        min_sep: Rows between its turns that it was promised; a server with fewer, or one that goes
+            by time, is refused. By default, what the server says first must hold in that run.
+        timer_hours: Hours between its turns that it was promised, instead; they hold by the
+            device's own clock, and across runs.
         timer_folder: Where this device remembers its turns, on a disk that outlives restarts. By
             default the `dpftrl-state` of the node's config, or else a folder named after the node's
             id in $DPFTRL_STATE or the user's state folder.
         simulated: Remember nothing, because there is no device: the server's ledger is enough.
     """
     promised = None if clip_norm is None else positive_number("clip_norm", clip_norm)
+    rule = _promised_rule(min_sep, timer_hours)
 
     def mod(message: Message, context: Context, train: ClientAppCallable) -> Message:
         try:
             told, handed = _read(message, promised)
             if not simulated:
-                _take_turn(told, _folder(timer_folder, context))
+                timer = DeviceTimer(_folder(timer_folder, context), rule)
+                _take_turn(timer, told, message.metadata.ttl)
             update = _update(_trained(train, message, context), handed, told.clip_norm)
             return report(message, update, told)
         except _Refused as refused:
             return refusal(message, refused.why)
 
     return mod
+
+
+def _promised_rule(min_sep: int | None, timer_hours: float | None) -> TurnRule | None:
+    if min_sep is not None and timer_hours is not None:
+        raise InvalidInput("turns go by rows or by time: give min_sep or timer_hours, not both")
+    if timer_hours is not None:
+        return TurnRule(1, positive_number("timer_hours", timer_hours))
+    return None if min_sep is None else TurnRule(whole_number("min_sep", min_sep), 0.0)
 
 
 class _Refused(Exception):
@@ -84,13 +97,13 @@ def _read(message: Message, promised: float | None) -> tuple[Instruction, Arrays
     return told, handed
 
 
-def _take_turn(told: Instruction, folder: Path) -> None:
+def _take_turn(timer: DeviceTimer, told: Instruction, ttl: float) -> None:
     try:
-        is_turn = DeviceTimer(folder).take_turn(told)
+        why = timer.take_turn(told, ttl)
     except (InvalidInput, OSError):
         raise _Refused("the device could not write down that it took part") from None
-    if not is_turn:
-        raise _Refused("it is not this device's turn yet")
+    if why is not None:
+        raise _Refused(why)
 
 
 def _trained(train: ClientAppCallable, message: Message, context: Context) -> Arrays | None:
@@ -118,32 +131,6 @@ def _update(trained: Arrays | None, handed: Arrays, clip_norm: float) -> dict[st
         raise _Refused(
             "what was trained has other arrays than the model that was handed out"
         ) from None
-
-
-def clipped_update(handed: Arrays, trained: Arrays, clip_norm: float) -> dict[str, NDArray[Any]]:
-    """What training changed, scaled down to the clip norm; the norm is computed in float64.
-
-    The server clips again: this keeps more than that from leaving the device. A model that
-    diverged is passed on, and the server counts it as zeros.
-    """
-    if {name: array.shape for name, array in handed.items()} != {
-        name: array.shape for name, array in trained.items()
-    }:
-        raise InvalidInput("the arrays of the trained model are not those of the model handed out")
-    with np.errstate(over="ignore", invalid="ignore"):
-        # The difference of two float32, rounded once; only its norm needs more digits.
-        changes = {name: trained[name] - handed[name] for name in handed}
-        norm = math.sqrt(sum(_squares(change.reshape(-1)) for change in changes.values()))
-        if not norm <= clip_norm:  # NaN stays NaN
-            factor = clip_norm / norm
-            changes = {name: change * np.float64(factor) for name, change in changes.items()}
-        return {name: change.astype(np.float32, copy=False) for name, change in changes.items()}
-
-
-def _squares(flat: NDArray[Any]) -> float:
-    """Their sum in float64, a block at a time, so that no copy of the whole is made."""
-    blocks = (flat[i : i + BLOCK].astype(np.float64) for i in range(0, flat.size, BLOCK))
-    return sum(float(np.dot(block, block)) for block in blocks)
 
 
 def _folder(given: str | os.PathLike[str] | None, context: Context) -> Path:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dpftrl.checks import positive_number, whole_number
 from dpftrl.engines.flower.npy import from_numpy, to_numpy
+from dpftrl.engines.flower.turn_rule import TurnRule
 from dpftrl.errors import InvalidInput
 
 ARRAYS: Final = "arrays"
@@ -20,6 +21,7 @@ PREFIX: Final = "dpftrl refuses: "
 # says of itself could be anything.
 Refusal = Literal[
     "it is not this device's turn yet",
+    "the server's rule for turns is weaker than what this device was promised",
     "the server's clip norm is not the one that this device was promised",
     "what was trained has other arrays than the model that was handed out",
     "the message is not one of dpftrl's strategy",
@@ -38,6 +40,7 @@ class Instruction:
         run: Identity of the run, which stays the same when the server starts again.
         attempt: Number of the attempt; it comes back with the update.
         row: The row of noise that the attempt is for.
+        rounds: Rows that the run has in all.
         clip_norm: L2 norm that the update may have.
         min_sep: Rows from one turn of a device to its next.
         timer_hours: Hours from one turn to the next, instead; 0 if turns go by rows.
@@ -48,10 +51,16 @@ class Instruction:
     run: str
     attempt: int
     row: int
+    rounds: int
     clip_norm: float
     min_sep: int
     timer_hours: float
     nonce: str
+
+    @property
+    def rule(self) -> TurnRule:
+        """How far apart turns are."""
+        return TurnRule(self.min_sep, self.timer_hours)
 
     def record(self) -> ConfigRecord:
         """As it travels."""
@@ -66,8 +75,10 @@ class Instruction:
         told = cls(**{str(name): value for name, value in found.items()})  # pyright: ignore[reportArgumentType]  # checked next
         if not isinstance(told.run, str) or not told.run.isalnum():  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidInput("the message names no run")
-        for name, least in (("attempt", 0), ("row", 0), ("min_sep", 1)):
+        for name, least in (("attempt", 0), ("row", 0), ("rounds", 1), ("min_sep", 1)):
             whole_number(name, getattr(told, name), at_least=least)
+        if not told.row < told.rounds:
+            raise InvalidInput("the run has no such row")
         positive_number("clip_norm", told.clip_norm)
         if not 0 <= told.timer_hours < float("inf"):
             raise InvalidInput("timer_hours must be a finite number that is not negative")

@@ -28,9 +28,11 @@ from dpftrl.engines.flower.messages import (
 from dpftrl.engines.flower.opening import Place
 from dpftrl.engines.flower.patience import Patience
 from dpftrl.engines.flower.replies import replies_to
+from dpftrl.engines.flower.run_clock import RunClock
 from dpftrl.errors import InvalidInput, RunOver, TooFewClients, UnsafeState
 from dpftrl.federated import Attempt, Server, Settings
 from dpftrl.plan import Plan
+from dpftrl.report.numbers import rounded_up
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -74,7 +76,7 @@ class DpFtrl(Strategy):
         self._place = Place(
             folder, state_folder, trust_folder, insecure_test_key, self._patience.lock
         )
-        self._server: Server | None = None
+        self._open: tuple[Server, RunClock] | None = None
         self._attempt: Attempt | None = None
         self._asked: dict[str, str] = {}
 
@@ -121,11 +123,11 @@ class DpFtrl(Strategy):
                 raise InvalidInput(
                     "authentication is required, and this run began without it: begin another"
                 )
-            self._server = server
+            self._open = server, RunClock(server.clock)
             try:
                 yield server
             finally:
-                self._server = self._attempt = None
+                self._open = self._attempt = None
                 self._asked = {}
 
     def _next_round(
@@ -148,12 +150,12 @@ class DpFtrl(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Choose the cohort, as soon as enough nodes are there, and write to it."""
-        server = self._running()
+        server, clock = self._running()
         if server.settings.identity == "registered" and identity_of(grid) != "registered":
             raise UnsafeState(
                 "the SuperLink lets anybody in by now, and the run promised otherwise"
             )
-        nodes, attempt = begin_when_enough(server, grid, self._patience.nodes)
+        nodes, attempt = begin_when_enough(server, clock, grid, self._patience.nodes)
         rounds = self._plan.participation.rounds
         log(INFO, "[ROUND %s/%s] attempt %s", server_round, rounds, attempt.number)
         told = ConfigRecord({**config, "server-round": server_round})
@@ -185,7 +187,7 @@ class DpFtrl(Strategy):
         refusals = collect(attempt, self._asked, replies)
         if attempt.enough:
             released = attempt.commit()
-            log(INFO, "Released; epsilon is %.4g so far", released.epsilon)
+            log(INFO, "Released; epsilon is %s so far", rounded_up(released.epsilon))
             return record_of(released.model), None
         attempt.abandon("too few reports")
         log(WARNING, "Too few reports: nothing is released, and the row of noise is tried again")
@@ -210,16 +212,19 @@ class DpFtrl(Strategy):
         """Log what the run is."""
         plan, promised = self._plan, self._plan.guarantee
         log(INFO, "DP-FTRL: %s, noise multiplier %.4g", plan.mechanism, plan.sigma)
-        log(INFO, "Promised: epsilon %.4g at delta %g", promised.epsilon, promised.delta)
-        if self._server is not None:
-            identity = self._server.settings.identity
-            log(INFO, "Nodes are %s; rounds released before: %s", identity, self._server.rounds)
+        epsilon = rounded_up(promised.epsilon)
+        log(INFO, "Promised: epsilon %s at delta %g", epsilon, promised.delta)
+        if self._open is not None:
+            server, _ = self._open
+            identity = server.settings.identity
+            log(INFO, "Nodes are %s; rounds released before: %s", identity, server.rounds)
 
     def _instruction(self, attempt: Attempt, nonce: str) -> ConfigRecord:
         told = Instruction(
-            run=self._running().run,
+            run=self._running()[0].run,
             attempt=attempt.number,
             row=attempt.row,
+            rounds=self._plan.participation.rounds,
             clip_norm=self._settings.clip_norm,
             min_sep=self._plan.participation.min_sep,
             timer_hours=self._settings.timer_hours or 0.0,
@@ -227,10 +232,10 @@ class DpFtrl(Strategy):
         )
         return told.record()
 
-    def _running(self) -> Server:
-        if self._server is None:
+    def _running(self) -> tuple[Server, RunClock]:
+        if self._open is None:
             raise InvalidInput("no run is open: this strategy works through its start()")
-        return self._server
+        return self._open
 
 
 def _evaluate(result: Result, rounds: int, evaluate_fn: Evaluate | None) -> None:

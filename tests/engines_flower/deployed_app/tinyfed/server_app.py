@@ -18,7 +18,11 @@ def main(grid: Grid, context: Context) -> None:
     told = context.run_config
     place = Path(str(told["folder"]))
     limits = MinSep(int(told["rounds"]), int(told["min-sep"]))
-    fleet = Fleet(population=int(told["nodes"]), report_goal=int(told["goal"]))
+    fleet = Fleet(
+        population=int(told["nodes"]),
+        report_goal=int(told["goal"]),
+        over_selection=float(told["over-selection"]),
+    )
     plan = Plan(fleet, account(mechanism("blt-b400"), limits, sigma=0.05, delta=1e-6))
 
     def evaluate(rounds: int, arrays: ArrayRecord) -> MetricRecord:
