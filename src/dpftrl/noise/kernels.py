@@ -38,20 +38,52 @@ def blt_step(
         z = noise[tile * TILE : (tile + 1) * TILE]
         tile_of_normals(words[tile * TILE_WORDS : (tile + 1) * TILE_WORDS], z)
         first = start + tile * TILE
-        for strip in range(0, min(TILE, size - first), STRIP):
-            a = first + strip
-            b = min(a + STRIP, size)
-            out = z[strip : strip + b - a]
-            for j in range(omega.shape[0]):
-                scale = omega[j]
-                buffer = _row(addresses, j, size, like)[a:b]
-                for i in range(b - a):
-                    out[i] = fma(-scale, np.float64(buffer[i]), out[i])
-            for j in range(theta.shape[0]):
-                decay = theta[j]
-                buffer = _row(addresses, j, size, like)[a:b]
-                for i in range(b - a):
-                    buffer[i] = fma(decay, np.float64(buffer[i]), out[i])
+        for strip in range(first, min(first + TILE, size), STRIP):
+            end = min(strip + STRIP, size)
+            out = z[strip - first : end - first]
+            _subtract(omega, addresses, size, strip, end, like, out)
+            _refill(theta, addresses, size, strip, end, like, out)
+
+
+@numba.njit(**compiled)
+def _subtract(
+    omega: Array, addresses: Array, size: int, first: int, last: int, like: Array, out: Array
+) -> None:
+    """Take off z what the buffers hold; two at a time, since each pass goes over z."""
+    pairs = omega.shape[0] // 2
+    for pair in range(pairs):
+        left, right = omega[2 * pair], omega[2 * pair + 1]
+        left_buffer = _row(addresses, 2 * pair, size, like)[first:last]
+        right_buffer = _row(addresses, 2 * pair + 1, size, like)[first:last]
+        for i in range(last - first):
+            once = fma(-left, np.float64(left_buffer[i]), out[i])
+            out[i] = fma(-right, np.float64(right_buffer[i]), once)
+    for j in range(2 * pairs, omega.shape[0]):
+        scale = omega[j]
+        buffer = _row(addresses, j, size, like)[first:last]
+        for i in range(last - first):
+            out[i] = fma(-scale, np.float64(buffer[i]), out[i])
+
+
+@numba.njit(**compiled)
+def _refill(
+    theta: Array, addresses: Array, size: int, first: int, last: int, like: Array, out: Array
+) -> None:
+    """Decay the buffers, and add the noise to each; two at a time, too."""
+    pairs = theta.shape[0] // 2
+    for pair in range(pairs):
+        left, right = theta[2 * pair], theta[2 * pair + 1]
+        left_buffer = _row(addresses, 2 * pair, size, like)[first:last]
+        right_buffer = _row(addresses, 2 * pair + 1, size, like)[first:last]
+        for i in range(last - first):
+            noise = out[i]
+            left_buffer[i] = fma(left, np.float64(left_buffer[i]), noise)
+            right_buffer[i] = fma(right, np.float64(right_buffer[i]), noise)
+    for j in range(2 * pairs, theta.shape[0]):
+        decay = theta[j]
+        buffer = _row(addresses, j, size, like)[first:last]
+        for i in range(last - first):
+            buffer[i] = fma(decay, np.float64(buffer[i]), out[i])
 
 
 @numba.njit(**compiled)
@@ -114,11 +146,17 @@ def sum_of_squares(values: Array) -> Array:
     sums = np.zeros(-(-values.shape[0] // TILE))
     for tile in range(sums.shape[0]):
         part = values[tile * TILE : (tile + 1) * TILE]
-        total = 0.0
-        for i in range(part.shape[0]):
-            value = np.float64(part[i])
-            total += value * value
-        sums[tile] = total
+        # Four sums beside each other: one would wait for itself.
+        a = b = c = d = 0.0
+        whole = part.shape[0] // 4 * 4
+        for i in range(0, whole, 4):
+            a += np.float64(part[i]) ** 2
+            b += np.float64(part[i + 1]) ** 2
+            c += np.float64(part[i + 2]) ** 2
+            d += np.float64(part[i + 3]) ** 2
+        for i in range(whole, part.shape[0]):
+            a += np.float64(part[i]) ** 2
+        sums[tile] = (a + b) + (c + d)
     return sums
 
 
