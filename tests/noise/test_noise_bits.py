@@ -22,9 +22,10 @@ from noise_pieces import (
 
 import dpftrl
 from conformance import EVERY, Family, draw_case
-from dpftrl.noise import Grid, NoiseStream, rounds
+from dpftrl.noise import Grid, NoiseKey, NoiseStream, rounds
 from dpftrl.noise.normals import TILE, TILE_BLOCKS
-from dpftrl.noise.rounds import CHUNK
+from dpftrl.noise.rounds import CHUNK, BltRound, Target, run_round
+from dpftrl.noise.state import Buffer
 
 every = pytest.mark.parametrize("family", EVERY, ids=str)
 each = pytest.mark.parametrize("name", ONE_OF_EACH)
@@ -429,3 +430,21 @@ def test_mechanisms_that_begin_alike_share_no_row():
         stream.add_to(np.zeros(10))
         keys.add(key_of_row(stream, 0).secret_bytes())
     assert len(keys) == 14
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "int64"])
+def test_where_arrays_end_makes_no_difference_to_the_bits(kind):
+    """Added tile by tile where one array has a whole chunk, and after the chunk where not."""
+    sizes = [CHUNK - 1, 1, 0, CHUNK, 5, 2 * CHUNK + 3, 0, CHUNK - 8, TILE, 7]
+    size, row = sum(sizes), NoiseKey.generate()
+
+    def added(parts):
+        buffers = [Buffer(np.zeros(size, np.float32)) for _ in range(3)]
+        made = BltRound(row, np.array([0.9, 0.5, 0.2]), np.full(3, 0.1), buffers, size)
+        run_round(made, Target(parts, 1000.0), size, 2)
+        return np.concatenate(parts)
+
+    start = np.arange(size).astype(kind)
+    in_parts = added(np.split(start.copy(), np.cumsum(sizes)[:-1]))
+    assert np.array_equal(in_parts, added([start.copy()]))
+    assert not np.array_equal(in_parts, start)

@@ -266,12 +266,12 @@ def fails_after(calls: int, call):
 
 # What a round calls, and how often it gets through before it fails.
 FAILURES = [
-    (rounds, "blt_step", "blt", 0),
-    (rounds, "blt_step", "blt", 2),
+    (rounds, "blt_step_onto", "blt", 0),
+    (rounds, "blt_step_onto", "blt", 2),
     (rounds, "add_normals", "tree", 1),
     (rounds, "mix_buffers", "tree", 1),
     (rounds, "add_normals", "sqrt", 3),
-    (rounds, "add_scaled", "blt", 0),
+    (rounds, "add_scaled", "tree", 0),
     (rounds, "add_scaled", "tree", 1),
     (rounds, "Scratch", "blt", 0),
     (rounds, "Scratch", "tree", 0),
@@ -357,7 +357,7 @@ def test_an_interruption_by_hand_counts_too(interruption, monkeypatch, tmp_path)
         def interrupted(*_):
             raise interruption
 
-        patch.setattr(rounds, "add_scaled", interrupted)
+        patch.setattr(rounds, "blt_step_onto", interrupted)
         with pytest.raises(interruption):
             stream.add_to(np.ones(2 * CHUNK))
     with pytest.raises(InvalidInput, match="interrupted"):
@@ -372,14 +372,14 @@ def test_a_round_on_a_grid_that_fails_shows_no_secret(kind, monkeypatch):
     twin = make(size=size)
     twin.add_to(np.zeros(size, np.int64), grid)
     stream = make(size=size)
-    monkeypatch.setattr(rounds, "add_rounded", fails)
+    monkeypatch.setattr(rounds, "blt_step_onto", fails)
     with pytest.raises(Broken) as error:
         stream.add_to(np.zeros(size, np.int64), grid)
     check_hides(shown_by(error.value), secrets_of(twin), kind)
 
 
 def test_worker_threads_print_nothing(monkeypatch, capfd):
-    broken_round((rounds, "blt_step", "blt", 1), 4, monkeypatch)
+    broken_round((rounds, "blt_step_onto", "blt", 1), 4, monkeypatch)
     assert capfd.readouterr() == ("", "")
 
 

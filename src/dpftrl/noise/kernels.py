@@ -37,12 +37,44 @@ def blt_step(
     for tile in range(noise.shape[0] // TILE):
         z = noise[tile * TILE : (tile + 1) * TILE]
         tile_of_normals(words[tile * TILE_WORDS : (tile + 1) * TILE_WORDS], z)
-        first = start + tile * TILE
-        for strip in range(first, min(first + TILE, size), STRIP):
-            end = min(strip + STRIP, size)
-            out = z[strip - first : end - first]
-            _subtract(omega, addresses, size, strip, end, like, out)
-            _refill(theta, addresses, size, strip, end, like, out)
+        _blt_tile(theta, omega, addresses, size, start + tile * TILE, like, z)
+
+
+@numba.njit(**compiled)
+def blt_step_onto(
+    words: Array,
+    theta: Array,
+    omega: Array,
+    addresses: Array,
+    size: int,
+    start: int,
+    like: Array,
+    noise: Array,
+    scale: float,
+    rounded: bool,
+    update: Array,
+) -> None:
+    """The same, added to a part of the update at once, so that no noise leaves the cache."""
+    z = noise[:TILE]
+    for tile in range(-(-update.shape[0] // TILE)):
+        tile_of_normals(words[tile * TILE_WORDS : (tile + 1) * TILE_WORDS], z)
+        _blt_tile(theta, omega, addresses, size, start + tile * TILE, like, z)
+        part = update[tile * TILE : (tile + 1) * TILE]
+        if rounded:
+            add_rounded(z, scale, part)
+        else:
+            add_scaled(z, scale, part)
+
+
+@numba.njit(**compiled)
+def _blt_tile(
+    theta: Array, omega: Array, addresses: Array, size: int, start: int, like: Array, z: Array
+) -> None:
+    for first in range(start, min(start + TILE, size), STRIP):
+        last = min(first + STRIP, size)
+        out = z[first - start : last - start]
+        _subtract(omega, addresses, size, first, last, like, out)
+        _refill(theta, addresses, size, first, last, like, out)
 
 
 @numba.njit(**compiled)

@@ -9,7 +9,14 @@ from typing import Any, Final, Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl.noise.kernels import add_normals, add_rounded, add_scaled, blt_step, mix_buffers
+from dpftrl.noise.kernels import (
+    add_normals,
+    add_rounded,
+    add_scaled,
+    blt_step,
+    blt_step_onto,
+    mix_buffers,
+)
 from dpftrl.noise.key import NoiseKey
 from dpftrl.noise.keystream import BLOCK_BYTES, Keystream
 from dpftrl.noise.normals import TILE, TILE_BLOCKS
@@ -25,6 +32,8 @@ CHUNK: Final = CHUNK_TILES * TILE
 CHUNK_BLOCKS: Final = CHUNK_TILES * TILE_BLOCKS
 # Chunks that are not worth another thread.
 SMALL_SHARE: Final = 8
+# Shares a thread: one that is interrupted leaves the rest to the others.
+SHARES: Final = 4
 ZEROS: Final = bytes(CHUNK_BLOCKS * BLOCK_BYTES)
 
 
@@ -44,6 +53,35 @@ class Scratch:
         return "Scratch(secret)"
 
 
+@final
+class Target:
+    """Where noise goes: the arrays of an update, and how large a unit of noise is in them."""
+
+    def __init__(self, parts: Sequence[NDArray[Any]], scale: float):
+        self._scale = scale
+        ends = list(accumulate(part.size for part in parts))
+        self._parts = list(zip(parts, [0, *ends][: len(parts)], ends, strict=True))
+        self._ends = ends
+
+    def around(self, start: int, count: int) -> tuple[float, bool, NDArray[Any]] | None:
+        """The unit, whether it is one of a grid, and the coordinates, if one array has them all."""
+        place = bisect_right(self._ends, start)
+        if place == len(self._ends) or self._ends[place] < min(start + count, self._ends[-1]):
+            return None
+        part, first, _ = self._parts[place]
+        return self._scale, part.dtype == np.int64, part[start - first : start - first + count]
+
+    def add(self, start: int, scratch: Scratch) -> None:
+        """Add the noise of the coordinates from `start` on."""
+        stop = start + scratch.made.shape[1]
+        for part, first, end in self._parts[bisect_right(self._ends, start) :]:
+            if first >= stop:
+                break
+            a, b = max(first, start), min(end, stop)
+            add = add_rounded if part.dtype == np.int64 else add_scaled
+            add(scratch.made[0, a - start : b - start], self._scale, part[a - first : b - first])
+
+
 class Round(Protocol):
     """What a round does, chunk by chunk.
 
@@ -55,8 +93,10 @@ class Round(Protocol):
     rows: Sequence[NoiseKey]
     sums: int
 
-    def make(self, streams: Sequence[Keystream], start: int, scratch: Scratch) -> None:
-        """Leave the noise of the chunk that begins at `start` in the first row of the scratch."""
+    def add(
+        self, streams: Sequence[Keystream], start: int, scratch: Scratch, target: Target
+    ) -> None:
+        """Make the noise of the chunk that begins at `start`, and add it to the target."""
         ...
 
 
@@ -71,10 +111,19 @@ class BltRound:
         self._place = (addresses(buffers), size)
         self._like = buffers[0].array[:0]
 
-    def make(self, streams: Sequence[Keystream], start: int, scratch: Scratch) -> None:
+    def add(
+        self, streams: Sequence[Keystream], start: int, scratch: Scratch, target: Target
+    ) -> None:
         """The paper's Algorithm 3."""
         streams[0].fill(scratch.zeros, scratch.raw)
-        blt_step(scratch.words, *self._decays, *self._place, start, self._like, scratch.made[0])
+        # No local name for words or noise: a traceback may show what those hold.
+        here = (*self._decays, *self._place, start, self._like)
+        where = target.around(start, scratch.made.shape[1])
+        if where is None:
+            blt_step(scratch.words, *here, scratch.made[0])
+            target.add(start, scratch)
+        else:
+            blt_step_onto(scratch.words, *here, scratch.made[0], *where)
 
 
 @final
@@ -104,7 +153,9 @@ class LinearRound:
         both = [*inputs, *outputs]
         self._like = both[0].array[:0] if both else None
 
-    def make(self, streams: Sequence[Keystream], start: int, scratch: Scratch) -> None:
+    def add(
+        self, streams: Sequence[Keystream], start: int, scratch: Scratch, target: Target
+    ) -> None:
         """Rows of Z first, then the buffers."""
         scratch.made[:] = 0.0
         for stream, weights in zip(streams, self._of_rows, strict=True):
@@ -112,33 +163,13 @@ class LinearRound:
             add_normals(scratch.words, weights, scratch.made)
         if self._like is not None:
             mix_buffers(*self._mix, start, self._like, scratch.made)
-
-
-@final
-class Target:
-    """Where noise goes: the arrays of an update, and how large a unit of noise is in them."""
-
-    def __init__(self, parts: Sequence[NDArray[Any]], scale: float):
-        self._scale = scale
-        ends = list(accumulate(part.size for part in parts))
-        self._parts = list(zip(parts, [0, *ends][: len(parts)], ends, strict=True))
-        self._ends = ends
-
-    def add(self, start: int, scratch: Scratch) -> None:
-        """Add the noise of the coordinates from `start` on."""
-        stop = start + scratch.made.shape[1]
-        for part, first, end in self._parts[bisect_right(self._ends, start) :]:
-            if first >= stop:
-                break
-            a, b = max(first, start), min(end, stop)
-            add = add_rounded if part.dtype == np.int64 else add_scaled
-            add(scratch.made[0, a - start : b - start], self._scale, part[a - first : b - first])
+        target.add(start, scratch)
 
 
 def run_round(made: Round, target: Target, size: int, threads: int) -> None:
-    """Do all chunks, in a share a thread; the result does not depend on how many there are."""
+    """Do all chunks, some at a time; the result does not depend on how many threads there are."""
     chunks = -(-size // CHUNK)
-    share = max(-(-chunks // threads), SMALL_SHARE)
+    share = max(-(-chunks // (SHARES * threads)), SMALL_SHARE)
     shares = [range(first, min(first + share, chunks)) for first in range(0, chunks, share)]
     side_by_side(partial(_run_chunks, made, target, -(-size // TILE)), shares, threads)
 
@@ -150,8 +181,7 @@ def _run_chunks(made: Round, target: Target, tiles: int, chunks: range) -> None:
         left = tiles - chunk * CHUNK_TILES
         if left < CHUNK_TILES:
             scratch = Scratch(made.sums, left)
-        made.make(streams, chunk * CHUNK, scratch)
-        target.add(chunk * CHUNK, scratch)
+        made.add(streams, chunk * CHUNK, scratch, target)
 
 
 def addresses(buffers: Buffers) -> NDArray[np.uint64]:
