@@ -26,14 +26,14 @@ def test_blocks_are_filled_and_filled_anew(results, tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "before\n<!-- begin gallery -->\nold\n<!-- end gallery -->\nbetween\n"
-        "<!-- begin launches -->\n<!-- end launches -->\n"
+        "<!-- begin rows-launches -->\n<!-- end rows-launches -->\n"
         "<!-- begin counts -->\n<!-- end counts -->\n"
     )
     insert(results, page)
     text = page.read_text()
     assert "old" not in text
     assert "paper/fig-blt-coeff.png" in text
-    assert "*reproduces*" in text
+    assert f"| {' | '.join(load_results(results)[1].rows[0])} |" in text
     assert text.startswith("before\n")
     insert(results, page)
     assert page.read_text() == text
@@ -41,8 +41,8 @@ def test_blocks_are_filled_and_filled_anew(results, tmp_path):
 
 def test_a_block_without_a_result_is_refused(results, tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("<!-- begin fig-rmse -->\n<!-- end fig-rmse -->\n")
-    with pytest.raises(InvalidInput, match="dpftrl reproduce fig-rmse"):
+    page.write_text("<!-- begin rows-fig-rmse -->\n<!-- end rows-fig-rmse -->\n")
+    with pytest.raises(InvalidInput, match="rows-fig-rmse"):
         insert(results, page)
 
 

@@ -27,11 +27,11 @@ Matrix = NDArray[np.float64]
 Buffers = Sequence[Buffer]
 
 # Coordinates whose keystream and noise are in cache together.
-CHUNK_TILES: Final = 16
+CHUNK_TILES: Final = 32
 CHUNK: Final = CHUNK_TILES * TILE
 CHUNK_BLOCKS: Final = CHUNK_TILES * TILE_BLOCKS
 # Chunks that are not worth another thread.
-SMALL_SHARE: Final = 8
+SMALL_SHARE: Final = 4
 # Shares a thread: one that is interrupted leaves the rest to the others.
 SHARES: Final = 4
 ZEROS: Final = bytes(CHUNK_BLOCKS * BLOCK_BYTES)

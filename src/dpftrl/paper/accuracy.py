@@ -44,7 +44,7 @@ def compute(recipe: Recipe, say: Say) -> Findings:
             name: [one for one in runs if (one.mechanism, one.epsilon) == (name, epsilon)]
             for name in recipe.mechanisms
         }
-        rows += [_row(name, ones, recipe.rounds - REACH) for name, ones in same.items()]
+        rows += [_row(name, ones, recipe) for name, ones in same.items()]
         if len(same) == len(PRINTED):
             accuracy = {
                 name: _accuracies(ones, recipe.rounds - REACH) for name, ones in same.items()
@@ -53,12 +53,13 @@ def compute(recipe: Recipe, say: Say) -> Findings:
     return Findings(rows, claims)
 
 
-def _row(name: str, same: Sequence[Trained], last: int) -> Row:
-    accuracy, epsilon = _accuracies(same, last), same[0].epsilon
+def _row(name: str, same: Sequence[Trained], recipe: Recipe) -> Row:
+    last, epsilon = recipe.rounds - REACH, same[0].epsilon
+    accuracy = _accuracies(same, last)
     return {
         "epsilon": epsilon,
         "mechanism": name,
-        "noise_multiplier": same[0].noise_multiplier,
+        "noise_multiplier": same[0].noise_multiplier * recipe.stands_for,
         "accuracy": statistics.fmean(accuracy),
         "spread": deviation(accuracy),
         "by_seed": " ".join(f"{one:.2f}" for one in accuracy),

@@ -1,7 +1,7 @@
 """Numbers in a page, from saved results: `python -m dpftrl.paper.page RESULTS PAGE`.
 
 Between `<!-- begin NAME -->` and `<!-- end NAME -->` the page holds what this writes: `gallery`,
-`claims`, `counts`, `missing`, or the name of an item for its own table of claims.
+`claims`, `counts`, `missing`, or `rows-` and the name of an item for its table.
 """
 
 import os
@@ -14,7 +14,8 @@ from pathlib import Path
 from dpftrl.errors import InvalidInput
 from dpftrl.paper.items import ITEMS
 from dpftrl.paper.run import Result, load_results
-from dpftrl.paper.written import claim_cells, claims_table, shown, table
+from dpftrl.paper.trainings import Recipe
+from dpftrl.paper.written import claim_cells, rows_table, shown, table
 from dpftrl.storage import read_file, replace_file
 
 BLOCK = re.compile(r"(<!-- begin ([\w-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
@@ -43,9 +44,9 @@ def block(name: str, results: Sequence[Result], folder: str) -> str:
     if name == "missing":
         return _missing(results)
     for result in results:
-        if result.item == name:
-            return claims_table(result.claims)
-    raise InvalidInput(f"there is no result {name!r} to insert; run dpftrl reproduce {name} first")
+        if name == f"rows-{result.item}":
+            return rows_table(result.rows)
+    raise InvalidInput(f"there is no result for {name!r} to insert; run dpftrl reproduce first")
 
 
 def _gallery(results: Sequence[Result], folder: str) -> str:
@@ -70,10 +71,11 @@ def _claims(results: Sequence[Result], folder: str) -> str:
 def _counts(results: Sequence[Result]) -> str:
     verdicts = Counter(claim.verdict for one in results for claim in one.claims)
     total = sum(verdicts.values())
-    seconds = sum(one.seconds for one in results)
+    trained = {item.name for item in ITEMS if isinstance(item.full, Recipe)}
+    seconds = sum(one.seconds for one in results if one.item not in trained)
     each = ", ".join(f"{count} *{verdict}*" for verdict, count in verdicts.most_common())
-    minutes = f"{shown(round(seconds / 60, 1))} minutes, with BandMF matrices from the cache"
-    return f"Of {total} claims: {each}. Computed in {minutes}."
+    minutes = f"{shown(round(seconds / 60, 1))} minutes"
+    return f"Of {total} claims: {each}. Computed in {minutes}, trainings not counted."
 
 
 def _missing(results: Sequence[Result]) -> str:

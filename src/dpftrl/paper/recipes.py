@@ -29,7 +29,8 @@ FULL = Recipe(
     settings=(
         'task="poetry"',
         "data.sentences_per_user=16",
-        "evaluate_every=5",
+        "model.pretraining_steps=0",
+        "evaluate_every=10",
         *IDEAL_CLIENTS,
         "server.momentum=0.9",
     ),
@@ -37,11 +38,12 @@ FULL = Recipe(
     min_sep=57,
     report_goal=136,
     clients=7793,
+    stands_for=4,
     delta=1e-5,
-    rates=((2.0, 0.3), (8.0, 1.0)),
+    rates=((2.0, 3.0), (8.0, 10.0)),
     mechanisms=MECHANISMS,
     seeds=3,
-    tried=((2.0, (0.1, 0.3, 1.0)), (8.0, (0.3, 1.0, 3.0))),
+    tried=((2.0, (1.0, 3.0, 10.0)), (8.0, (1.0, 3.0, 10.0, 30.0))),
     tuned_on="BLT(d=4, k=6)",
 )
 QUICK = Recipe(
@@ -58,6 +60,7 @@ QUICK = Recipe(
     min_sep=4,
     report_goal=4,
     clients=1174,
+    stands_for=1,
     delta=1e-4,
     rates=((8.0, 1.0),),
     mechanisms=("TreeAgg-Full", "BLT(d=2, k=6)"),

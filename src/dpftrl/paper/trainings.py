@@ -39,6 +39,8 @@ class Recipe:
         min_sep: Rounds between two turns of a client.
         report_goal: Clients of a round.
         clients: All of them.
+        stands_for: How many clients each of them stands for. Epsilon is that of a fleet, report
+            goal and noise multiplier so many times as large, where the mean has the same noise.
         delta: Where epsilon is stated.
         rates: The server's learning rate for each epsilon.
         mechanisms: By their names in the paper's table.
@@ -52,6 +54,7 @@ class Recipe:
     min_sep: int
     report_goal: int
     clients: int
+    stands_for: int
     delta: float
     rates: tuple[tuple[float, float], ...]
     mechanisms: tuple[str, ...]
@@ -88,7 +91,16 @@ class Look(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @final
 class Trained(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One training that is over."""
+    """One training that is over.
+
+    Attributes:
+        mechanism: By its name in the table.
+        epsilon: That of the fleet which the clients stand for.
+        seed: Of everything but the noise.
+        noise_multiplier: Of the run itself.
+        seconds: Since it was last started.
+        looks: With epsilons of the run itself.
+    """
 
     mechanism: str
     epsilon: float
@@ -119,7 +131,8 @@ def tunings(recipe: Recipe, say: Say) -> Iterator[tuple[float, Trained]]:
 
 def _one(recipe: Recipe, name: str, epsilon: float, rate: float, seed: int, say: Say) -> Trained:
     settings = (*recipe.settings, f"seed={seed}", f"server.learning_rate={rate}")
-    folder = _folder(name, epsilon, recipe.rounds, recipe.min_sep, recipe.report_goal, *settings)
+    numbers = (recipe.rounds, recipe.min_sep, recipe.report_goal, recipe.stands_for, recipe.delta)
+    folder = _folder(name, epsilon, *numbers, *settings)
     result = folder.with_suffix(".json")
     if not result.exists():
         label = f"{name}, epsilon {epsilon:g}, seed {seed}"
@@ -167,7 +180,7 @@ def _trained(
 
 def _plan(recipe: Recipe, mechanism: Mechanism, epsilon: float) -> Plan:
     clients = recipe.participation
-    sigma = calibrate(mechanism, clients, epsilon, recipe.delta)
+    sigma = calibrate(mechanism, clients, epsilon, recipe.delta) / recipe.stands_for
     fleet = Fleet(recipe.clients, recipe.report_goal)
     return Plan(fleet, account(mechanism, clients, sigma, recipe.delta))
 

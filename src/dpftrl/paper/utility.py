@@ -36,8 +36,7 @@ def _point(recipe: Recipe, name: str, epsilon: float, same: Sequence[Trained], m
         "epsilon_of_run": epsilon,
         "series": name,
         "round": middle,
-        "epsilon": spent.epsilon,
-        "rho": rho_of(spent.epsilon, recipe.delta),
+        "rho": rho_of(spent.epsilon, recipe.delta) / recipe.stands_for**2,
         "accuracy": statistics.fmean(accuracy),
         "deviation": deviation(accuracy),
     }

@@ -29,7 +29,7 @@ def as_markdown(
         parts.append(f"![{title}]({name}.png)")
     parts.append(claims_table(claims))
     if 0 < len(rows) <= MOST_ROWS and "claim" not in rows[0]:
-        parts.append(table([*rows[0]], [[shown(row[key]) for key in row] for row in rows]))
+        parts.append(rows_table(rows))
     parts.append(f"All numbers: [{name}.csv]({name}.csv).")
     return "\n\n".join(parts) + "\n"
 
@@ -37,6 +37,11 @@ def as_markdown(
 def claims_table(claims: Sequence[Claim]) -> str:
     """What the paper says, what we find, and the verdict."""
     return table(HEADINGS, [claim_cells(claim) for claim in claims])
+
+
+def rows_table(rows: Sequence[Row]) -> str:
+    """The rows as they are."""
+    return table([*rows[0]], [[shown(row[key]) for key in row] for row in rows])
 
 
 def claim_cells(claim: Claim) -> list[str]:
