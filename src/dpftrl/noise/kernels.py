@@ -49,13 +49,12 @@ def blt_step_onto(
     size: int,
     start: int,
     like: Array,
-    noise: Array,
+    z: Array,
     scale: float,
     rounded: bool,
     update: Array,
 ) -> None:
     """The same, added to a part of the update at once, so that no noise leaves the cache."""
-    z = noise[:TILE]
     for tile in range(-(-update.shape[0] // TILE)):
         tile_of_normals(words[tile * TILE_WORDS : (tile + 1) * TILE_WORDS], z)
         _blt_tile(theta, omega, addresses, size, start + tile * TILE, like, z)

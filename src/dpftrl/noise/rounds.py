@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, Final, Protocol, final
 
@@ -47,7 +47,14 @@ class Scratch:
         # The cipher wants room for a block more than it writes.
         self.raw = bytearray(size + BLOCK_BYTES)
         self.words = np.frombuffer(self.raw, np.uint64, size // 8)
-        self.made = np.empty((sums, tiles * TILE))
+        self.tile = np.empty(TILE)
+        self.coordinates = tiles * TILE
+        self._sums = sums
+
+    @cached_property
+    def made(self) -> Matrix:
+        """What is made of all the tiles: only some rounds want that much room."""
+        return np.empty((self._sums, self.coordinates))
 
     def __repr__(self) -> str:
         return "Scratch(secret)"
@@ -73,7 +80,7 @@ class Target:
 
     def add(self, start: int, scratch: Scratch) -> None:
         """Add the noise of the coordinates from `start` on."""
-        stop = start + scratch.made.shape[1]
+        stop = start + scratch.coordinates
         for part, first, end in self._parts[bisect_right(self._ends, start) :]:
             if first >= stop:
                 break
@@ -118,12 +125,12 @@ class BltRound:
         streams[0].fill(scratch.zeros, scratch.raw)
         # No local name for words or noise: a traceback may show what those hold.
         here = (*self._decays, *self._place, start, self._like)
-        where = target.around(start, scratch.made.shape[1])
+        where = target.around(start, scratch.coordinates)
         if where is None:
             blt_step(scratch.words, *here, scratch.made[0])
             target.add(start, scratch)
         else:
-            blt_step_onto(scratch.words, *here, scratch.made[0], *where)
+            blt_step_onto(scratch.words, *here, scratch.tile, *where)
 
 
 @final

@@ -135,12 +135,12 @@ def draw(figure: Any, rows: Sequence[Row]) -> None:
                 marker=style["marker"],
                 capsize=3,
             )
-        one.axvline(column(part, "before")[0], color="0.5", linestyle=":", label="public start")
+        one.axvline(column(part, "before")[0], color="0.5", linestyle=":", label="before training")
         one.set_yticks(range(len(part)), [str(row["mechanism"]) for row in part])
         one.set_xlabel("accuracy on held-out poets (%)")
         one.set_title(f"epsilon = {epsilon}")
     axes[0].invert_yaxis()
-    axes[-1].legend(frameon=False, loc="best")
+    axes[-1].legend(frameon=False, loc="center left")
 
 
 ACCURACY = Item(
