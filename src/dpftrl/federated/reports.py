@@ -34,6 +34,7 @@ class Reports:
         self._layout = layout
         self._sum = ExactSum(grid, layout.size)
         self._turn = Lock()
+        self._room: NDArray[Any] | None = None
 
     def __repr__(self) -> str:
         return f"Reports({len(self.counted)} of {self.goal})"
@@ -78,4 +79,9 @@ class Reports:
             return (array, None) if fits else (None, f"a vector of shape {array.shape}")
         if why := self._layout.misfit(update):
             return None, why
-        return np.concatenate([update[name].reshape(-1) for name in self._layout.names]), None
+        parts = [update[name].reshape(-1) for name in self._layout.names]
+        kind = np.result_type(*parts)
+        if self._room is None or self._room.dtype != kind:
+            self._room = np.empty(self._layout.size, kind)
+        # Into the same memory each time: new memory would cost more than the copying.
+        return np.concatenate(parts, out=self._room), None
