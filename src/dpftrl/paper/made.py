@@ -1,11 +1,11 @@
 """Mechanisms that several items share, each made once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
 
-from dpftrl import BLT, Banded, Mechanism, MinSep, Toeplitz
+from dpftrl import BLT, Banded, FullTree, Mechanism, MinSep, Toeplitz
 from dpftrl.optimize import (
     Objective,
     optimize_band_toeplitz,
@@ -31,6 +31,18 @@ def bandmf(rounds: int, bands: int) -> Banded:
 def band_toeplitz(participation: MinSep, bands: int) -> Toeplitz:
     """BandToep, for RmsLoss."""
     return optimize_band_toeplitz(participation, bands).mechanism
+
+
+# The rows of the paper's StackOverflow table, in its order; BLTs are made for MaxLoss, as there.
+TABLE_MECHANISMS: dict[str, Callable[[MinSep], Mechanism]] = {
+    "BandMF": lambda clients: bandmf(clients.rounds, clients.min_sep),
+    "TreeAgg-Full": lambda clients: FullTree(clients.rounds),
+    **{
+        f"BLT(d={d}, k=1)": lambda clients, d=d: blt(MinSep.once(clients.rounds), d, "max")
+        for d in (2, 5)
+    },
+    **{f"BLT(d={d}, k=6)": lambda clients, d=d: blt(clients, d, "max") for d in (2, 3, 4, 5)},
+}
 
 
 def losses(

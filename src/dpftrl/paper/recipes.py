@@ -3,19 +3,9 @@
 import statistics
 from collections.abc import Sequence
 
+from dpftrl.paper.made import TABLE_MECHANISMS
 from dpftrl.paper.trainings import Recipe, Trained
 
-# The rows of the paper's table, in its order.
-MECHANISMS = (
-    "BandMF",
-    "TreeAgg-Full",
-    "BLT(d=2, k=1)",
-    "BLT(d=5, k=1)",
-    "BLT(d=2, k=6)",
-    "BLT(d=3, k=6)",
-    "BLT(d=4, k=6)",
-    "BLT(d=5, k=6)",
-)
 # Rounds before and after one over which accuracy is averaged, as in the production figures.
 REACH = 10
 # Everybody answers, at once: min-sep and participations are exactly what the noise is made for.
@@ -41,7 +31,7 @@ FULL = Recipe(
     stands_for=4,
     delta=1e-5,
     rates=((2.0, 3.0), (8.0, 10.0)),
-    mechanisms=MECHANISMS,
+    mechanisms=tuple(TABLE_MECHANISMS),
     seeds=3,
     tried=((2.0, (1.0, 3.0, 10.0)), (8.0, (1.0, 3.0, 10.0, 30.0))),
     tuned_on="BLT(d=4, k=6)",

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-from dpftrl import FullTree, Loss, Mechanism, MinSep
+from dpftrl import Loss, Mechanism, MinSep
 from dpftrl.optimize import Objective, optimize_gblt
 from dpftrl.paper.findings import Claim, Findings, Row, Say, holds, printed, rounds_to
 from dpftrl.paper.item import Item
-from dpftrl.paper.made import bandmf, blt
+from dpftrl.paper.made import TABLE_MECHANISMS, blt
 
 # As printed: the column headed RMS loss, then the one headed Max loss.
 PRINTED = {
@@ -34,12 +34,9 @@ class Sizes:
 
 def compute(sizes: Sizes, say: Say) -> Findings:
     """Every row, and what ours adds to them."""
-    clients, once = MinSep(sizes.rounds, sizes.min_sep), MinSep.once(sizes.rounds)
+    clients = MinSep(sizes.rounds, sizes.min_sep)
     rivals: dict[str, Mechanism] = {
-        "BandMF": bandmf(sizes.rounds, sizes.min_sep),
-        "TreeAgg-Full": FullTree(sizes.rounds),
-        **{f"BLT(d={d}, k=1)": blt(once, d, "max") for d in (2, 5)},
-        **{f"BLT(d={d}, k=6)": blt(clients, d, "max") for d in (2, 3, 4, 5)},
+        **{name: make(clients) for name, make in TABLE_MECHANISMS.items()},
         "BLT(d=4, for RmsLoss)": blt(clients, 4, "rms"),
     }
     say("generalised BLTs")

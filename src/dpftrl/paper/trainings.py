@@ -15,13 +15,13 @@ from typing import final
 import msgspec
 from msgspec.structs import replace
 
-from dpftrl import FullTree, Mechanism, MinSep, __version__
+from dpftrl import Mechanism, MinSep, __version__
 from dpftrl.accounting import account, calibrate
 from dpftrl.cache import cache_folder
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import RunFolder
 from dpftrl.paper.findings import Say
-from dpftrl.paper.made import bandmf, blt
+from dpftrl.paper.made import TABLE_MECHANISMS
 from dpftrl.plan import Fleet, Plan
 from dpftrl.storage import read_json, replace_file
 
@@ -66,17 +66,6 @@ class Recipe:
     def participation(self) -> MinSep:
         """Which rounds a client may take part in."""
         return MinSep(self.rounds, self.min_sep)
-
-    def mechanism(self, name: str) -> Mechanism:
-        """The mechanism that a row of the table names; BLTs are made for MaxLoss, as there."""
-        clients, once = self.participation, MinSep.once(self.rounds)
-        makers = {
-            "BandMF": lambda: bandmf(self.rounds, self.min_sep),
-            "TreeAgg-Full": lambda: FullTree(self.rounds),
-            **{f"BLT(d={d}, k=1)": lambda d=d: blt(once, d, "max") for d in (2, 5)},
-            **{f"BLT(d={d}, k=6)": lambda d=d: blt(clients, d, "max") for d in (2, 3, 4, 5)},
-        }
-        return makers[name]()
 
 
 @final
@@ -160,7 +149,7 @@ def _trained(
     else:
         shutil.rmtree(folder, ignore_errors=True)  # it was stopped before it had begun
         config = _config(settings, folder.parent, say)
-        plan = _plan(recipe, recipe.mechanism(name), epsilon)
+        plan = _plan(recipe, TABLE_MECHANISMS[name](recipe.participation), epsilon)
         training = Training.begin(config, folder / "run", plan=plan, state_folder=witness)
 
     def tell(progress: Progress) -> None:
