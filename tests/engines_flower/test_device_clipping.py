@@ -1,10 +1,21 @@
 """What leaves a device is no longer than the clip norm."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dpftrl.engines.flower.clipping import clipped_update
+from dpftrl.engines.flower.clipping import write_update
+from dpftrl.errors import InvalidInput
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def clipped_update(handed: Arrays, trained: Arrays, clip_norm: float) -> Arrays:
+    update = {name: np.full(array.shape, 7, np.float32) for name, array in handed.items()}
+    write_update(update, handed, trained, clip_norm)
+    return update
 
 
 def test_a_small_update_is_not_scaled() -> None:
@@ -49,3 +60,9 @@ def test_an_array_without_dimensions_is_clipped_too() -> None:
     found = clipped_update({"w": np.array(0.0)}, {"w": np.array(8.0)}, 1.0)
     assert found["w"].shape == ()
     assert found["w"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("unfit", [np.zeros(3), np.zeros((2, 1)), np.zeros(2, complex)])
+def test_what_is_no_update_of_this_model_is_refused(unfit: NDArray[Any]) -> None:
+    with pytest.raises((InvalidInput, TypeError)):
+        clipped_update({"w": np.zeros(2)}, {"w": unfit}, 1.0)

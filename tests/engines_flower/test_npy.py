@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array
 
-from dpftrl.engines.flower.npy import from_numpy, to_numpy
+from dpftrl.engines.flower.npy import Draft, from_numpy, to_numpy
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,22 @@ def test_there_and_back(values: np.ndarray) -> None:
 def test_what_is_no_array_raises_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # numpy has many words for it
         to_numpy(Array("float64", (9,), "numpy.ndarray", data))
+
+
+def test_a_draft_is_sent_from_where_it_was_written() -> None:
+    draft = Draft((2, 3), np.dtype(np.float32))
+    assert not draft.values.any()
+    draft.values[...] = wanted = np.arange(6).reshape(2, 3)
+    place = draft.values.ctypes.data
+    found = to_numpy(draft.finished())
+    assert (found == wanted).all()
+    assert found.ctypes.data == place
+    assert not hasattr(draft, "values")
+
+
+def test_a_draft_that_somebody_else_still_writes_to_does_not_change_what_was_sent() -> None:
+    draft = Draft((3,), np.dtype(np.float64))
+    held = draft.values
+    array = draft.finished()
+    held[...] = 1.0
+    assert not to_numpy(array).any()

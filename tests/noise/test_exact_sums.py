@@ -144,6 +144,19 @@ def test_no_magnitude_gets_past_the_clip_norm(exponents, clip, bits):
     assert squared_norm_of_steps(grid, total.steps) <= Fraction(clip_norm) ** 2
 
 
+@pytest.mark.parametrize("bits", [49, 50, 51, 52, 53])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_most_steps_that_are_converted_in_vectors_and_the_fewest_that_are_not(bits, sign):
+    grid = Grid(2.0**-bits, 1.0)
+    nearly = 1 - 2.0**-39  # the longest that is not scaled
+    for value in (nearly, nearly - 2.0**-bits, 0.5 + 2.0**-52, 0.5, 2.0**-bits, 2.0**-60):
+        update = np.zeros(9)
+        update[4] = sign * value
+        steps = steps_of(grid, update)
+        assert steps[4] == math.trunc(Fraction(sign * value) * 2**bits)
+        assert not steps[[0, 1, 2, 3, 5, 6, 7, 8]].any()
+
+
 def test_a_step_that_has_no_inverse_is_refused_or_works():
     try:
         grid = Grid(2.0**-1074, 2.0**-1070)
@@ -169,6 +182,28 @@ def test_the_order_of_a_sum_does_not_matter(data):
         assert np.array_equal(steps_of(FINE, *order), wanted)
     parts = [steps_of(FINE, update) for update in several]
     assert np.array_equal(sum(parts), wanted)
+
+
+@pytest.mark.parametrize("length", [1e-3, 50.0])
+def test_an_update_in_parts_is_the_same_update(length):
+    random = np.random.default_rng(0)
+    whole = random.standard_normal(5000).astype(np.float32)
+    whole *= np.float32(length) / np.linalg.norm(whole)
+    parts = whole[:1], whole[1:2050].astype(np.float64), whole[2050:2050], whole[2050:]
+    total = ExactSum(FINE, 5000)
+    total.add(*parts)
+    assert total.updates == 1
+    # The norm is that of all parts together; it is summed in another order.
+    assert np.abs(total.steps - steps_of(FINE, whole)).max() <= (0 if length < 1 else 1)
+
+
+@pytest.mark.parametrize("last", [np.full(2, np.nan), np.zeros(3), np.zeros(2, int), [0.0, 0.0]])
+def test_one_unfit_part_and_nothing_is_added(last):
+    total = ExactSum(FINE, 4)
+    with pytest.raises(InvalidInput):
+        total.add(np.ones(2), last)
+    assert total.updates == 0
+    assert not total.steps.any()
 
 
 def test_a_sum_in_floating_point_depends_on_the_order():

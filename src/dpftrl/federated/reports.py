@@ -34,7 +34,6 @@ class Reports:
         self._layout = layout
         self._sum = ExactSum(grid, layout.size)
         self._turn = Lock()
-        self._room: NDArray[Any] | None = None
 
     def __repr__(self) -> str:
         return f"Reports({len(self.counted)} of {self.goal})"
@@ -65,23 +64,19 @@ class Reports:
 
     def _add(self, update: Any) -> str | None:
         try:
-            vector, why = self._vector(update)
-            if vector is not None:
-                self._sum.add(vector)
+            parts, why = self._parts(update)
+            if why is None:
+                self._sum.add(*parts)
         except (InvalidInput, ValueError, TypeError, OverflowError) as error:
             return str(error)
         return why
 
-    def _vector(self, update: Any) -> tuple[NDArray[Any] | None, str | None]:
+    def _parts(self, update: Any) -> tuple[list[NDArray[Any]], str | None]:
+        """The arrays of an update, in the order of the layout, or why there are none."""
         if isinstance(update, np.ndarray):
             array = cast("NDArray[Any]", update).view(np.ndarray)
             fits = array.shape == (self._layout.size,)
-            return (array, None) if fits else (None, f"a vector of shape {array.shape}")
+            return ([array], None) if fits else ([], f"a vector of shape {array.shape}")
         if why := self._layout.misfit(update):
-            return None, why
-        parts = [update[name].reshape(-1) for name in self._layout.names]
-        kind = np.result_type(*parts)
-        if self._room is None or self._room.dtype != kind:
-            self._room = np.empty(self._layout.size, kind)
-        # Into the same memory each time: new memory would cost more than the copying.
-        return np.concatenate(parts, out=self._room), None
+            return [], why
+        return [update[name].reshape(-1) for name in self._layout.names], None

@@ -9,6 +9,7 @@ sum plus the noise: post-processing, which costs nothing.
 
 import math
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Self, cast, final
 
 import numpy as np
@@ -92,31 +93,39 @@ class ExactSum:
     def __repr__(self) -> str:
         return f"ExactSum({self.updates} updates of {self.steps.size:,} coordinates)"
 
-    def add(self, update: NDArray[Any]) -> None:
-        """Clip an update in L2 and add it.
+    def add(self, *update: NDArray[Any]) -> None:
+        """Clip an update in L2 and add it; it may come in parts that lie one behind the other.
 
         Guarantees:
             What is added has a norm of at most the clip norm, exactly: scaling leaves room for the
             rounding of the norm, and cutting off toward zero makes nothing larger.
         """
-        flat = self._checked(update)
-        norm = math.sqrt(math.fsum(sum_of_squares(flat)))
+        parts = self._checked(update)
+        norm = math.sqrt(math.fsum(chain.from_iterable(map(sum_of_squares, parts))))
         if not math.isfinite(norm):
             raise InvalidInput("an update must be finite, and so must its norm")
-        limit = self.grid.clip_norm / (1 + SLACK)
+        grid = self.grid
+        limit = grid.clip_norm / (1 + SLACK)
         factor = 1.0 if norm <= limit else limit / norm
-        add_clipped(flat, factor, 1 / self.grid.step, self.steps)
+        start = 0
+        for part in parts:
+            steps = self.steps[start : start + part.size]
+            add_clipped(part, factor, 1 / grid.step, grid.clip_norm / grid.step, steps)
+            start += part.size
         self.updates += 1
 
-    def _checked(self, update: Any) -> NDArray[Any]:
+    def _checked(self, update: tuple[Any, ...]) -> list[NDArray[Any]]:
         if self.updates >= self.grid.most_updates:
             raise InvalidInput(
                 f"a sum on this grid holds {self.grid.most_updates:,} updates; use a larger step"
             )
         wanted = f"an update has {self.steps.size:,} coordinates of float32 or float64, got"
-        if not isinstance(update, np.ndarray):
-            raise InvalidInput(f"{wanted} {type(update).__name__}")
-        given = cast("NDArray[Any]", update)
-        if given.dtype not in KINDS or given.size != self.steps.size:
-            raise InvalidInput(f"{wanted} {given.size:,} of {given.dtype}")
-        return np.ascontiguousarray(given).reshape(-1)
+        for part in update:
+            if not isinstance(part, np.ndarray):
+                raise InvalidInput(f"{wanted} {type(part).__name__}")
+        given = cast("tuple[NDArray[Any], ...]", update)
+        size = sum(part.size for part in given)
+        if any(part.dtype not in KINDS for part in given) or size != self.steps.size:
+            kinds = " and ".join(sorted({str(part.dtype) for part in given}))
+            raise InvalidInput(f"{wanted} {size:,} of {kinds or 'nothing'}")
+        return [np.ascontiguousarray(part).reshape(-1) for part in given]

@@ -12,14 +12,19 @@ import numpy as np
 from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 from numpy.typing import NDArray
 
+from dpftrl.noise.machine import bits_of, pointer_to
 from dpftrl.noise.machine import multiply_add as fma
-from dpftrl.noise.machine import pointer_to
 from dpftrl.noise.normals import TILE, TILE_WORDS, compiled, tile_of_normals
 
 Array = NDArray[Any]
 
 # Coordinates that are taken through all buffers before the next ones: the fastest of 32 to 512.
 STRIP: Final = 128
+# Whole numbers below 2^51, shifted by this, lie where float64 has a step of 1: counting in them is
+# counting in their bits.
+SHIFT: Final = 1.5 * 2.0**52
+SHIFT_BITS: Final = np.int64(0x4338000000000000)
+EXACT_SHIFT: Final = 2.0**51
 
 
 @numba.njit(**compiled)
@@ -192,11 +197,19 @@ def sum_of_squares(values: Array) -> Array:
 
 
 @numba.njit(**compiled)
-def add_clipped(update: Array, factor: float, steps_per_unit: float, steps: Array) -> None:
-    """Add an update, times a factor, in whole steps cut off toward zero."""
-    for i in range(update.shape[0]):
-        # The factor first: times a power of two is exact, so that one rounding happens, not two.
-        steps[i] += np.int64(np.trunc(np.float64(update[i]) * factor * steps_per_unit))
+def add_clipped(
+    update: Array, factor: float, steps_per_unit: float, most: float, steps: Array
+) -> None:
+    """Add an update, times a factor, in whole steps cut off toward zero, of which it has `most`."""
+    # The factor first: times a power of two is exact, so that one rounding happens, not two.
+    if most < EXACT_SHIFT:
+        for i in range(update.shape[0]):
+            whole = np.trunc(np.float64(update[i]) * factor * steps_per_unit)
+            # As np.int64(whole), but in vectors: machines without AVX-512 convert one by one.
+            steps[i] += np.int64(bits_of(whole + SHIFT)) - SHIFT_BITS
+    else:
+        for i in range(update.shape[0]):
+            steps[i] += np.int64(np.trunc(np.float64(update[i]) * factor * steps_per_unit))
 
 
 @numba.njit(**compiled)

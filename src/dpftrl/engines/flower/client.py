@@ -3,16 +3,15 @@
 import os
 from logging import ERROR
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from flwr.app import Context, Message, MessageType
+from flwr.app import ArrayRecord, Context, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.supercore import log
-from numpy.typing import NDArray
 
 from dpftrl.checks import positive_number, whole_number
-from dpftrl.engines.flower.clipping import Arrays, clipped_update
+from dpftrl.engines.flower.clipping import Arrays, write_update
 from dpftrl.engines.flower.device_timer import DeviceTimer, device_folder
 from dpftrl.engines.flower.messages import (
     Instruction,
@@ -22,11 +21,14 @@ from dpftrl.engines.flower.messages import (
     refusal,
     report,
 )
+from dpftrl.engines.flower.npy import Draft
 from dpftrl.engines.flower.turn_rule import TurnRule
 from dpftrl.errors import InvalidInput
 
 # In a SuperNode's --node-config: the folder where this device remembers its turns.
 FOLDER: Final = "dpftrl-state"
+# What updates travel in.
+FLOAT32: Final = np.dtype(np.float32)
 
 
 def client_mod(
@@ -118,19 +120,22 @@ def _trained(train: ClientAppCallable, message: Message, context: Context) -> Ar
     return None
 
 
-def _update(trained: Arrays | None, handed: Arrays, clip_norm: float) -> dict[str, NDArray[Any]]:
+def _update(trained: Arrays | None, handed: Arrays, clip_norm: float) -> ArrayRecord:
     """The clipped update. Training that failed counts as zeros.
 
     Whether it fails may depend on what is in the device's data, and who is counted must not.
     """
-    if trained is None:
-        return {name: np.zeros(array.shape, np.float32) for name, array in handed.items()}
-    try:
-        return clipped_update(handed, trained, clip_norm)
-    except InvalidInput:
-        raise _Refused(
-            "what was trained has other arrays than the model that was handed out"
-        ) from None
+    drafts = {name: Draft(array.shape, FLOAT32) for name, array in handed.items()}
+    if trained is not None:
+        update = {name: draft.values for name, draft in drafts.items()}
+        try:
+            write_update(update, handed, trained, clip_norm)
+        except (InvalidInput, TypeError):
+            raise _Refused(
+                "what was trained has other arrays than the model that was handed out"
+            ) from None
+        del update  # nobody else may hold what is finished next
+    return ArrayRecord({name: draft.finished() for name, draft in drafts.items()})
 
 
 def _folder(given: str | os.PathLike[str] | None, context: Context) -> Path:

@@ -113,8 +113,9 @@ class InProcessGrid(Grid):
         asked = [one for one in message_ids if one in self._sent or one in self._training]
         for one in asked:
             self._begin(one)
-            # The next ones train while the caller works on this reply.
-            for ahead in list(islice(self._sent, max(0, self._workers - len(self._training) + 1))):
+            # The next ones train while the caller works on this reply, and one more for each
+            # worker waits for it: who is done before the others goes on at once.
+            for ahead in list(islice(self._sent, max(0, 2 * self._workers - len(self._training)))):
                 self._begin(ahead)
             yield self._training.pop(one).result()
 

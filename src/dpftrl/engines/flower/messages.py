@@ -103,10 +103,10 @@ def only_arrays(content: RecordDict) -> ArrayRecord:
     return records[0]
 
 
-def report(message: Message, update: dict[str, NDArray[Any]], told: Instruction) -> Message:
+def report(message: Message, update: ArrayRecord, told: Instruction) -> Message:
     """The reply of a device that trained: its update, and nothing else of it."""
     stamp = ConfigRecord({"attempt": told.attempt, "nonce": told.nonce})
-    return Message(RecordDict({ARRAYS: record_of(update), OURS: stamp}), reply_to=message)
+    return Message(RecordDict({ARRAYS: update, OURS: stamp}), reply_to=message)
 
 
 def attempt_of(reply: Message) -> Any:

@@ -1,7 +1,8 @@
 """Flower's arrays to numpy and back, without the copies that take most of the time."""
 
+import math
 from io import BytesIO
-from typing import Any, Final
+from typing import Any, Final, final
 
 import numpy as np
 from flwr.app import Array
@@ -12,6 +13,34 @@ from dpftrl.errors import InvalidInput
 
 # What Flower calls the .npy format.
 KIND: Final = "numpy.ndarray"
+
+
+@final
+class Draft:
+    """An array that is written to where it will travel from.
+
+    Attributes:
+        values: Zeros, to be written to.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]):
+        header = BytesIO()
+        described = npy.dtype_to_descr(dtype)
+        npy.write_array_header_1_0(
+            header, {"descr": described, "fortran_order": False, "shape": shape}
+        )
+        start = header.tell()
+        self._file = BytesIO(bytes(start + math.prod(shape) * dtype.itemsize))
+        self._file.write(header.getvalue())
+        self.values: NDArray[Any] = np.frombuffer(
+            self._file.getbuffer(), dtype, math.prod(shape), start
+        ).reshape(shape)
+
+    def finished(self) -> Array:
+        """The array as it travels; there are no values to write to any more."""
+        dtype, shape = str(self.values.dtype), self.values.shape
+        del self.values  # or Python would hand out a copy of the bytes that it shares
+        return Array(dtype, shape, KIND, self._file.getvalue())
 
 
 def to_numpy(array: Array) -> NDArray[Any]:
@@ -30,8 +59,6 @@ def to_numpy(array: Array) -> NDArray[Any]:
 
 def from_numpy(values: NDArray[Any]) -> Array:
     """An array as it travels."""
-    values = np.asarray(values, order="C")
-    header = BytesIO()
-    npy.write_array_header_1_0(header, npy.header_data_from_array_1_0(values))
-    data = b"".join((header.getvalue(), values.reshape(-1).view(np.uint8).data))
-    return Array(str(values.dtype), values.shape, KIND, data)
+    draft = Draft(values.shape, values.dtype)
+    draft.values[...] = values
+    return draft.finished()
