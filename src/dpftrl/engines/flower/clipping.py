@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dpftrl.errors import InvalidInput
 
-BLOCK: Final = 65_536
+BLOCK: Final = 32_768
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -29,10 +29,8 @@ def write_update(update: Arrays, handed: Arrays, trained: Arrays, clip_norm: flo
     if _shapes(handed) != _shapes(trained):
         raise InvalidInput("the arrays of the trained model are not those of the model handed out")
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        for name, change in update.items():
-            # Rounded once to float32; only the norm needs more digits.
-            np.subtract(trained[name], handed[name], out=change, casting="same_kind")
-        norm = math.sqrt(sum(_squares(change.reshape(-1)) for change in update.values()))
+        squares = (_write(update[name], trained[name], handed[name]) for name in update)
+        norm = math.sqrt(sum(squares))
         if not norm <= clip_norm:  # NaN stays NaN
             factor = _rounded_down(clip_norm / norm)
             for change in update.values():
@@ -49,11 +47,17 @@ def _rounded_down(factor: float) -> np.float32:
     return np.nextafter(near, np.float32(0)) if near > factor else near
 
 
-def _squares(flat: NDArray[Any]) -> float:
-    """Their sum in float64, a block at a time, so that no copy of the whole is made."""
-    room, total = np.empty(min(flat.size, BLOCK)), 0.0
-    for start in range(0, flat.size, BLOCK):
-        part = flat[start : start + BLOCK]
+def _write(change: NDArray[Any], trained: NDArray[Any], handed: NDArray[Any]) -> float:
+    """Write a difference, rounded once to float32; return its sum of squares, in float64.
+
+    A block at a time, so that a number is still in the cache when it is squared.
+    """
+    to, minuend, subtrahend = change.reshape(-1), trained.reshape(-1), handed.reshape(-1)
+    room, total = np.empty(min(to.size, BLOCK)), 0.0
+    for start in range(0, to.size, BLOCK):
+        here = slice(start, start + BLOCK)
+        part = to[here]
+        np.subtract(minuend[here], subtrahend[here], out=part, casting="same_kind")
         block = room[: part.size]
         block[:] = part
         total += float(np.dot(block, block))

@@ -1,6 +1,7 @@
 """Flower's arrays to numpy and back, without the copies that take most of the time."""
 
 import math
+from functools import lru_cache
 from io import BytesIO
 from typing import Any, Final, final
 
@@ -24,17 +25,11 @@ class Draft:
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]):
-        header = BytesIO()
-        described = npy.dtype_to_descr(dtype)
-        npy.write_array_header_1_0(
-            header, {"descr": described, "fortran_order": False, "shape": shape}
-        )
-        start = header.tell()
-        self._file = BytesIO(bytes(start + math.prod(shape) * dtype.itemsize))
-        self._file.write(header.getvalue())
-        self.values: NDArray[Any] = np.frombuffer(
-            self._file.getbuffer(), dtype, math.prod(shape), start
-        ).reshape(shape)
+        header, size = _header(shape, dtype), math.prod(shape)
+        self._file = BytesIO(bytes(len(header) + size * dtype.itemsize))
+        self._file.write(header)
+        flat = np.frombuffer(self._file.getbuffer(), dtype, size, len(header))
+        self.values: NDArray[Any] = flat.reshape(shape)
 
     def finished(self) -> Array:
         """The array as it travels; there are no values to write to any more."""
@@ -47,14 +42,35 @@ def to_numpy(array: Array) -> NDArray[Any]:
     """The numbers of an array, as a view into its bytes that cannot be written to."""
     if array.stype != KIND:
         raise InvalidInput(f"an array must come in numpy's format, got {array.stype!r:.40}")
-    source = BytesIO(array.data)
-    if npy.read_magic(source) != (1, 0):
+    data = array.data
+    if npy.read_magic(BytesIO(data[: npy.MAGIC_LEN])) != (1, 0):
         return array.numpy()
+    start = npy.MAGIC_LEN + 2
+    start += int.from_bytes(data[npy.MAGIC_LEN : start], "little")
+    shape, by_column, dtype = _described(data[:start])
+    flat = np.frombuffer(data, dtype, int(np.prod(shape)), start)
+    return flat.reshape(shape, order="F" if by_column else "C")
+
+
+# Headers are kept: they take longer than all else, and are the same for each client.
+@lru_cache(maxsize=1024)
+def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    written = BytesIO()
+    described = npy.dtype_to_descr(dtype)
+    npy.write_array_header_1_0(
+        written, {"descr": described, "fortran_order": False, "shape": shape}
+    )
+    return written.getvalue()
+
+
+@lru_cache(maxsize=1024)
+def _described(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    source = BytesIO(header)
+    npy.read_magic(source)
     shape, by_column, dtype = npy.read_array_header_1_0(source)
     if dtype.hasobject:
         raise InvalidInput("an array must hold numbers, and this one holds objects")
-    flat = np.frombuffer(array.data, dtype, int(np.prod(shape)), source.tell())
-    return flat.reshape(shape, order="F" if by_column else "C")
+    return shape, by_column, dtype
 
 
 def from_numpy(values: NDArray[Any]) -> Array:
