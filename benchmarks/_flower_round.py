@@ -1,28 +1,23 @@
 """Run in a fresh process: STRATEGY GRID CLIENTS ROUNDS STEPS; times of rounds, and peak memory."""
 
-import contextlib
-import ctypes
 import json
 import logging
 import os
 import resource
-import signal
 import sys
 import tempfile
 from pathlib import Path
 
-# Nothing leaves this machine, nothing listens but on its loopback, and no thread competes.
+import _ray
+
+# No thread of a library competes with the clients.
 ENVIRONMENT = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "FLWR_TELEMETRY_ENABLED": "0",
+    **_ray.ENVIRONMENT,
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "PYTHONPATH": str(Path(__file__).parent),
     "PYTHONWARNINGS": "ignore",
 }
-# Of Linux's prctl: processes whose parent has ended become our children.
-PR_SET_CHILD_SUBREAPER = 36
 
 
 def in_process(private: bool, clients: int, rounds: int, steps: int) -> dict[str, list[float]]:
@@ -65,35 +60,14 @@ def on_ray(private: bool, clients: int, rounds: int, steps: int) -> dict[str, li
     return found
 
 
-def end_children() -> None:
-    """Ray leaves its workers to end by themselves: nothing of them may run on beside the others."""
-    while left := children():
-        for child in left:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it ended by itself
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-
-
-def children() -> list[int]:
-    """The processes that this one has started, or that were left to it."""
-    found: list[int] = []
-    for thread in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # a thread may end while we look
-            found += map(int, (thread / "children").read_text().split())
-    return found
-
-
 def main() -> None:
     """Print what was measured."""
     os.environ.update(ENVIRONMENT)
     strategy, grid, *sizes = sys.argv[1:]
     clients, rounds, steps = map(int, sizes)
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     measure = in_process if grid == "in-process" else on_ray
-    try:
+    with _ray.nothing_left():
         found = measure(strategy == "dpftrl", clients, rounds, steps)
-    finally:
-        end_children()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     logging.shutdown()
     print(json.dumps({**found, "peak_MiB": peak}))

@@ -1,22 +1,12 @@
 """Run in a fresh process: FOLDER; time the rounds of Flower's simulation, on Ray."""
 
-import contextlib
-import ctypes
 import json
 import os
-import signal
 import sys
 import tempfile
 from pathlib import Path
 
-# Nothing leaves this machine, and nothing listens but on its loopback.
-ENVIRONMENT = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "FLWR_TELEMETRY_ENABLED": "0",
-}
-# Of Linux's prctl: processes whose parent has ended become our children.
-PR_SET_CHILD_SUBREAPER = 36
+import _ray
 
 
 def simulate(folder: Path, place: str) -> list[float]:
@@ -38,34 +28,11 @@ def simulate(folder: Path, place: str) -> list[float]:
     return seconds
 
 
-def children() -> list[int]:
-    """Processes whose parent is this one."""
-    found: list[int] = []
-    for thread in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # a thread that has just ended
-            found += map(int, (thread / "children").read_text().split())
-    return found
-
-
-def end_children() -> None:
-    """Ray leaves its workers to end by themselves: nothing of them may run on beside the others."""
-    while left := children():
-        for child in left:
-            # Ray may be quicker, for those that it started itself.
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-
-
 def main() -> None:
     """Print the seconds of each round."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    with tempfile.TemporaryDirectory(prefix="ray") as place:
-        os.environ.update(ENVIRONMENT, FLWR_HOME=place)
-        try:
-            seconds = simulate(Path(sys.argv[1]), place)
-        finally:
-            end_children()
+    with tempfile.TemporaryDirectory(prefix="ray") as place, _ray.nothing_left():
+        os.environ.update(_ray.ENVIRONMENT, FLWR_HOME=place)
+        seconds = simulate(Path(sys.argv[1]), place)
     print(json.dumps({"seconds": seconds}))
 
 

@@ -27,10 +27,26 @@ def default_state_folder() -> Path:
 
 def read_json(path: Path, kind: type[Content], what: str) -> Content:
     """The JSON of a file, checked against its type."""
+    content = read_file(path)
     try:
-        return msgspec.json.decode(read_file(path), type=kind)
+        return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path} is not a {what} file: {error}") from None
+        why = _other_file(content, what) or error
+        raise InvalidInput(f"{path} is not a {what} file: {why}") from None
+
+
+def _other_file(content: bytes, what: str) -> str | None:
+    """Which of our files it is, if it is another than was wanted."""
+    try:
+        found = msgspec.json.decode(content, type=_AnyOfOurs).format
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+    is_other = found.startswith("dpftrl ") and found != f"dpftrl {what}"
+    return f"it holds a {found[:40]!r}" if is_other else None
+
+
+class _AnyOfOurs(msgspec.Struct):
+    format: str
 
 
 def read_file(path: Path, limit: int = MOST_BYTES) -> bytes:
@@ -109,6 +125,8 @@ def append_durably(path: Path, content: bytes, at: int) -> None:
         is_new = not path.exists()
         handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
+            if os.fstat(handle).st_size < at:
+                raise InvalidInput(f"{path} has lost some of its {at:,} bytes; nothing was written")
             _write_from(handle, content, at)
         finally:
             os.close(handle)
@@ -123,8 +141,6 @@ def _overwrite(path: Path, content: bytes) -> None:
 
 
 def _write_from(handle: int, content: bytes, at: int) -> None:
-    if os.fstat(handle).st_size < at:
-        raise InvalidInput(f"a file has lost some of its {at:,} bytes; nothing was written to it")
     os.ftruncate(handle, at)
     try:
         written = 0

@@ -18,25 +18,13 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
+from tiny_apps import instruction
 
 from dpftrl.engines.flower import client_mod
 from dpftrl.engines.flower.messages import Instruction, attempt_of, refusal_of, update_of
 from dpftrl.errors import InvalidInput
 
 MODEL = {"w": np.arange(4, dtype=np.float32)}
-
-
-def instruction(**changes: Any) -> Instruction:
-    told: dict[str, Any] = {
-        "run": "ab12",
-        "attempt": 0,
-        "row": 0,
-        "rounds": 20,
-        "clip_norm": 1.0,
-        "min_sep": 3,
-    }
-    told |= {"timer_hours": 0, "nonce": "only this device knows"}
-    return Instruction(**{**told, **changes})
 
 
 def message(told: Instruction | None, kind: str = "train") -> Message:
@@ -118,7 +106,7 @@ def test_only_training_by_our_strategy_is_answered(tmp_path: Path) -> None:
         {"clip_norm": float("nan")},
         {"clip_norm": 0.0},
         {"row": -1},
-        {"row": 20},
+        {"row": 100},
         {"rounds": 0},
         {"min_sep": 0},
         {"run": "../up"},

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_apps import instruction
 
 from dpftrl.engines.flower.device_timer import EARLY, WEAKER, DeviceTimer
 from dpftrl.engines.flower.messages import Instruction
@@ -30,21 +31,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
-def told(**changes: Any) -> Instruction:
-    usual: dict[str, Any] = {
-        "run": "ab12",
-        "attempt": 0,
-        "row": 0,
-        "rounds": 100,
-        "clip_norm": 1.0,
-        "min_sep": 3,
-    }
-    usual |= {"timer_hours": 0.0, "nonce": "n"}
-    return Instruction(**{**usual, **changes})
-
-
 def by_hours(number: int, **changes: Any) -> Instruction:
-    return told(**{"row": number, "attempt": number, "timer_hours": 2.0, **changes})
+    return instruction(**{"row": number, "attempt": number, "timer_hours": 2.0, **changes})
 
 
 @pytest.mark.parametrize("skew", [0.0, -1e7, -300.0, 300.0, 1e7])
@@ -83,11 +71,11 @@ def test_a_clock_that_is_set_back_lets_nobody_return(tmp_path: Path, clock: Cloc
 @pytest.mark.parametrize("row", [0, 3, 4, 5, 6, 7])
 def test_rows_never_go_back(tmp_path: Path, row: int) -> None:
     timer = DeviceTimer(tmp_path)
-    assert timer.take_turn(told(row=5, attempt=5), TTL) is None
+    assert timer.take_turn(instruction(row=5, attempt=5), TTL) is None
     kept = (tmp_path / "ab12.json").read_bytes()
-    assert timer.take_turn(told(row=row, attempt=6), TTL) == EARLY
+    assert timer.take_turn(instruction(row=row, attempt=6), TTL) == EARLY
     assert (tmp_path / "ab12.json").read_bytes() == kept
-    assert timer.take_turn(told(row=8, attempt=7), TTL) is None
+    assert timer.take_turn(instruction(row=8, attempt=7), TTL) is None
 
 
 @pytest.mark.parametrize(
@@ -104,13 +92,13 @@ def test_the_first_rule_of_a_run_stays(
     tmp_path: Path, clock: Clock, weaker: dict[str, Any]
 ) -> None:
     timer = DeviceTimer(tmp_path)
-    assert timer.take_turn(told(), TTL) is None
+    assert timer.take_turn(instruction(), TTL) is None
     clock.now += 1e9
     kept = (tmp_path / "ab12.json").read_bytes()
-    assert timer.take_turn(told(**{"row": 50, "attempt": 50, **weaker}), TTL) == WEAKER
-    assert timer.take_turn(told(**weaker), TTL) == WEAKER, "not for the same attempt either"
+    assert timer.take_turn(instruction(**{"row": 50, "attempt": 50, **weaker}), TTL) == WEAKER
+    assert timer.take_turn(instruction(**weaker), TTL) == WEAKER, "not for the same attempt either"
     assert (tmp_path / "ab12.json").read_bytes() == kept
-    assert timer.take_turn(told(row=3, attempt=50), TTL) is None
+    assert timer.take_turn(instruction(row=3, attempt=50), TTL) is None
 
 
 def test_hours_do_not_shrink_either(tmp_path: Path, clock: Clock) -> None:
@@ -124,17 +112,17 @@ def test_hours_do_not_shrink_either(tmp_path: Path, clock: Clock) -> None:
 def test_a_stricter_rule_holds_for_its_turn_and_is_not_kept(tmp_path: Path) -> None:
     """Or one forged message could shut a device out."""
     timer = DeviceTimer(tmp_path)
-    assert timer.take_turn(told(), TTL) is None
-    assert timer.take_turn(told(row=3, attempt=3, min_sep=4), TTL) == EARLY
-    assert timer.take_turn(told(row=4, attempt=4, min_sep=4), TTL) is None
-    assert timer.take_turn(told(row=7, attempt=7), TTL) is None
+    assert timer.take_turn(instruction(), TTL) is None
+    assert timer.take_turn(instruction(row=3, attempt=3, min_sep=4), TTL) == EARLY
+    assert timer.take_turn(instruction(row=4, attempt=4, min_sep=4), TTL) is None
+    assert timer.take_turn(instruction(row=7, attempt=7), TTL) is None
 
 
 def test_what_was_promised_stands_above_what_a_server_says_first(tmp_path: Path) -> None:
     timer = DeviceTimer(tmp_path, TurnRule(3, 0.0))
-    assert timer.take_turn(told(min_sep=99), TTL) is None, "a message that was forged"
-    assert timer.take_turn(told(row=3, attempt=3), TTL) is None
-    assert timer.take_turn(told(row=9, attempt=9, min_sep=2), TTL) == WEAKER
+    assert timer.take_turn(instruction(min_sep=99), TTL) is None, "a message that was forged"
+    assert timer.take_turn(instruction(row=3, attempt=3), TTL) is None
+    assert timer.take_turn(instruction(row=9, attempt=9, min_sep=2), TTL) == WEAKER
 
 
 def test_promised_hours_hold_across_runs(tmp_path: Path, clock: Clock) -> None:

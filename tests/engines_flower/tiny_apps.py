@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dpftrl import MinSep, account, mechanism
 from dpftrl.engines.flower import DpFtrl, InProcessGrid, Patience, client_mod
+from dpftrl.engines.flower.messages import Instruction
 from dpftrl.federated import Settings
 from dpftrl.participation import UNCAPPED
 from dpftrl.plan import Fleet, Plan
@@ -82,3 +83,10 @@ def strategy(place: Path, planned: Plan | None = None, **options: Any) -> DpFtrl
 
 def grid(app: ClientApp | None = None, nodes: int = 12, **options: Any) -> InProcessGrid:
     return InProcessGrid(app or client_app(), range(100, 100 + nodes), **options)
+
+
+def instruction(**changes: Any) -> Instruction:
+    """What a device is told of the first row of a run, unless changed."""
+    usual: dict[str, Any] = {"run": "ab12", "attempt": 0, "row": 0, "rounds": 100, "clip_norm": 1.0}
+    usual |= {"min_sep": 3, "timer_hours": 0.0, "nonce": "only this device knows"}
+    return Instruction(**{**usual, **changes})

@@ -342,9 +342,10 @@ def test_foreign_files_are_refused(tmp_path):
     save_guarantee(plan_of().guarantee, tmp_path / "guarantee.json")
     save_mechanism(mechanism("blt"), tmp_path / "mechanism.json")
     for name in ("guarantee", "mechanism"):
-        assert "is not a plan file" in refused(tmp_path / f"{name}.json")
+        wanted = f"is not a plan file: it holds a 'dpftrl {name}'"
+        assert wanted in refused(tmp_path / f"{name}.json")
     path, _ = saved(tmp_path)
-    with pytest.raises(InvalidInput, match="is not a guarantee file"):
+    with pytest.raises(InvalidInput, match="is not a guarantee file: it holds a 'dpftrl plan'"):
         load_guarantee(path)
 
 
