@@ -3,6 +3,7 @@
 import datetime
 import json
 import math
+import os
 import threading
 
 import numpy as np
@@ -21,7 +22,14 @@ from small_runs import (
 
 from dpftrl import FixedEpochs, account, mechanism
 from dpftrl.accounting import load_guarantee
-from dpftrl.errors import DpftrlError, InvalidInput, ReportRefused, TooFewClients, UnsafeState
+from dpftrl.errors import (
+    DpftrlError,
+    InvalidInput,
+    ReportRefused,
+    RunInUse,
+    TooFewClients,
+    UnsafeState,
+)
 from dpftrl.federated import Adam, Server, Settings, Sgd
 from dpftrl.federated.checkpoints import Checkpoint
 from dpftrl.federated.reports import Reports
@@ -52,6 +60,60 @@ def test_a_round_is_begun_once(tmp_path):
             server.begin(PEOPLE)
         fill(attempt)
         assert attempt.commit().rounds == 1
+
+
+def in_a_fork(action) -> str:
+    """What a copy of this process says to an action."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            action()
+            os.write(writing, b"done")
+        except DpftrlError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as said:
+        found = said.read()
+    os.waitpid(child, 0)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_copy_by_fork_cannot_release_a_round_a_second_time(tmp_path):
+    with create(tmp_path) as server:
+        assert "a copy, by fork" in in_a_fork(lambda: server.begin(PEOPLE))
+        attempt = server.begin(PEOPLE)
+        fill(attempt)
+        before = records(server)
+        for action in (attempt.commit, lambda: attempt.abandon("no")):
+            assert "a copy, by fork" in in_a_fork(action)
+        in_a_fork(server.close)
+        with refused(RunInUse, f"process {os.getpid()}"):
+            Server.open(server.folder.root, state_folder=tmp_path / "state")  # still ours
+        assert records(server) == before
+        assert attempt.commit().rounds == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_copy_by_fork_that_lives_on_does_not_keep_the_run_from_others(tmp_path):
+    reading, writing = os.pipe()
+    with create(tmp_path) as server:
+        one_round(server)
+        child = os.fork()
+        if not child:
+            os.close(writing)
+            os.read(reading, 1)  # until the other end is closed
+            os._exit(0)
+        os.close(reading)
+    try:
+        with reopen(server) as again:
+            assert again.rounds == 1
+    finally:
+        os.close(writing)
+        os.waitpid(child, 0)
 
 
 def test_a_round_is_not_committed_too_early(tmp_path):

@@ -72,6 +72,7 @@ class Server:
         self._run = run
         self._current: Attempt | None = None
         self._usable = True
+        self._process = os.getpid()
         self._turn = Lock()
         self._promise = Promise(run.plan, run.settings, run.file.test_key)
         self._grid = Grid.for_noise(run.plan.sigma, run.settings.clip_norm)
@@ -377,6 +378,11 @@ class Server:
             raise InvalidInput(f"{attempt!r} is not the round that is open")
 
     def _check_usable(self) -> None:
+        if os.getpid() != self._process:  # the lock on the run does not tell copies apart
+            raise UnsafeState(
+                f"this is a copy, by fork, of the server of process {self._process}: two of them "
+                "would release a round twice; go on there, or open the run again when it has ended"
+            )
         if not self._usable:
             raise UnsafeState(
                 "this server was closed, or stopped within a round; open the run again to go on"

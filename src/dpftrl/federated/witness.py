@@ -75,6 +75,7 @@ class Lock:
 
     def __init__(self, path: Path):
         self._path = path
+        self._process = os.getpid()
         try:
             self._handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -90,7 +91,7 @@ class Lock:
             ) from None
         with contextlib.suppress(OSError):  # who holds it is a courtesy, for the message above
             os.ftruncate(self._handle, 0)
-            os.pwrite(self._handle, str(os.getpid()).encode(), 0)
+            os.pwrite(self._handle, str(self._process).encode(), 0)
 
     def check(self) -> None:
         """Refuse to go on if the file is another one now: then somebody else may hold that."""
@@ -102,7 +103,9 @@ class Lock:
             raise UnsafeState(f"{self._path} was removed while this server worked; open it again")
 
     def close(self) -> None:
-        """Give it back."""
+        """Give it back, even if a copy of this process has it too; the copy cannot."""
         if self._handle >= 0:
+            if os.getpid() == self._process:
+                fcntl.flock(self._handle, fcntl.LOCK_UN)
             os.close(self._handle)
             self._handle = -1
