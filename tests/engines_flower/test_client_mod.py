@@ -190,3 +190,24 @@ def test_the_default_folder_is_the_nodes_own(
     monkeypatch.setenv("DPFTRL_STATE", str(tmp_path))
     app()(message(instruction()), Context(1, 7, {}, RecordDict(), {}))
     assert (tmp_path / "devices" / "7" / "ab12.json").exists()
+
+
+@pytest.mark.parametrize("trained", [np.zeros(4, complex), np.zeros(5), np.array(["1"] * 4)])
+def test_an_app_that_returns_other_arrays_is_refused(tmp_path: Path, trained: Any) -> None:
+    found = ClientApp(mods=[client_mod()])
+
+    @found.train()
+    def train(asked: Message, _: Context) -> Message:
+        return Message(RecordDict({"a": ArrayRecord({"w": Array(trained)})}), reply_to=asked)
+
+    reply = found(message(instruction()), context(tmp_path))
+    assert "other arrays" in (refusal_of(reply) or "")
+
+
+def test_updates_of_a_float64_model_travel_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODEL, "w", np.arange(4.0))
+    update = update_of(app()(message(instruction()), context(tmp_path)))
+    assert update is not None
+    assert update["w"].dtype == np.float32

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dpftrl.engines.flower.clipping import write_update
+from dpftrl.engines.flower.clipping import BLOCK, write_update
 from dpftrl.errors import InvalidInput
 
 Arrays = dict[str, NDArray[Any]]
@@ -66,3 +66,38 @@ def test_an_array_without_dimensions_is_clipped_too() -> None:
 def test_what_is_no_update_of_this_model_is_refused(unfit: NDArray[Any]) -> None:
     with pytest.raises((InvalidInput, TypeError)):
         clipped_update({"w": np.zeros(2)}, {"w": unfit}, 1.0)
+
+
+@pytest.mark.parametrize("order", ["CC", "CF", "FC", "FF"])
+def test_numbers_stay_where_they_are_whatever_the_order_of_the_memory(order: str) -> None:
+    handed = np.array([[1, 2, 3], [4, 5, 6]], np.float32, order=order[0])
+    change = np.array([[1, 0, 2], [-1, 3, 4]], np.float32) / 64
+    trained = np.array(handed + change, order=order[1])
+    assert clipped_update({"w": handed}, {"w": trained}, 1.0)["w"].tolist() == change.tolist()
+
+
+def test_arrays_belong_together_by_name_and_not_by_place() -> None:
+    trained = {"b": np.full(2, 0.25), "a": np.full(2, -0.5)}
+    found = clipped_update({"a": np.zeros(2), "b": np.zeros(2)}, trained, 9.0)
+    assert (found["a"].tolist(), found["b"].tolist()) == ([-0.5, -0.5], [0.25, 0.25])
+
+
+@pytest.mark.parametrize("clip_norm", [0.1, 0.2, 1 / 3, 0.7, 0.9])
+def test_the_factor_is_rounded_down(clip_norm: float) -> None:
+    """Times a power of two nothing else is rounded."""
+    found = clipped_update({"w": np.zeros(1)}, {"w": np.array([8.0])}, clip_norm)
+    assert clip_norm * (1 - 2**-23) < float(found["w"][0]) <= clip_norm
+
+
+@pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK])
+def test_every_number_is_in_the_update_once(size: int) -> None:
+    handed, trained = {"w": np.zeros(size)}, {"w": np.ones(size)}
+    assert (clipped_update(handed, trained, float(size))["w"] == 1).all()
+    found = clipped_update(handed, trained, 0.5)["w"]
+    assert found == pytest.approx(0.5 / size**0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("strange", [np.nan, np.inf, 1e39])
+def test_beside_what_is_not_finite_nothing_leaves_the_device(strange: float) -> None:
+    found = clipped_update({"w": np.zeros(3)}, {"w": np.array([strange, 1e9, 0.1])}, 1.0)
+    assert not (np.abs(found["w"]) > 0).any()

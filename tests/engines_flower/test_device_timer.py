@@ -134,3 +134,13 @@ def test_promised_hours_hold_across_runs(tmp_path: Path, clock: Clock) -> None:
     clock.now += 1
     assert timer.take_turn(by_hours(0, run="cd34"), TTL) is None
     assert timer.take_turn(by_hours(1), TTL) == EARLY
+
+
+def test_hours_that_a_server_makes_up_take_nothing_off_those_promised(
+    tmp_path: Path, clock: Clock
+) -> None:
+    timer = DeviceTimer(tmp_path, TurnRule(1, 2.0))
+    assert timer.take_turn(by_hours(0, timer_hours=1000.0), 500 * HOUR) is None
+    clock.now += HOUR - 1
+    assert timer.take_turn(by_hours(0, run="cd34"), TTL) == EARLY
+    assert timer.take_turn(by_hours(1), TTL) == EARLY

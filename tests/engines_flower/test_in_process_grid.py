@@ -1,5 +1,6 @@
 """Flower's Grid in one process: what strategies of Flower expect of any Grid."""
 
+import time
 from typing import Any
 
 import numpy as np
@@ -93,3 +94,59 @@ def test_messages_of_a_closed_round_are_forgotten(app: ClientApp) -> None:
 def test_what_makes_no_sense_is_refused(app: ClientApp, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         InProcessGrid(app, **wrong)
+
+
+def test_a_node_trains_one_message_at_a_time() -> None:
+    app, running, overlaps = ClientApp(), set[int](), []
+
+    @app.query()
+    def slow(message: Message, context: Context) -> Message:
+        overlaps.extend({context.node_id} & running)
+        running.add(context.node_id)
+        time.sleep(0.3)
+        running.discard(context.node_id)
+        return Message(RecordDict(), reply_to=message)
+
+    grid = InProcessGrid(app, range(4), workers=4)
+    next(iter(grid.pull_messages(list(grid.push_messages([query(i) for i in (0, 1, 2, 3)])))))
+    list(grid.send_and_receive([query(i, group="2") for i in (3, 2, 1, 0)]))
+    assert not overlaps
+
+
+def test_few_nodes_train_before_their_replies_are_pulled() -> None:
+    app, trained = ClientApp(), list[int]()
+
+    @app.query()
+    def train(message: Message, context: Context) -> Message:
+        trained.append(context.node_id)
+        return Message(RecordDict(), reply_to=message)
+
+    grid = InProcessGrid(app, range(50), workers=2)
+    replies = iter(grid.pull_messages(list(grid.push_messages([query(i) for i in range(50)]))))
+    for pulled in range(1, 11):
+        next(replies)
+        time.sleep(0.02)
+        assert pulled <= len(trained) < pulled + 4
+
+
+def test_what_was_trained_ahead_is_forgotten_with_its_round(app: ClientApp) -> None:
+    grid = InProcessGrid(app, range(50), run_config={"lr": 0.0}, workers=4)
+    old = list(grid.push_messages([query(node) for node in range(50)]))
+    next(iter(grid.pull_messages(old)))
+    list(grid.push_messages([query(0, group="2")]))
+    assert list(grid.pull_messages(old)) == []
+
+
+def test_a_reply_is_given_once(app: ClientApp) -> None:
+    grid = InProcessGrid(app, range(4), run_config={"lr": 0.0}, workers=2)
+    ids = list(grid.push_messages([query(node) for node in range(4)]))
+    assert len(list(grid.pull_messages([*ids, *ids]))) == 4
+    assert list(grid.pull_messages(ids)) == []
+
+
+def test_pulling_ends_when_another_round_begins(app: ClientApp) -> None:
+    grid = InProcessGrid(app, range(4), run_config={"lr": 0.0}, workers=1)
+    replies = iter(grid.pull_messages(list(grid.push_messages([query(i) for i in range(4)]))))
+    next(replies)
+    list(grid.push_messages([query(0, group="2")]))
+    assert list(replies) == []

@@ -1,5 +1,6 @@
 """What nodes upload to a SuperLink, and when: nobody's upload holds up a round."""
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -13,7 +14,11 @@ from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectResponse
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_object import (
+    add_header_to_object_body,
+    get_all_nested_objects,
+    get_object_tree,
+)
 from flwr.supercore.run import Run
 from flwr.superlink.grid import HttpGrid
 from tiny_apps import client_app, plan, start_arrays, strategy
@@ -199,3 +204,17 @@ def test_what_cannot_be_read_or_is_gone_is_a_drop_out_at_once(tmp_path: Path) ->
     strategy(tmp_path, planned).start(Deployed(link), start_arrays())
     assert link.gone
     assert link.confirmed == 5
+
+
+def test_a_reply_that_names_one_chunk_many_times_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A megabyte that would become a terabyte as soon as it is read."""
+    said = {"dtype": "float32", "shape": [6], "stype": "numpy.ndarray"}
+    body = json.dumps({**said, "arraychunk_ids": [0] * 100_000}).encode()
+    read: list[Any] = []
+    monkeypatch.setattr(Array, "deflate", lambda one: add_header_to_object_body(body, one))
+    monkeypatch.setattr(module, "inflate_object_from_contents", lambda *of: read.append(of))
+    with pytest.raises(TooFewClients, match="attempts in a row"):
+        strategy(tmp_path).start(Deployed(SuperLink()), start_arrays())
+    assert not read

@@ -121,6 +121,10 @@ UNFIT = {
     "a dict with NaN": dict_of(float("nan")),
     "a dict with 1e300": dict_of(1e300),
     "a dict of objects": dict_of(1.0, object),
+    "squares that overflow only together": {
+        "a": np.full(2, 9e153),
+        "b": np.full((3, 1), 7e153),
+    },
     "a dict with an infinity": {"a": np.array([1, np.inf]), "b": np.ones((3, 1))},
 }
 
@@ -446,3 +450,13 @@ def test_the_report_goal_is_never_passed_whatever_the_threads():
     for thread in threads:
         thread.join()
     assert outcome.count("taken") == len(taken.counted) == goal
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_every_number_goes_where_the_layout_has_it(order):
+    layout, grid = Layout(("a", "b"), ((2, 3), (2,))), Grid(2.0**-20, 2.0)
+    update = {"b": np.array([0.1, -0.2]), "a": np.arange(6.0).reshape(2, 3) / 10}
+    taken = Reports(frozenset({0}), 1, layout, grid)
+    given = {name: np.array(array, order=order) for name, array in update.items()}
+    assert taken.take(0, given) is None
+    assert np.allclose(grid.values(taken.sum()), layout.flat(update), rtol=0, atol=2**-19)

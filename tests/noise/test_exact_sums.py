@@ -197,6 +197,15 @@ def test_an_update_in_parts_is_the_same_update(length):
     assert np.abs(total.steps - steps_of(FINE, whole)).max() <= (0 if length < 1 else 1)
 
 
+@pytest.mark.parametrize("kind", ["<f4", "<f8"])
+@pytest.mark.parametrize("offset", [1, 2, 3, 5])
+def test_numbers_at_any_address_are_added(kind, offset):
+    values = np.cos(np.arange(3000)).astype(kind) / 100
+    data = b"x" * offset + values.tobytes()
+    shifted = np.frombuffer(data, kind, offset=offset)
+    assert np.array_equal(steps_of(FINE, shifted), steps_of(FINE, values))
+
+
 @pytest.mark.parametrize("last", [np.full(2, np.nan), np.zeros(3), np.zeros(2, int), [0.0, 0.0]])
 def test_one_unfit_part_and_nothing_is_added(last):
     total = ExactSum(FINE, 4)
@@ -443,3 +452,18 @@ def test_what_does_not_fit_together_is_refused_and_changes_nothing():
     stream.add_to(released, grid)
     NoiseStream(ONE_OF_EACH["blt"], size, sigma=1.0, key=KEY).add_to(wanted, grid)
     assert np.array_equal(released, wanted)
+
+
+@pytest.mark.parametrize("bits", [30, 50, 51, 52, 58])
+def test_updates_add_up_on_grids_that_are_converted_in_vectors_and_on_finer_ones(bits):
+    grid, update = Grid(2.0**-bits, 1.0), np.array([0.25, -0.5, 2.0**-bits, 0.0])
+    wanted = [2 * int(value * 2**bits) for value in update.tolist()]
+    assert steps_of(grid, update, update, -update, update).tolist() == wanted
+
+
+def test_many_small_parts_do_not_hide_behind_a_large_one():
+    tiny = np.full(1, 1.05e-8)  # its square is lost where it is added to 1
+    grid = Grid(2.0**-58, 1.0)
+    total = ExactSum(grid, 40_001)
+    total.add(np.ones(1), *[tiny] * 40_000)
+    assert squared_norm_of_steps(grid, total.steps) <= 1

@@ -92,7 +92,7 @@ def _read(message: Message, promised: float | None) -> tuple[Instruction, Arrays
     try:
         told = Instruction.of(message)
         handed = arrays_of(only_arrays(message.content))
-    except (InvalidInput, TypeError):
+    except (ValueError, TypeError):  # numpy has many words for what is no array
         raise _Refused("the message is not one of dpftrl's strategy") from None
     if promised is not None and told.clip_norm != promised:
         raise _Refused("the server's clip norm is not the one that this device was promised")

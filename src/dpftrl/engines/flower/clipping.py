@@ -21,7 +21,7 @@ def write_update(update: Arrays, handed: Arrays, trained: Arrays, clip_norm: flo
     diverged is passed on, and the server counts it as zeros.
 
     Args:
-        update: Arrays of float32, which are written to.
+        update: Contiguous arrays of float32, which are written to.
         handed: The model that the device was handed.
         trained: What became of it.
         clip_norm: The L2 norm that the update may have.
@@ -42,9 +42,12 @@ def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
 
 
 def _rounded_down(factor: float) -> np.float32:
-    """In float32, so that scaling takes no copy; never larger, so that no norm is."""
+    """In float32, so that scaling takes no copy; never larger, so that no norm is.
+
+    Compared in float64: numpy would compare a float32 with a number of Python's in float32.
+    """
     near = np.float32(factor)
-    return np.nextafter(near, np.float32(0)) if near > factor else near
+    return np.nextafter(near, np.float32(0)) if float(near) > factor else near
 
 
 def _write(change: NDArray[Any], trained: NDArray[Any], handed: NDArray[Any]) -> float:

@@ -83,7 +83,7 @@ class DeviceTimer:
             if not _may_return(last, told, now) or not self._promised_hours_passed(now):
                 return EARLY
             rule, rounds = (last.rule, last.rounds) if last else (told.rule, told.rounds)
-            began = _began(told, ttl, now)
+            began = _began(self._promised or told.rule, ttl, now)
             turn = TurnFile("dpftrl turn", 1, told.row, told.attempt, began, rule, rounds)
             replace_durably(path, msgspec.json.encode(turn))
         return None
@@ -109,13 +109,14 @@ def _may_return(last: TurnFile | None, told: Instruction, now: float) -> bool:
     return told.row - last.row >= told.min_sep
 
 
-def _began(told: Instruction, ttl: float, now: float) -> float:
+def _began(rule: TurnRule, ttl: float, now: float) -> float:
     """When the server may have begun to count, at the earliest, on the device's clock.
 
     Counted from its arrival, a message that took long would make the device refuse the next one,
-    which the server sends in time. When it was sent only the server's clock knows.
+    which the server sends in time. When it was sent only the server's clock knows. The rule is what
+    was promised, if anything was: what the server says takes nothing off that.
     """
-    longest = min(ttl, told.timer_hours * SECONDS / 2)
+    longest = min(ttl, rule.timer_hours * SECONDS / 2)
     return now - longest if longest > 0 else now
 
 

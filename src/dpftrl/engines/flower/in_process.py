@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
 from typing import Any, Final, final
 
@@ -110,8 +110,9 @@ class InProcessGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Let the nodes train, and give their replies in the order of the ids."""
-        asked = [one for one in message_ids if one in self._sent or one in self._training]
-        for one in asked:
+        for one in dict.fromkeys(message_ids):
+            if one not in self._sent and one not in self._training:
+                continue
             self._begin(one)
             # The next ones train while the caller works on this reply, and one more for each
             # worker waits for it: who is done before the others goes on at once.
@@ -127,6 +128,8 @@ class InProcessGrid(Grid):
     def _forget_other_groups(self, group: str) -> None:
         if group != self._group:
             self._sent.clear()
+            # Who has begun comes to an end first: no node trains for two rounds at a time.
+            wait([future for future in self._training.values() if not future.cancel()])
             self._training.clear()
             self._group = group
 

@@ -14,6 +14,8 @@ from dpftrl.errors import InvalidInput
 
 # What Flower calls the .npy format.
 KIND: Final = "numpy.ndarray"
+# Headers of numbers have some 120 bytes; longer ones may take long to read, and much memory.
+LONGEST_HEADER: Final = 2048
 
 
 @final
@@ -44,11 +46,13 @@ def to_numpy(array: Array) -> NDArray[Any]:
         raise InvalidInput(f"an array must come in numpy's format, got {array.stype!r:.40}")
     data = array.data
     if npy.read_magic(BytesIO(data[: npy.MAGIC_LEN])) != (1, 0):
-        return array.numpy()
+        raise InvalidInput("an array of numbers comes in version 1.0 of numpy's format")
     start = npy.MAGIC_LEN + 2
     start += int.from_bytes(data[npy.MAGIC_LEN : start], "little")
+    if start > LONGEST_HEADER:
+        raise InvalidInput("the header of an array is longer than any that describes numbers")
     shape, by_column, dtype = _described(data[:start])
-    flat = np.frombuffer(data, dtype, int(np.prod(shape)), start)
+    flat = np.frombuffer(data, dtype, offset=start)
     return flat.reshape(shape, order="F" if by_column else "C")
 
 

@@ -9,10 +9,9 @@ import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
-from typing import Final, final
+from typing import final
 
 from flwr.app import Message
-from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.supercore import log
@@ -21,10 +20,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.superlink.grid import HttpGrid
 
-# A reply is as large as the model that was sent; this leaves room for what surrounds it.
-SPARE: Final = 2
-SPARE_OBJECTS: Final = 32
-SPARE_BYTES: Final = 1 << 20
+from dpftrl.engines.flower.reply_limits import ReplyLimits, Unusable
 
 
 @final
@@ -45,7 +41,7 @@ class Uploads:
     def __init__(self, grid: HttpGrid, sent: Message, deadline: float):
         self._grid = grid
         self._deadline = deadline
-        self._most_objects, self._most_bytes = _limits(sent)
+        self._limits = ReplyLimits.to(sent)
         self._announced: dict[str, _Upload] = {}
 
     def pull(self, message_ids: Sequence[str]) -> Generator[tuple[str, Message | None]]:
@@ -73,20 +69,18 @@ class Uploads:
 
     def _taken(self, upload: "_Upload") -> Message | None:
         try:
-            return _inflated(upload.message_id, self._contents(upload))
-        except _Unusable as why:
+            return _inflated(upload.message_id, self._contents(upload), self._limits)
+        except Unusable as why:
             log(WARNING, "A reply counts as a drop-out: %s", why)
             return None
 
     def _contents(self, upload: "_Upload") -> dict[str, bytes]:
-        if len(upload.objects) > self._most_objects:
-            raise _Unusable(f"it has {len(upload.objects):,} parts, more than any update")
+        self._limits.check_parts(len(upload.objects))
 
         def fetch(object_id: str) -> bytes:
             content = self._object(object_id)
             upload.sizes[object_id] = len(content)
-            if sum(list(upload.sizes.values())) > self._most_bytes:
-                raise _Unusable("it is larger than any update")
+            self._limits.check_size(sum(list(upload.sizes.values())))
             return content
 
         seen = [one for one in upload.objects if one in upload.sizes]
@@ -100,7 +94,7 @@ class Uploads:
         )
         found = self._client.PullObject(asked)
         if not found.object_found:
-            raise _Unusable("its node did not upload all of it")
+            raise Unusable("its node did not upload all of it")
         if not found.object_available:
             raise _NotYet
         return found.object_content
@@ -134,27 +128,14 @@ class _NotYet(Exception):
     """Something is not uploaded yet."""
 
 
-class _Unusable(Exception):
-    """This cannot become a reply any more."""
-
-
-def _inflated(message_id: str, contents: dict[str, bytes]) -> Message:
+def _inflated(message_id: str, contents: dict[str, bytes], limits: ReplyLimits) -> Message:
     try:
+        limits.check_whole(contents)
         reply = inflate_object_from_contents(message_id, contents)
+    except Unusable:
+        raise
     except Exception as error:  # whatever a node uploads, it must not stop the round
-        raise _Unusable(f"it cannot be read ({type(error).__name__})") from None
+        raise Unusable(f"it cannot be read ({type(error).__name__})") from None
     if not isinstance(reply, Message):
-        raise _Unusable("it is no message")
+        raise Unusable("it is no message")
     return reply
-
-
-def _limits(sent: Message) -> tuple[int, int]:
-    """How many parts and bytes a reply may have."""
-    arrays = [
-        len(array.data) for one in sent.content.array_records.values() for array in one.values()
-    ]
-    chunks = sum(1 + size // FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE for size in arrays)
-    return (
-        SPARE * (len(arrays) + chunks) + SPARE_OBJECTS,
-        SPARE * sum(arrays) + SPARE_BYTES,
-    )
