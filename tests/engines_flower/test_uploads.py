@@ -206,12 +206,13 @@ def test_what_cannot_be_read_or_is_gone_is_a_drop_out_at_once(tmp_path: Path) ->
     assert link.confirmed == 5
 
 
-def test_a_reply_that_names_one_chunk_many_times_is_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("named", "shape"), [([0] * 100_000, [6]), ([0], [1] * 600_000)])
+def test_a_reply_that_would_grow_when_it_is_read_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[int], shape: list[int]
 ) -> None:
-    """A megabyte that would become a terabyte as soon as it is read."""
-    said = {"dtype": "float32", "shape": [6], "stype": "numpy.ndarray"}
-    body = json.dumps({**said, "arraychunk_ids": [0] * 100_000}).encode()
+    """One piece of an array again and again: a megabyte could become a terabyte."""
+    said = {"dtype": "float32", "shape": shape, "stype": "numpy.ndarray"}
+    body = json.dumps({**said, "arraychunk_ids": named}).encode()
     read: list[Any] = []
     monkeypatch.setattr(Array, "deflate", lambda one: add_header_to_object_body(body, one))
     monkeypatch.setattr(module, "inflate_object_from_contents", lambda *of: read.append(of))
