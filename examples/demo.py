@@ -17,6 +17,7 @@ from dpftrl import MinSep, account
 from dpftrl.engines.local.config import read_config
 from dpftrl.engines.local.training import load_training_task
 from dpftrl.plan import Fleet, load_plan
+from dpftrl.report.numbers import rounded_up
 from dpftrl.tasks.evaluation import unigram_accuracy
 
 OUT = Path("out")
@@ -52,7 +53,7 @@ def compare(results: dict[str, dict]) -> None:
         table.add_column(column, justify="left" if column == "noise" else "right")
     for name, one in results.items():
         numbers = (f"{one['accuracy']:.2%}", f"{one['perplexity']:.0f}", f"{one['sigma']:.3f}")
-        table.add_row(RUNS[name], *numbers, f"{one['epsilon']:.3f}")
+        table.add_row(RUNS[name], *numbers, rounded_up(one["epsilon"]))
     baseline = unigram_accuracy(task.heldout.sentences, task.heldout.sentences)
     table.add_row("(commonest word)", f"{baseline:.2%}", "", "", "")
     Console().print(table)
@@ -68,11 +69,11 @@ def at_scale() -> None:
     there = account(plan.mechanism, clients, plan.sigma * factor, DELTA)
     print(
         f"\n{plan.fleet.population:,} people are too few for a strong guarantee at this accuracy: "
-        f"epsilon is {plan.guarantee.epsilon:.3g} at delta {plan.guarantee.delta:g}.\n"
+        f"epsilon is {rounded_up(plan.guarantee.epsilon, 3)} at delta {plan.guarantee.delta:g}.\n"
         f"With {MILLIONS.population:,} devices, {MILLIONS.report_goal:,} reports a round and noise "
         f"{factor:.0f} times as large, the signal stands out as much as here\n"
         f"(the paper's hypothesis), and the same training guarantees epsilon "
-        f"{there.epsilon:.2g} at delta {DELTA:g}."
+        f"{rounded_up(there.epsilon, 2)} at delta {DELTA:g}."
     )
 
 

@@ -261,3 +261,16 @@ def test_private_files_are_private(place):
         assert f"{mode:04o}" in failed(place.audit())["file modes"]
         path.chmod(before)
     assert failed(place.audit()) == {}
+
+
+def test_an_archive_may_be_read_only(place):
+    private = place.folder / "private"
+    paths = [private, *private.rglob("*")]
+    modes = [path.stat().st_mode for path in paths]
+    try:
+        for path, mode in zip(paths, modes, strict=True):
+            path.chmod(mode & ~0o222)
+        assert failed(place.audit()) == {}
+    finally:
+        for path, mode in zip(paths, modes, strict=True):
+            path.chmod(mode)

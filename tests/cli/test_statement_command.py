@@ -113,7 +113,7 @@ def test_a_run_that_did_not_keep_to_it(run, plan, folder, accounted):
     if not accounted:
         (folder / "guarantee.json").unlink()
     code, out, _ = run(plan, "--run", folder)
-    assert code == 0
+    assert code == 1
     assert out.startswith("The participation limits were not kept.")
     assert "1 of 1 devices" in out
     twin = json.loads((folder / "statement.json").read_bytes())
@@ -121,7 +121,10 @@ def test_a_run_that_did_not_keep_to_it(run, plan, folder, accounted):
     assert twin["epsilon"] > PROMISE.epsilon
 
 
-def test_its_commands_recompute_it(run, plan, folder, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("inside", [False, True])  # of the run's folder, as our own runs have it
+def test_its_commands_recompute_it(run, plan, folder, tmp_path, monkeypatch, capsys, inside):
+    if inside:
+        plan = plan.rename(folder / "plan.json")
     _, out, _ = run(plan, "--run", folder, "--json")
     text = (folder / "statement.md").read_text(encoding="utf-8")
     found = re.search(r"```console\n(.*?)\n```", text, re.DOTALL)

@@ -17,21 +17,20 @@ def check_modes(private: Path) -> str:
     except OSError as error:
         raise InvalidInput(f"{private} cannot be read: {error.strerror}") from None
     if open_to_others:
-        path, mode, wanted = open_to_others[0]
+        path, mode = open_to_others[0]
         raise UnsafeState(
-            f"{path.relative_to(private.parent)} has mode {mode:04o} and must have {wanted:04o}"
+            f"{path.relative_to(private.parent)} has mode {mode:04o}, open to more than its owner"
             + (f", and {len(open_to_others) - 1} more" if len(open_to_others) > 1 else "")
             + "; others may have read what is in it"
         )
     return f"{private.name}/ and the {number} entries in it are for the owner alone"
 
 
-def _open_to_others(private: Path) -> Iterator[tuple[Path, int, int]]:
+def _open_to_others(private: Path) -> Iterator[tuple[Path, int]]:
     for path in (private, *sorted(private.rglob("*"))):
         mode = stat.S_IMODE(path.stat().st_mode)
-        wanted = 0o700 if path.is_dir() else 0o600
-        if mode != wanted:
-            yield path, mode, wanted
+        if mode & ~stat.S_IRWXU:  # its owner may take rights away from themselves
+            yield path, mode
 
 
 def check_checkpoints(folder: Path, journal: Journal) -> str:

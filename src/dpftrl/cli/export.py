@@ -7,6 +7,7 @@ import click
 from dpftrl.cli.output import print_json, working
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import Server
+from dpftrl.report.numbers import rounded_up
 from dpftrl.storage import replace_file
 
 
@@ -44,4 +45,5 @@ def export_command(
     if as_json:
         print_json({"model": str(model), **said})
     else:
-        click.echo(f"{model}: {said['rounds']} rounds, epsilon {guarantee.epsilon:.4g}")
+        epsilon, delta = rounded_up(guarantee.epsilon), f"{guarantee.delta:g}"
+        click.echo(f"{model}: {said['rounds']} rounds, epsilon {epsilon} at delta {delta}")

@@ -28,7 +28,9 @@ from dpftrl.report.statement import save_statement, statement_paths
 @click.option("--devices", type=Count(), help="State it for so many devices of one person too.")
 @click.option("--date", help="Print this date (2026-01-31); without it there is none.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the summary.")
+@click.pass_context
 def statement_command(
+    context: click.Context,
     promise: Path,
     run: Path | None,
     out: Path | None,
@@ -40,8 +42,8 @@ def statement_command(
 
     It says what is guaranteed, to whom, against what, what it rests on (enforced, observed or
     assumed), what it leaves out, and how to recompute it. With --run it sets what was promised
-    beside what happened; if the log shows that the limits were not kept, it says so and states the
-    larger epsilon.
+    beside what happened; if the log shows that the limits were not kept, it says so, states the
+    larger epsilon, and the exit code is 1.
     """
     day = _day(date)
     stem = out or (promise.parent if run is None else run) / "statement"
@@ -51,10 +53,12 @@ def statement_command(
     paths = save_statement(made, stem)
     if as_json:
         click.echo(made.json_bytes(), nl=False)
-        return
-    click.echo(made.summary)
-    for path in paths:
-        click.echo(path)
+    else:
+        click.echo(made.summary)
+        for path in paths:
+            click.echo(path)
+    if made.facts.happened.kept is False:
+        context.exit(1)
 
 
 def _spare(targets: tuple[Path, ...], promise: Path, run: Path | None) -> None:

@@ -4,13 +4,12 @@ from dataclasses import dataclass
 from typing import final
 
 from dpftrl.accounting import Guarantee, account
-from dpftrl.accounting.guarantee import CLIPPING, ZERO_OUT, Basis, Hypothesis
+from dpftrl.accounting.guarantee import CLIPPING, Basis, Hypothesis
 from dpftrl.federated.settings import Settings
 from dpftrl.participation import MinSep
 from dpftrl.plan import Plan
 
 ENFORCED_CLIPPING = Hypothesis(CLIPPING.name, CLIPPING.text, "enforced")
-ENFORCED_ZERO_OUT = Hypothesis(ZERO_OUT.name, ZERO_OUT.text, "enforced")
 IDENTITY = Hypothesis(
     "identity",
     "Each device has one name for the whole run: one that comes back under another is taken for "
@@ -65,9 +64,8 @@ class Promise:
             covered = MinSep(rounds, least_gap or rounds, max(1, most_contacts))
         found = account(plan.mechanism, covered, plan.sigma, plan.guarantee.delta)
         said = Hypothesis("participation", found.runs[0].hypothesis.text, _basis(settings))
-        # Elsewhere, who fails or comes late is beyond the server's sight.
-        zero_out = ENFORCED_ZERO_OUT if settings.identity == "stated" else ZERO_OUT
-        known = [said, ENFORCED_CLIPPING, zero_out, IDENTITIES[settings.identity]]
+        # Zero-out stays assumed: who is available, fails or comes late, the server cannot see.
+        known = [said, ENFORCED_CLIPPING, IDENTITIES[settings.identity]]
         return found.resting_on(*known, *([TEST_KEY] if self.test_key else []))
 
     def over_budget(self, rounds: int, least_gap: int | None, most_contacts: int) -> str | None:

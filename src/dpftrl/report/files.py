@@ -43,7 +43,7 @@ def statement_of_files(
     """
     promised = _load(promise)
     role: Role = "plan" if isinstance(promised, Plan) else "guarantee"
-    inputs = [Input(role, promise.name, _sha256(promise))]
+    inputs = [Input(role, _name(promise, run), _sha256(promise))]
     accounted = None if run is None else _accounted(run)
     base = accounted or (promised.guarantee if isinstance(promised, Plan) else promised)
     if run is not None:
@@ -102,6 +102,13 @@ def _run_inputs(run: Path) -> Iterator[Input]:
     for name, role in roles.items():
         if (run / name).exists():
             yield Input(role, f"{run.resolve().name}/{name}", _sha256(run / name))
+
+
+def _name(promise: Path, run: Path | None) -> str:
+    """As seen from where the run's folder is, if it lies in there; else without any folder."""
+    if run is None or run.resolve() not in promise.resolve().parents:
+        return promise.name
+    return promise.resolve().relative_to(run.resolve().parent).as_posix()
 
 
 def _sha256(path: Path) -> str:

@@ -40,11 +40,14 @@ def _blocks(facts: Facts) -> Iterator[Block]:
         )
         yield Table("What it was made from.", ("", "file", "SHA-256"), rows)
     lines = tuple(_commands(facts))
+    has_log = any(one.role == "log" for one in facts.inputs)
+    log = " The log, which is not published, is for whoever ran the training." if has_log else ""
     if lines:
         yield Paragraph(
-            "These commands recompute it; files are named without the folder that they are in. The "
-            "numbers in a file are never trusted: they are computed again from its mechanism, its "
-            "participation and its noise. Whether a hypothesis is enforced is what the file says."
+            f"These commands recompute it, in a folder that holds the files by these names.{log} "
+            "The numbers in a file are never trusted: they are computed again from its mechanism, "
+            "its participation and its noise. Whether a hypothesis is enforced is what the file "
+            "says."
         )
         yield Commands(lines)
 
