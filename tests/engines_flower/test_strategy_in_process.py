@@ -218,6 +218,12 @@ def test_a_run_does_not_go_on_with_nodes_that_nobody_vouches_for(tmp_path: Path)
             strategy(tmp_path).start(grid(), start_arrays())
 
 
+def test_nobody_waits_for_simulated_nodes_that_will_never_come(tmp_path: Path) -> None:
+    large, patient = plan(population=50, goal=20), Patience(nodes=3600.0)
+    with pytest.raises(TooFewClients, match="may take part now"):
+        strategy(tmp_path, large, patience=patient).start(grid(nodes=12), start_arrays())
+
+
 def test_min_sep_holds_and_waiting_for_nodes_ends(tmp_path: Path) -> None:
     with pytest.raises(TooFewClients, match="may take part now"):
         strategy(tmp_path, plan(min_sep=4)).start(grid(nodes=6), start_arrays())
@@ -366,7 +372,8 @@ def test_what_is_waited_for_is_said_and_until_when(
     monkeypatch.setattr("dpftrl.engines.flower.beginning.POLL_SECONDS", 0.01)
     patient = Patience(replies=30, nodes=0.2, attempts=1)
     with pytest.raises(TooFewClients):
-        strategy(tmp_path, patience=patient).start(grid(nodes=2), start_arrays())
+        by_time = strategy(tmp_path, patience=patient, settings={"timer_hours": 1.0})
+        by_time.start(grid(nodes=2), start_arrays())
     said = [line for line in caplog.messages if "Waiting for nodes, for 0 s more" in line]
     assert len(said) == 1
     assert "2 clients may take part now, and a round asks 3" in said[0]

@@ -8,6 +8,7 @@ from flwr.serverapp import Grid
 from flwr.supercore import log
 
 from dpftrl.engines.flower.identity import named_nodes
+from dpftrl.engines.flower.in_process import InProcessGrid
 from dpftrl.engines.flower.run_clock import RunClock
 from dpftrl.errors import TooFewClients
 from dpftrl.federated import Attempt, Server
@@ -32,6 +33,8 @@ def begin_when_enough(
         TooFewClients: The time is over.
         RunOver: There is no further round.
     """
+    if isinstance(grid, InProcessGrid) and server.settings.timer_hours is None:
+        seconds = 0.0  # simulated nodes are all there already: waiting makes no more of them
     say = time.monotonic()
     deadline = say + seconds
     while True:
