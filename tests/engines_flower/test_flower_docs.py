@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -60,3 +62,10 @@ def test_the_lines_of_the_server_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     arrays = ArrayRecord({"w": Array(np.zeros(SIZE, np.float32))})
     exec(source, {"grid": grid, "arrays": arrays})
     assert (tmp_path / "run" / "guarantee.json").exists()
+
+
+def test_without_flower_the_import_says_what_to_install() -> None:
+    code = 'import sys; sys.modules["flwr"] = None; import dpftrl.engines.flower'
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("pip install 'dpftrl[flower]'")

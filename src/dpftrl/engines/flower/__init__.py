@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Any
 with warnings.catch_warnings():
     # Flower imports names that other packages are about to drop; that is not the user's to mend.
     warnings.simplefilter("ignore", DeprecationWarning)
-    for _part in ("app", "clientapp", "serverapp.strategy", "superlink.grid"):
-        import_module(f"flwr.{_part}")
+    try:
+        for _part in ("app", "clientapp", "serverapp.strategy", "superlink.grid"):
+            import_module(f"flwr.{_part}")
+    except ModuleNotFoundError as error:
+        if error.name != "flwr":
+            raise
+        hint = "dpftrl.engines.flower needs Flower: pip install 'dpftrl[flower]'"
+        raise ModuleNotFoundError(hint, name="flwr") from None
 
 if TYPE_CHECKING:
     from dpftrl.engines.flower.client import client_mod
