@@ -64,8 +64,19 @@ def test_the_lines_of_the_server_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (tmp_path / "run" / "guarantee.json").exists()
 
 
+NO_FLOWER = """
+import sys
+class Absent:
+    def find_spec(self, name, *_):
+        if name == "flwr":
+            raise ModuleNotFoundError("No module named 'flwr'", name="flwr")
+sys.meta_path.insert(0, Absent())
+import dpftrl.engines.flower
+"""
+
+
 def test_without_flower_the_import_says_what_to_install() -> None:
-    code = 'import sys; sys.modules["flwr"] = None; import dpftrl.engines.flower'
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", NO_FLOWER]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith("pip install 'dpftrl[flower]'")

@@ -371,8 +371,8 @@ def test_what_is_waited_for_is_said_and_until_when(
 ) -> None:
     monkeypatch.setattr("dpftrl.engines.flower.beginning.POLL_SECONDS", 0.01)
     patient = Patience(replies=30, nodes=0.2, attempts=1)
+    by_time = strategy(tmp_path, patience=patient, settings={"timer_hours": 1.0})
     with pytest.raises(TooFewClients):
-        by_time = strategy(tmp_path, patience=patient, settings={"timer_hours": 1.0})
         by_time.start(grid(nodes=2), start_arrays())
     said = [line for line in caplog.messages if "Waiting for nodes, for 0 s more" in line]
     assert len(said) == 1
