@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,8 +14,8 @@ import pytest
 from command_line import answer, run, told_in_one_line
 from safetensors.numpy import load_file
 
-from dpftrl.engines.local.config import PRESETS, Config, config_text, read_config
-from dpftrl.errors import InvalidInput
+from dpftrl.engines.local.config import PRESETS, read_config
+from dpftrl.engines.local.config_text import config_text
 
 WORDS = [
     "i",
@@ -138,10 +139,15 @@ def test_the_budget_ends_a_run(train, folder):
     assert "round 4/4" not in said
 
 
-def test_a_plan_takes_the_place_of_the_privacy_settings(train, folder, tmp_path):
-    plan = tmp_path / "plan.json"
+@pytest.fixture
+def plan(tmp_path) -> Path:
+    path = tmp_path / "plan.json"
     small = ["--population", "30", "--report-goal", "4", "--rounds", "3", "--delta", "1e-3"]
-    assert run("plan", *small, "--epsilon", "20", "--out", plan)[0] == 0
+    assert run("plan", *small, "--epsilon", "20", "--out", path)[0] == 0
+    return path
+
+
+def test_a_plan_takes_the_place_of_the_privacy_settings(train, folder, plan):
     data = ["--set", 'task="jsonl"', "--set", f'data.path="{folder}/people.jsonl"']
     words = ["--set", f'data.vocabulary="{folder}/words.txt"', "--set", "data.heldout_share=0.2"]
     sizes = ["--set", "model.sizes={embedding=4,hidden=4}"]
@@ -149,6 +155,19 @@ def test_a_plan_takes_the_place_of_the_privacy_settings(train, folder, tmp_path)
     said = json.loads(train(plan, *data, *words, *sizes, *calm, "--json"))
     assert said["rounds"] == 3
     assert said["epsilon"] == pytest.approx(20, rel=1e-6)
+
+
+@pytest.mark.parametrize("change", ["privacy.epsilon=4.0", "privacy={rounds=5}"])
+def test_what_a_plan_decides_cannot_be_set(change, folder, plan, tmp_path):
+    data = ["--set", 'task="jsonl"', "--set", f'data.path="{folder}/people.jsonl"']
+    why = told_in_one_line("train", plan, *data, "--set", change, "--out", tmp_path / "run")
+    assert "the plan decides that already" in why
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_leaves_the_budget_open(plan):
+    shown = answer("train", plan, "--set", "privacy.budget=4.0", "--show-config")
+    assert shown["privacy"]["budget"] == 4
 
 
 def test_a_plan_for_more_people_than_there_are_is_refused(folder, tmp_path):
@@ -208,6 +227,86 @@ def test_mistakes_are_told_in_one_line(arguments, reason, folder, tmp_path, monk
     assert reason in told_in_one_line("train", *first, *arguments, "--out", tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "client.learning_rate=nan",
+        "client.learning_rate=-1",
+        "client.batch_size=0",
+        "client.epochs=0",
+        "client.most_batches=0",
+        "simulation.drop_out=nan",
+        "simulation.drop_out=1",
+        "simulation.least_available=2",
+        "simulation.most_available=0.5",
+        "simulation.rounds_per_hour=0",
+        "simulation.rounds_per_hour=1e-320",
+        "simulation.timer_hours=0",
+        "server.learning_rate=nan",
+        "data.heldout_share=0",
+        "evaluate_every=0",
+        "evaluate_sentences=0",
+        "snapshot_every=0",
+        "seed=-1",
+        "seed=18446744073709551616",
+        "clip_norm=inf",
+        "privacy.delta=nan",
+    ],
+)
+def test_a_bad_setting_leaves_nothing_behind(change, folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("DPFTRL_STATE", str(tmp_path / "state"))
+    whole = ["train", folder / "small.toml", "--set", change, "--out", tmp_path / "run"]
+    setting = change.partition("=")[0].rpartition(".")[2]
+    assert setting in told_in_one_line(*whole)
+    assert not list(tmp_path.iterdir())
+
+
+def test_held_out_people_without_a_known_word_leave_nothing_behind(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("DPFTRL_STATE", str(tmp_path / "state"))
+    (tmp_path / "words.txt").write_text("zebra")
+    words = f'data.vocabulary="{tmp_path}/words.txt"'
+    why = told_in_one_line(
+        "train", folder / "small.toml", "--set", words, "--out", tmp_path / "run"
+    )
+    assert "no known word" in why
+    assert not (tmp_path / "run").exists()
+
+
+def test_epsilon_is_rounded_up(train, folder, tmp_path):
+    said = train(folder / "small.toml", "--set", "privacy.epsilon=29.12341")
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    actual = {point["round"]: point["epsilon"] for point in map(json.loads, lines)}
+    live = re.findall(r"round (\d)/4 .* epsilon (\S+) ", said)
+    assert [float(told) >= actual[int(number)] for number, told in live] == [True, True]
+    promised, spent = (float(told) for told in re.findall(r"epsilon (\S+) at delta", said))
+    assert min(promised, spent) >= actual[4]
+    assert max(promised, spent) <= actual[4] * 1.001
+
+
+def test_three_rounds_need_no_setting_of_the_buffers(train, folder):
+    assert "round 3/3" in train(
+        folder / "small.toml", "--set", "privacy.rounds=3", "--set", "evaluate_every=3"
+    )
+
+
+def test_a_line_that_is_not_json_is_named(folder, tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"user": "ann", "text": "hello"}\nfoo\n')
+    data = f'data.path="{tmp_path}/bad.jsonl"'
+    why = told_in_one_line("train", folder / "small.toml", "--set", data, "--out", tmp_path / "run")
+    assert f"line 2 of {tmp_path}/bad.jsonl is not JSON" in why
+
+
+def test_a_task_without_its_file_says_which_setting_is_missing(tmp_path):
+    why = told_in_one_line("train", "--set", 'task="jsonl"', "--out", tmp_path / "run")
+    assert "data.path" in why
+
+
+def test_settings_are_shown_as_json():
+    shown = answer("train", "--show-config", "--set", "privacy.rounds=7")
+    assert shown["privacy"]["rounds"] == 7
+    assert shown["data"]["path"] is None
+
+
 @pytest.mark.parametrize("task", PRESETS)
 def test_what_is_shown_reads_back(task, tmp_path):
     _, shown, _ = run("train", "--set", f'task="{task}"', "--show-config")
@@ -215,12 +314,3 @@ def test_what_is_shown_reads_back(task, tmp_path):
     path.write_text(shown)
     assert read_config(path) == PRESETS[task]
     assert config_text(PRESETS[task]) == shown
-
-
-def test_another_optimiser_takes_nothing_from_the_default():
-    found = read_config(None, ['server={name="adam",learning_rate=0.1}'])
-    assert found.server.learning_rate == 0.1
-    assert read_config(None, ["privacy.noise_multiplier=3.0"]).privacy.epsilon is None
-    with pytest.raises(InvalidInput, match="momentum"):
-        read_config(None, ['server={name="adam",momentum=0.1}'])
-    assert isinstance(found, Config)

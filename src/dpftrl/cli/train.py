@@ -16,6 +16,7 @@ from rich.progress import Progress as Bar
 from dpftrl.cli.output import print_json, progress_bar
 from dpftrl.errors import InvalidInput
 from dpftrl.plan import Plan, load_plan
+from dpftrl.report.numbers import in_full, rounded_up
 
 if TYPE_CHECKING:
     from dpftrl.engines.local.training import Progress, Training
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     metavar="KEY=VALUE",
     help="""Change a setting, as TOML: --set privacy.rounds=100 --set 'task="poetry"'.""",
 )
-@click.option("--show-config", is_flag=True, help="Print all settings as TOML, and train nothing.")
+@click.option("--show-config", is_flag=True, help="Print all settings, and train nothing.")
 @click.option(
     "--state-folder",
     type=click.Path(path_type=Path),
@@ -70,15 +71,21 @@ def train_command(
     --resume goes on, after a crash too.
     """
     _check_extra()
-    from dpftrl.engines.local.config import config_text, read_config
+    from dpftrl.engines.local.config import check_beside_plan, read_config
+    from dpftrl.engines.local.config_text import config_text
     from dpftrl.engines.local.training import Training
 
     if resume and (what or changes or show_config):
         raise InvalidInput("--resume goes on as the run began: leave the config and --set away")
     plan = load_plan(what) if what and what.endswith(".json") else None
     config = read_config(Path(what) if what and plan is None else None, changes)
+    if plan is not None:
+        check_beside_plan(changes)
     if show_config:
-        click.echo(config_text(config), nl=False)
+        if as_json:
+            print_json(config)
+        else:
+            click.echo(config_text(config), nl=False)
         return
     with progress_bar("getting ready") as report:
         if resume:
@@ -122,7 +129,7 @@ def _announce(training: "Training") -> None:
     )
     click.echo(
         f"{plan.mechanism.name}, noise multiplier {plan.sigma:.4g}, {plan.participation}: "
-        f"epsilon {plan.guarantee.epsilon:.4g} at delta {plan.guarantee.delta:g}"
+        f"{_promise(plan.guarantee.epsilon, plan)}"
     )
     if training.server.rounds:
         click.echo(f"going on after {training.server.rounds:,} rounds")
@@ -173,7 +180,7 @@ def _line(progress: "Progress") -> None:
 def _words(progress: "Progress") -> str:
     return (
         f"round {progress.point.round:,}/{progress.rounds:,}  {progress.reports:,} clients  "
-        f"accuracy {progress.accuracy:.2%}  epsilon {progress.point.epsilon:.3f}"
+        f"accuracy {progress.accuracy:.2%}  epsilon {rounded_up(progress.point.epsilon)}"
     )
 
 
@@ -199,10 +206,14 @@ def _tell(training: "Training", ended: str | None, out: Path, as_json: bool) -> 
         click.echo(ended)
     click.echo(
         f"accuracy {found.accuracy:.2%}, perplexity {found.perplexity:.1f}, "
-        f"epsilon {server.epsilon:.4g} at delta {server.plan.guarantee.delta:g}"
+        f"{_promise(server.epsilon, server.plan)}"
     )
     if server.rounds:
         click.echo(f"statement: {out / 'statement.md'}")
+
+
+def _promise(epsilon: float, plan: Plan) -> str:
+    return f"epsilon {rounded_up(epsilon)} at delta {in_full(plan.guarantee.delta)}"
 
 
 def _resume(out: Path) -> str:

@@ -72,6 +72,11 @@ def evaluate(
     return Evaluation(hits / words, loss / words, words)
 
 
+def words_to_predict(sentences: NDArray[np.int32], most_sentences: int | None = None) -> int:
+    """How many words `evaluate` would count; sentences without any are refused."""
+    return _count(_spread(sentences, most_sentences))
+
+
 def unigram_accuracy(known: NDArray[np.int32], heldout: NDArray[np.int32]) -> float:
     """The accuracy of always saying the commonest word of `known`: what any model has to beat."""
     _count(known)
@@ -108,5 +113,8 @@ def _count(sentences: NDArray[np.int32]) -> int:
     """Words of the sentences, neither special nor unknown."""
     words = int(np.sum(sentences[:, 1:] > UNKNOWN))
     if not words:
-        raise InvalidInput(f"{len(sentences):,} sentences have no known word to predict")
+        raise InvalidInput(
+            f"the model is measured on {len(sentences):,} sentences, which have no known word to "
+            "predict; hold out more people, or take more words into the vocabulary"
+        )
     return words

@@ -37,8 +37,13 @@ def _texts(path: Path) -> Iterator[tuple[str, str]]:
         try:
             line = decoder.decode(content)
             name = safe_name(line.user)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, InvalidInput) as error:
+        except (msgspec.ValidationError, RecursionError, UnicodeDecodeError, InvalidInput) as error:
             raise InvalidInput(f"line {number} of {path}: {error}") from None
+        except msgspec.DecodeError as error:
+            raise InvalidInput(
+                f"line {number} of {path} is not JSON ({error}); each line is "
+                '{"user": ..., "text": ...}'
+            ) from None
         yield name, line.text
 
 

@@ -90,7 +90,7 @@ class Options:
     def needed_path(self, what: str) -> Path:
         """The path, which this task cannot do without."""
         if self.path is None:
-            raise InvalidInput(f"this task reads {what}: give its path=")
+            raise InvalidInput(f"this task reads {what}: give its path= (in a config: data.path)")
         return self.path
 
     def split(self, users: Users) -> tuple[Users, Users]:
@@ -102,7 +102,7 @@ class Options:
         if self.heldout_share > 0 and len(users) and not held:
             raise InvalidInput(
                 f"none of {len(users)} users is held out at a share of {self.heldout_share}; "
-                "raise heldout_share, or give 0 to hold out nobody"
+                "raise heldout_share"
             )
         others = sorted({*users.names} - {*held})
         train, heldout = (

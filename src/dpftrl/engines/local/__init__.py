@@ -4,9 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpftrl.engines.local.config import Config, read_config
+    from dpftrl.engines.local.config import read_config
     from dpftrl.engines.local.metrics import Point, read_points
     from dpftrl.engines.local.python_clients import PythonClients
+    from dpftrl.engines.local.sections import Config
     from dpftrl.engines.local.start import starting_arrays
     from dpftrl.engines.local.training import Progress, Training, load_training_task
 
@@ -23,7 +24,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Config": "config",
+    "Config": "sections",
     "Point": "metrics",
     "Progress": "training",
     "PythonClients": "python_clients",

@@ -1,12 +1,15 @@
 """From what a training is told to a plan: mechanism, noise and guarantee."""
 
 from dpftrl.accounting import account, calibrate
-from dpftrl.engines.local.config import Privacy
+from dpftrl.engines.local.sections import Privacy
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism, load_mechanism, mechanism
 from dpftrl.optimize import optimize_blt
 from dpftrl.participation import UNCAPPED, MinSep
 from dpftrl.plan import Fleet, Plan
+
+# Of a BLT, if nobody says otherwise; in a training of fewer rounds, one for each.
+BUFFERS = 4
 
 
 def make_plan(privacy: Privacy, population: int) -> Plan:
@@ -33,7 +36,8 @@ def make_plan(privacy: Privacy, population: int) -> Plan:
 
 def _mechanism(privacy: Privacy, clients: MinSep) -> Mechanism:
     if privacy.mechanism == "blt":
-        return optimize_blt(clients, privacy.buffers, objective="rms").mechanism
+        buffers = privacy.buffers or min(BUFFERS, clients.rounds)
+        return optimize_blt(clients, buffers, objective="rms").mechanism
     if privacy.mechanism.endswith(".json"):
         return load_mechanism(privacy.mechanism)
     return mechanism(privacy.mechanism, clients)

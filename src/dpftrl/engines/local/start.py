@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl.engines.local.config import Network
+from dpftrl.engines.local.sections import Network
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import Layout
 from dpftrl.storage import read_file

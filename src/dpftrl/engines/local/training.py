@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Self, final
 
 from dpftrl.engines.local.batches import LocalTraining
-from dpftrl.engines.local.config import Config, config_text, read_config
+from dpftrl.engines.local.config import read_config
+from dpftrl.engines.local.config_text import config_text
 from dpftrl.engines.local.jax_clients import JaxClients
 from dpftrl.engines.local.loop import Clients, next_round
 from dpftrl.engines.local.metrics import Metrics, Point
 from dpftrl.engines.local.planning import make_plan
 from dpftrl.engines.local.population import Population
+from dpftrl.engines.local.sections import Config
 from dpftrl.engines.local.start import network, starting_arrays
 from dpftrl.errors import InvalidInput, RunOver
 from dpftrl.federated import RunFolder, Server, Settings
@@ -22,7 +24,7 @@ from dpftrl.report.files import statement_of_files
 from dpftrl.report.statement import save_statement
 from dpftrl.storage import replace_file
 from dpftrl.tasks import Report, Task, Vocabulary, load_task
-from dpftrl.tasks.evaluation import Evaluation, evaluate
+from dpftrl.tasks.evaluation import Evaluation, evaluate, words_to_predict
 
 CONFIG = "config.toml"
 
@@ -97,6 +99,7 @@ class Training:
         task = load_training_task(config, report)
         plan = plan or make_plan(config.privacy, len(task.train))
         _check_population(plan, task)
+        words_to_predict(task.heldout.sentences, config.evaluate_sentences)
         first = starting_arrays(config.model, task, config.seed, _steps(config, report))
         settings = Settings(
             clip_norm=config.clip_norm,
