@@ -7,9 +7,21 @@ from blobs.server_app import main
 from flwr.app import Context, RecordDict
 
 from dpftrl.engines.flower import InProcessGrid, load_plan
+from dpftrl.errors import DpftrlError
 
-if __name__ == "__main__":
-    plan, folder = sys.argv[1:]
+
+def simulate(plan: str, folder: str) -> None:
     nodes = load_plan(plan).fleet.population
     told = {"plan": plan, "folder": folder, "lr": 0.1, "clip-norm": 1.0, "require-auth": False}
     main(InProcessGrid(simulated, range(1, nodes + 1)), Context(1, 1, {}, RecordDict(), told))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        print("usage: python simulate.py PLAN FOLDER", file=sys.stderr)
+        sys.exit(2)
+    try:
+        simulate(*sys.argv[1:])
+    except DpftrlError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

@@ -14,6 +14,7 @@ import pytest
 from command_line import answer, run, told_in_one_line
 
 from dpftrl import MinSep, account
+from dpftrl.cli import plan as plan_module
 from dpftrl.cli.main import main
 from dpftrl.optimize import optimize_blt
 from dpftrl.plan import Fleet, candidates, load_plan
@@ -202,6 +203,33 @@ def test_an_unknown_choice_is_refused_even_if_nothing_is_saved():
     assert "blt-robust" in told_in_one_line(*line(), "--choose", "sqrt")
 
 
+def test_a_choice_without_a_file_is_refused():
+    assert "--out" in told_in_one_line(*line(), "--choose", "tree")
+
+
+def test_the_manual_tells_defaults():
+    _, manual, _ = run("plan", "--help")
+    words = " ".join(manual.split())
+    for option, default in {
+        "availability": "1.0",
+        "over-selection": "1.0",
+        "parameters": "1M",
+        "buffers": "4",
+        "objective": "rms",
+        "choose": "blt",
+    }.items():
+        assert re.search(rf" --{option} [^-]*(--out [^-]*)?\[default: {default}\]", words)
+    assert "Save the row blt" in words
+
+
+@pytest.mark.parametrize(("delta", "warned"), [("0.1", 1), ("0.018", 1), ("0.017", 0)])
+def test_a_delta_that_is_too_large_is_warned_of(delta, warned):
+    code, out, err = run(*line({"--delta": delta}), "--json")
+    assert (code, err.count("\n")) == (0, warned)
+    assert err.startswith("warning: delta") == bool(warned)
+    assert json.loads(out)["mechanisms"]
+
+
 def test_a_row_that_was_left_out_cannot_be_chosen(monkeypatch, tmp_path):
     monkeypatch.setattr(candidates, "QUICK_BANDMF", 11)
     chosen = ("--choose", "bandmf", "--out", tmp_path / "plan.json")
@@ -217,9 +245,11 @@ def test_a_row_that_was_left_out_cannot_be_chosen(monkeypatch, tmp_path):
     assert load_plan(tmp_path / "plan.json").mechanism.rounds == 12
 
 
-def test_a_plan_that_cannot_be_saved_is_refused(tmp_path):
-    for name in ("plan.txt", "plan", "no/such/folder/plan.json"):
-        told_in_one_line(*line(), "--out", tmp_path / name)
+def test_a_plan_that_cannot_be_saved_is_refused_before_anything_is_computed(tmp_path):
+    with patch.object(plan_module, "options") as computed:
+        for name in ("plan.txt", "plan", "no/such/folder/plan.json", "."):
+            told_in_one_line(*line(), "--out", tmp_path / name)
+    assert not computed.called
     assert list(tmp_path.iterdir()) == []
 
 
@@ -249,7 +279,7 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("columns", [80, 100, 200])
+@pytest.mark.parametrize("columns", [40, 80, 100, 200])
 def test_numbers_are_whole_on_a_terminal_too(monkeypatch, found, columns):
     """Eighty columns are what most terminals open with."""
     for name, value in {"COLUMNS": str(columns), "TERM": "xterm-256color"}.items():
@@ -267,6 +297,7 @@ def test_numbers_are_whole_on_a_terminal_too(monkeypatch, found, columns):
     assert "…" not in shown
     words = shown.split()
     for row in found["mechanisms"]:
+        assert row["name"] in words
         for key in ("noise_multiplier", "rho", "epsilon"):
             assert rounded_up(row[key]) in words
 
@@ -321,6 +352,7 @@ def test_contradictions_and_omissions_are_one_line(arguments):
     told_in_one_line(*arguments)
 
 
+MANY = {"--population": "1e18", "--report-goal": "1", "--delta": "1e-20"}
 EXTREME = {
     "most epsilon": line({"--epsilon": "1e308"}),
     "least epsilon": line({"--epsilon": "1e-320"}),
@@ -328,9 +360,9 @@ EXTREME = {
     "a trace of noise": line({"--noise-multiplier": "1e-200"}, without=("--epsilon",)),
     "a sea of noise": line({"--noise-multiplier": "1e300"}, without=("--epsilon",)),
     "subnormal noise": line({"--noise-multiplier": "1e-320"}, without=("--epsilon",)),
-    "most devices": line({"--population": "1e18", "--report-goal": "1"}),
-    "most rounds": line({"--rounds": "1e18", "--population": "1e18", "--report-goal": "1"}),
-    "many rounds": line({"--rounds": "2e17", "--population": "1e18", "--report-goal": "1"}),
+    "most devices": line(MANY),
+    "most rounds": line({**MANY, "--rounds": "1e18"}),
+    "many rounds": line({**MANY, "--rounds": "2e17"}),
 }
 
 

@@ -8,17 +8,18 @@ from typing import Any
 import click
 import msgspec
 import numpy as np
-from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from dpftrl.report.numbers import rounded_up
 from dpftrl.sensitivity import Sensitivity
 
 # Without a terminal there is no width to fit into: tables are at least this wide if they like.
 PLAIN_WIDTH = 120
+# On a narrow terminal a word longer than this, or a bar, goes on in the next line.
+LONG_WORD = 16
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -35,16 +36,45 @@ def _plain(value: Any) -> Any:
 
 
 def print_table(table: Table) -> None:
-    """A table, in colour only on a terminal."""
+    """A table, in colour only on a terminal, where it is as narrow as names and numbers allow."""
     console = Console()
-    for column in table.columns:  # numbers stay whole; on a narrow terminal headings give way
-        if column.justify == "right":
-            column.min_width = max((cell_len(str(cell)) for cell in column.cells), default=0)
-    if not console.is_terminal:
-        wide = console.options.update(max_width=1000)
-        whole = Measurement.get(console, wide, table).maximum
-        console = Console(width=max(PLAIN_WIDTH, whole))
-    console.print(table)
+    wide = console.options.update(max_width=1000)
+    width = max(PLAIN_WIDTH, Measurement.get(console, wide, table).maximum)
+    if console.is_terminal:
+        width = max(console.width, _narrow(table, console, wide))
+    Console(width=width).print(table)
+
+
+def _narrow(table: Table, console: Console, wide: ConsoleOptions) -> int:
+    """Fit the columns to the terminal if they can be; the width that the table has then.
+
+    Rich would cut all columns alike. Here a text is wrapped, and a long word folded, but names and
+    numbers stay whole: rather than show half of one, the table is wider than the terminal.
+    """
+    table.min_width = min(table.min_width or 0, console.width)  # room for the title, which wraps
+    whole = Measurement.get(console, wide, table).maximum
+    sizes = [_sizes(table, column, console, wide) for column in table.columns]
+    widths = [most for _, most in sizes]
+    while whole > console.width:
+        spare = [place for place, (least, _) in enumerate(sizes) if widths[place] > least]
+        if not spare:
+            break
+        widths[max(spare, key=widths.__getitem__)] -= 1
+        whole -= 1
+    for column, column_width in zip(table.columns, widths, strict=True):
+        column.width, column.no_wrap, column.overflow = column_width, False, "fold"
+    return whole
+
+
+def _sizes(table: Table, column: Column, console: Console, wide: ConsoleOptions) -> tuple[int, int]:
+    """The least and the most that a column takes; names stand in the first one."""
+    heading = Measurement.get(console, wide, column.header)
+    cells = [Measurement.get(console, wide, cell) for cell in column.cells]
+    most = max((cell.maximum for cell in cells), default=0)
+    word = max([heading.minimum, *(cell.minimum for cell in cells)])
+    is_whole = column.justify == "right" or (column.no_wrap and column is table.columns[0])
+    least = max(heading.minimum, most) if is_whole else min(LONG_WORD, word)
+    return least, max(heading.maximum, most)
 
 
 def working(what: str) -> AbstractContextManager[Any]:

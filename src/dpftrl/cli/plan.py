@@ -28,6 +28,7 @@ from dpftrl.plan import (
 from dpftrl.report.numbers import rounded_up
 from dpftrl.report.plots import check_plot_path, plot_extrapolation
 
+CHOSEN = "blt"
 HEADINGS = {
     "min_sep_half": "min-sep ÷ 2",
     "min_sep_double": "min-sep x 2",
@@ -43,15 +44,37 @@ HEADINGS = {
 @click.option("--delta", type=float, required=True, help="Well below 1 / population.")
 @click.option("--epsilon", type=float, help="What every mechanism is calibrated to.")
 @click.option("--noise-multiplier", type=float, help="Instead: the sigma of the optimised BLT.")
-@click.option("--availability", type=float, default=1.0, help="Share that can be asked at all.")
-@click.option("--over-selection", type=float, default=1.0, help="Devices asked a report wanted.")
+@click.option(
+    "--availability",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Share that can be asked at all.",
+)
+@click.option(
+    "--over-selection",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Devices asked a report wanted.",
+)
 @click.option("--timer-days", type=float, help="A device waits so long before it comes again.")
 @click.option("--rounds-per-day", type=float, help="Goes with --timer-days.")
 @max_participations_option
-@click.option("--parameters", type=Count(), default="1M", help="Size of the model, for memory.")
-@click.option("--buffers", type=int, default=4, help="Buffers of the BLTs.")
 @click.option(
-    "--objective", type=click.Choice(["rms", "max"]), default="rms", help="Loss to make small."
+    "--parameters",
+    type=Count(),
+    default="1M",
+    show_default=True,
+    help="Size of the model, for memory.",
+)
+@click.option("--buffers", type=int, default=4, show_default=True, help="Buffers of the BLTs.")
+@click.option(
+    "--objective",
+    type=click.Choice(["rms", "max"]),
+    default="rms",
+    show_default=True,
+    help="Loss to make small.",
 )
 @click.option("--with-bandmf", is_flag=True, help="Optimise BandMF too, which takes a while.")
 @click.option(
@@ -60,8 +83,12 @@ HEADINGS = {
 @click.option(
     "--plot", type=click.Path(path_type=Path), help="Draw the same to a .png, .svg or .pdf."
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Save the chosen plan to this .json.")
-@click.option("--choose", default="blt", help="Which row --out saves.")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Save the row blt, or the one of --choose, as FILE.json.",
+)
+@click.option("--choose", help=f"Which row --out saves.  [default: {CHOSEN}]")
 @json_option
 def plan_command(
     population: int,
@@ -82,7 +109,7 @@ def plan_command(
     far: bool,
     plot: Path | None,
     out: Path | None,
-    choose: str,
+    choose: str | None,
     as_json: bool,
 ) -> None:
     """Which mechanism, how much noise, what epsilon: side by side, before training.
@@ -96,8 +123,7 @@ def plan_command(
     """  # noqa: D301 (\b keeps click from reflowing the lines below it)
     if plot is not None:
         check_plot_path(plot)
-    if choose not in LABELS:
-        raise InvalidInput(f"--choose takes one of {', '.join(LABELS)}, got {choose!r}")
+    _check_can_be_saved(out, choose)
     fleet = Fleet(population, report_goal, availability, over_selection, timer_days, rounds_per_day)
     budget = Budget(delta, epsilon, noise_multiplier)
     question = Question(fleet, rounds, budget, max_participations, parameters, objective, buffers)
@@ -110,11 +136,12 @@ def plan_command(
         found = [row for row in rows if isinstance(row, Option)]
         wanted = as_json or far or plot is not None
         walks = extrapolate(question, found) if wanted else ()
-    chosen = None if out is None else _chosen(found, choose)
+    chosen = None if out is None else _chosen(found, choose or CHOSEN)
     if plot is not None:
         plot_extrapolation(walks, delta, plot)
     if out is not None and chosen is not None:
         save_plan(chosen.plan, out)
+    _warn_of_delta(delta, population)
     if as_json:
         print_json(_as_json(question, rows, walks))
         return
@@ -123,6 +150,26 @@ def plan_command(
     if far:
         for walk in walks:
             print_table(_walk_table(walk))
+
+
+def _check_can_be_saved(out: Path | None, choose: str | None) -> None:
+    """Say now, not after a long search, that a plan could not be saved."""
+    if choose is not None and choose not in LABELS:
+        raise InvalidInput(f"--choose takes one of {', '.join(LABELS)}, got {choose!r}")
+    if choose is not None and out is None:
+        raise InvalidInput("--choose says which row --out saves: give --out FILE.json too")
+    if out is not None and (out.suffix != ".json" or not out.parent.is_dir()):
+        raise InvalidInput(f"--out must end in .json and lie in a folder that exists, got {out}")
+
+
+def _warn_of_delta(delta: float, population: int) -> None:
+    """To publish each device's data whole with probability delta keeps epsilon 0 at that delta."""
+    if not delta * population < 1:
+        click.echo(
+            f"warning: delta {delta:g} is not below 1 / population, {1 / population:.3g}: "
+            "at such a delta a device's data may be published whole",
+            err=True,
+        )
 
 
 def _chosen(found: Sequence[Option], label: str) -> Option:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpftrl.errors import InvalidInput
+from dpftrl.errors import DpftrlError, InvalidInput
 from dpftrl.paper.items import ITEMS
 from dpftrl.paper.run import Result, load_results
 from dpftrl.paper.trainings import Recipe
@@ -88,5 +88,18 @@ def _missing(results: Sequence[Result]) -> str:
     return f"Not computed at full size yet, and so without a verdict here: {', '.join(names)}."
 
 
+def main(arguments: Sequence[str]) -> int:
+    """The exit code; a mistake is one line on standard error."""
+    try:
+        if len(arguments) != 2:
+            raise InvalidInput("usage: python -m dpftrl.paper.page RESULTS PAGE")
+        results, page = map(Path, arguments)
+        insert(results, page)
+    except DpftrlError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
 if __name__ == "__main__":
-    insert(Path(sys.argv[1]), Path(sys.argv[2]))
+    sys.exit(main(sys.argv[1:]))
