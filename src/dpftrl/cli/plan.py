@@ -214,6 +214,7 @@ def _caption(question: Question, rows: Sequence[Option | Missing]) -> str:
     lines = [
         f"epsilon at delta {question.budget.delta:g}, for each device",
         "sigma, the noise multiplier, does not compare between mechanisms; losses do",
+        "blt is made for this very fleet: --out saves it; to other commands, blt is blt-b400",
     ]
     lines += [f"{row.label}: {row.note}" for row in rows if isinstance(row, Missing)]
     return escape("\n".join(lines))
