@@ -58,7 +58,7 @@ def compare(results: dict[str, dict]) -> None:
     table.add_row("(commonest word)", f"{baseline:.2%}", "", "", "")
     Console().print(table)
     print(f"Accuracy on {len(task.heldout)} held-out people; delta {config.privacy.delta:g}.")
-    print("One run each: accuracy moves by half a percent from run to run, perplexity by less.")
+    print("One run each: accuracy moves by up to a percent from run to run, perplexity by less.")
 
 
 def at_scale() -> None:

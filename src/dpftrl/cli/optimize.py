@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 
 from dpftrl.cli.loss import loss_as_json
-from dpftrl.cli.options import Count, json_option, max_participations_option
+from dpftrl.cli.options import Count, can_be_saved, json_option, max_participations_option
 from dpftrl.cli.output import (
     number,
     print_json,
@@ -54,13 +54,6 @@ class Range(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
         return first, Count().convert(high, param, ctx) if dots else first
 
 
-def _can_be_saved(_: click.Context, __: click.Parameter, out: Path | None) -> Path | None:
-    """Say now, not after a long search, that a result could not be saved."""
-    if out is not None and (out.suffix != ".json" or not out.parent.is_dir()):
-        raise InvalidInput(f"--out must end in .json and lie in a folder that exists, got {out}")
-    return out
-
-
 def target_options(command: Command) -> Command:
     """What every optimiser asks for."""
     options = [
@@ -81,7 +74,7 @@ def target_options(command: Command) -> Command:
         click.option(
             "--out",
             type=click.Path(dir_okay=False, path_type=Path),
-            callback=_can_be_saved,
+            callback=can_be_saved,
             help="Save it as FILE.json.",
         ),
         json_option,

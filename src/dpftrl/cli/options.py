@@ -48,6 +48,13 @@ max_participations_option = click.option(
 )
 
 
+def can_be_saved(_: click.Context, __: click.Parameter, out: Path | None) -> Path | None:
+    """Say now, not after a long search, that a result could not be saved."""
+    if out is not None and (out.suffix != ".json" or not out.parent.is_dir()):
+        raise InvalidInput(f"--out must end in .json and lie in a folder that exists, got {out}")
+    return out
+
+
 def participation_options(command: Command) -> Command:
     """Add --rounds and its companions; the command gets a `participation`."""
 

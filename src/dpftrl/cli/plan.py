@@ -8,7 +8,13 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from dpftrl.cli.options import Count, describe, json_option, max_participations_option
+from dpftrl.cli.options import (
+    Count,
+    can_be_saved,
+    describe,
+    json_option,
+    max_participations_option,
+)
 from dpftrl.cli.output import number, print_json, print_table, progress_bar
 from dpftrl.errors import InvalidInput
 from dpftrl.optimize import Objective
@@ -86,6 +92,7 @@ HEADINGS = {
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
+    callback=can_be_saved,
     help="Save the row blt, or the one of --choose, as FILE.json.",
 )
 @click.option("--choose", help=f"Which row --out saves.  [default: {CHOSEN}]")
@@ -123,7 +130,7 @@ def plan_command(
     """  # noqa: D301 (\b keeps click from reflowing the lines below it)
     if plot is not None:
         check_plot_path(plot)
-    _check_can_be_saved(out, choose)
+    _check_choice(out, choose)
     fleet = Fleet(population, report_goal, availability, over_selection, timer_days, rounds_per_day)
     budget = Budget(delta, epsilon, noise_multiplier)
     question = Question(fleet, rounds, budget, max_participations, parameters, objective, buffers)
@@ -152,14 +159,12 @@ def plan_command(
             print_table(_walk_table(walk))
 
 
-def _check_can_be_saved(out: Path | None, choose: str | None) -> None:
-    """Say now, not after a long search, that a plan could not be saved."""
+def _check_choice(out: Path | None, choose: str | None) -> None:
+    """Say now, not after a long search, that there is no such row to save."""
     if choose is not None and choose not in LABELS:
         raise InvalidInput(f"--choose takes one of {', '.join(LABELS)}, got {choose!r}")
     if choose is not None and out is None:
         raise InvalidInput("--choose says which row --out saves: give --out FILE.json too")
-    if out is not None and (out.suffix != ".json" or not out.parent.is_dir()):
-        raise InvalidInput(f"--out must end in .json and lie in a folder that exists, got {out}")
 
 
 def _warn_of_delta(delta: float, population: int) -> None:

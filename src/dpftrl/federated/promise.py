@@ -78,7 +78,7 @@ class Promise:
             return None
         return (
             f"the budget is spent: after {rounds - 1:,} rounds, one more would make epsilon "
-            f"{epsilon:.4g}, above {budget:g}"
+            f"{epsilon:.10g}, above {budget:g}"
         )
 
 
