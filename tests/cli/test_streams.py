@@ -92,7 +92,9 @@ def test_an_interruption_of_the_imports_is_told_like_any_other():
 
 
 def test_impatience_is_told_once():
-    code = "from dpftrl.cli.main import main; print('ready', flush=True); main()"
+    # A shell's background jobs ignore SIGINT, and so would what they start.
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += "from dpftrl.cli.main import main; print('ready', flush=True); main()"
     asked = ["optimize", "bandmf", "--rounds", "2000", "--min-sep", "400", "--bands", "400"]
     process = subprocess.Popen(
         [sys.executable, "-c", code, *asked], stdout=subprocess.PIPE, stderr=subprocess.PIPE

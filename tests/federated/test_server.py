@@ -3,8 +3,10 @@
 import datetime
 import json
 import math
-import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +28,6 @@ from dpftrl.errors import (
     DpftrlError,
     InvalidInput,
     ReportRefused,
-    RunInUse,
     TooFewClients,
     UnsafeState,
 )
@@ -62,58 +63,18 @@ def test_a_round_is_begun_once(tmp_path):
         assert attempt.commit().rounds == 1
 
 
-def in_a_fork(action) -> str:
-    """What a copy of this process says to an action."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            action()
-            os.write(writing, b"done")
-        except DpftrlError as error:
-            os.write(writing, str(error).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as said:
-        found = said.read()
-    os.waitpid(child, 0)
-    return found
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_copy_by_fork_cannot_release_a_round_a_second_time(tmp_path):
-    with create(tmp_path) as server:
-        assert "a copy, by fork" in in_a_fork(lambda: server.begin(PEOPLE))
-        attempt = server.begin(PEOPLE)
-        fill(attempt)
-        before = records(server)
-        for action in (attempt.commit, lambda: attempt.abandon("no")):
-            assert "a copy, by fork" in in_a_fork(action)
-        in_a_fork(server.close)
-        with refused(RunInUse, f"process {os.getpid()}"):
-            Server.open(server.folder.root, state_folder=tmp_path / "state")  # still ours
-        assert records(server) == before
-        assert attempt.commit().rounds == 1
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_copy_by_fork_that_lives_on_does_not_keep_the_run_from_others(tmp_path):
-    reading, writing = os.pipe()
-    with create(tmp_path) as server:
-        one_round(server)
-        child = os.fork()
-        if not child:
-            os.close(writing)
-            os.read(reading, 1)  # until the other end is closed
-            os._exit(0)
-        os.close(reading)
-    try:
-        with reopen(server) as again:
-            assert again.rounds == 1
-    finally:
-        os.close(writing)
-        os.waitpid(child, 0)
+def test_a_copy_by_fork_can_neither_go_on_nor_keep_the_run_from_others(tmp_path):
+    """In a process of its own: this one has threads, which a fork would not take along."""
+    program = Path(__file__).with_name("forked_run.py")
+    done = subprocess.run([sys.executable, program, tmp_path], capture_output=True, check=True)
+    found = json.loads(done.stdout)
+    for action in ("begin", "commit", "abandon"):
+        assert "a copy, by fork" in found["copy"][action]
+    assert found["copy"]["close"] == "done"  # its own end only
+    assert "another server" in found["while it is open"]
+    assert found["journal grew"] is False
+    assert found["rounds"] == 1
+    assert found["rounds after close"] == 1
 
 
 def test_a_round_is_not_committed_too_early(tmp_path):
