@@ -31,10 +31,14 @@ def rounds(stream: NoiseStream, update: "np.ndarray", count: int) -> list[float]
 key = NoiseKey.generate()
 warm = description.get("warm", 2)
 # Compile, and touch the update, before memory is counted.
-rounds(NoiseStream(mechanism, 3, sigma=1.0, key=key), np.zeros(3, np.float32), 2)
+rounds(
+    NoiseStream.unchecked(mechanism, 3, clip_norm=1.0, sigma=1.0, key=key),
+    np.zeros(3, np.float32),
+    2,
+)
 update = np.zeros(size, np.float32) + 1
 before = memory_from_here()
-stream = NoiseStream(mechanism, size, sigma=1.0, key=key, mode="buffered")
+stream = NoiseStream.unchecked(mechanism, size, clip_norm=1.0, sigma=1.0, key=key, mode="buffered")
 rounds(stream, update, warm)
 print(
     json.dumps(

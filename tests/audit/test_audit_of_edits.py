@@ -243,7 +243,8 @@ def test_a_guarantee_that_is_smaller_throughout(place):
     content = json.loads(path.read_text())
     for name, scale in (("mu", 0.5), ("rho", 0.25), ("epsilon", 0.45)):
         content[name] *= scale
-    content["runs"][0]["sensitivity"] *= 0.5
+    for name in ("sensitivity", "rounding"):
+        content["runs"][0][name] *= 0.5
     path.write_text(json.dumps(content))
     assert "one client can reach" in failed(place.audit())["guarantee.json"]
 

@@ -81,7 +81,9 @@ def test_with_one_example_a_client_it_is_plain_dp_ftrl(tmp_path, name, too_long)
     server = create(tmp_path, plan, {"w": START}, key=99, **told)
     grid = Grid.for_noise(plan.sigma, clip_norm)
     key = NoiseKey.insecure_for_tests(99)
-    noise = NoiseStream(plan.mechanism, SIZE, sigma=plan.sigma, key=key, clip_norm=clip_norm)
+    noise = NoiseStream.unchecked(
+        plan.mechanism, SIZE, sigma=plan.sigma, key=key, clip_norm=clip_norm
+    )
     model = START.astype(np.float32)
     with server:
         for _ in range(ROUNDS):

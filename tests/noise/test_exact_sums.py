@@ -373,7 +373,9 @@ def test_noise_is_rounded_to_the_nearest_step_and_halves_to_even():
 def test_a_release_is_the_sum_plus_rounded_noise_exactly(name):
     size, mechanism = 3000, ONE_OF_EACH[name]
     grid = Grid.for_noise(3.0, 0.5)
-    stream = NoiseStream(mechanism, size, sigma=3.0, clip_norm=0.5, key=KEY, dtype="float64")
+    stream = NoiseStream.unchecked(
+        mechanism, size, sigma=3.0, clip_norm=0.5, key=KEY, dtype="float64"
+    )
     state, random = mechanism.init(size), np.random.default_rng(0)
     for _ in range(5):
         total = ExactSum(grid, size)
@@ -394,7 +396,9 @@ def test_a_grid_and_floating_point_get_noise_of_the_same_size():
     size, grid = 100_000, Grid.for_noise(2.0, 1.0)
     steps, floats = np.zeros(size, np.int64), np.zeros(size)
     for update, on in ((steps, grid), (floats, None)):
-        stream = NoiseStream(dpftrl.Independent(), size, sigma=2.0, key=KEY)
+        stream = NoiseStream.unchecked(
+            dpftrl.Independent(), size, clip_norm=1.0, sigma=2.0, key=KEY
+        )
         stream.add_to(update, on)
         z = normals_of_key(key_of_row(stream, 0), size)
         made = grid.values(update) if on else update
@@ -411,7 +415,7 @@ def test_noise_has_room_on_every_grid_that_is_taken(bits, sigma, name):
     size, grid = 20_000, Grid(2.0**-bits, 1.0)
     update = np.zeros(size, np.int64)
     try:
-        stream = NoiseStream(ONE_OF_EACH[name], size, sigma=sigma, key=KEY)
+        stream = NoiseStream.unchecked(ONE_OF_EACH[name], size, clip_norm=1.0, sigma=sigma, key=KEY)
         stream.add_to(update, grid)
     except InvalidInput:
         assert not update.any()
@@ -425,7 +429,7 @@ def test_noise_has_room_on_every_grid_that_is_taken(bits, sigma, name):
 
 def test_what_does_not_fit_together_is_refused_and_changes_nothing():
     size, grid = 300, Grid.for_noise(1.0, 1.0)
-    stream = NoiseStream(ONE_OF_EACH["blt"], size, sigma=1.0, key=KEY)
+    stream = NoiseStream.unchecked(ONE_OF_EACH["blt"], size, clip_norm=1.0, sigma=1.0, key=KEY)
     wrong = [
         (np.ones(size, np.int64), None),
         (np.ones(size), grid),
@@ -450,7 +454,9 @@ def test_what_does_not_fit_together_is_refused_and_changes_nothing():
     assert stream.round == 0
     released, wanted = np.ones(size, np.int64), np.ones(size, np.int64)
     stream.add_to(released, grid)
-    NoiseStream(ONE_OF_EACH["blt"], size, sigma=1.0, key=KEY).add_to(wanted, grid)
+    NoiseStream.unchecked(ONE_OF_EACH["blt"], size, clip_norm=1.0, sigma=1.0, key=KEY).add_to(
+        wanted, grid
+    )
     assert np.array_equal(released, wanted)
 
 

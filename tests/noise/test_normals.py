@@ -252,7 +252,9 @@ def check_normal(z) -> None:
 def noise_of(dtype, sigma: float = 1.0, size: int = MILLION):
     """Independent noise on a sum of zeros."""
     update = np.zeros(size, dtype)
-    NoiseStream(dpftrl.Independent(), size, sigma=sigma, key=KEY).add_to(update)
+    NoiseStream.unchecked(dpftrl.Independent(), size, clip_norm=1.0, sigma=sigma, key=KEY).add_to(
+        update
+    )
     return update
 
 
@@ -264,7 +266,9 @@ def test_a_million_draws_are_normal(dtype):
 
 def test_rounded_draws_are_normal():
     grid, update = Grid.for_noise(2.0, 1.0), np.zeros(MILLION, np.int64)
-    NoiseStream(dpftrl.Independent(), MILLION, sigma=2.0, key=KEY).add_to(update, grid)
+    NoiseStream.unchecked(dpftrl.Independent(), MILLION, clip_norm=1.0, sigma=2.0, key=KEY).add_to(
+        update, grid
+    )
     check_normal(grid.values(update) / 2.0)
 
 
@@ -407,7 +411,9 @@ def test_directions_do_not_show_through_the_grid():
     """
     size, sigma = 4 * 10**7, 1.99
     grid, released = Grid.for_noise(sigma, 1.0), np.zeros(size, np.int64)
-    NoiseStream(dpftrl.Independent(), size, sigma=sigma, key=KEY).add_to(released, grid)
+    NoiseStream.unchecked(dpftrl.Independent(), size, clip_norm=1.0, sigma=sigma, key=KEY).add_to(
+        released, grid
+    )
     for wrong_guess in (2, 1000):
         excess, error = rays_in_cells(released + wrong_guess)
         assert abs(excess) < MOST * error

@@ -21,7 +21,9 @@ GRID = Grid.for_noise(2.0, 1.0)
 
 def make(size: int, mechanism=None, threads=2) -> NoiseStream:
     mechanism = mechanism or dpftrl.Independent()
-    return NoiseStream(mechanism, size, sigma=2.0, key=KEY, dtype="float64", threads=threads)
+    return NoiseStream.unchecked(
+        mechanism, size, clip_norm=1.0, sigma=2.0, key=KEY, dtype="float64", threads=threads
+    )
 
 
 def wanted_noise(stream: NoiseStream, size: int) -> np.ndarray:

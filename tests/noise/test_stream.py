@@ -33,7 +33,7 @@ SIGMA, CLIP = 3.0, 0.5
 
 
 def make(mechanism, size: int, mode="buffered", dtype="float64", sigma=SIGMA, threads=2):
-    return NoiseStream(
+    return NoiseStream.unchecked(
         mechanism,
         size,
         sigma=sigma,
@@ -144,7 +144,9 @@ def test_what_is_released_is_the_sum_plus_scaled_noise_rounded_once(dtype):
 
 def test_sigma_and_clip_norm_scale_the_noise_and_nothing_else():
     for sigma, clip in ((1e-3, 1.0), (40.0, 0.25), (1.0, 1e6)):
-        stream = NoiseStream(ONE_OF_EACH["tree"], 300, sigma=sigma, clip_norm=clip, key=KEY)
+        stream = NoiseStream.unchecked(
+            ONE_OF_EACH["tree"], 300, sigma=sigma, clip_norm=clip, key=KEY
+        )
         scale = sigma * clip
         found = follow(stream, ONE_OF_EACH["tree"], np.zeros((5, 300)), scale)
         assert np.abs(found.released - found.wanted).max() < 1e-6 * scale
@@ -154,8 +156,8 @@ def test_sigma_and_clip_norm_scale_the_noise_and_nothing_else():
 def test_auto_keeps_no_vector_a_round():
     for name, mechanism in ONE_OF_EACH.items():
         wanted = "regenerating" if name in ("sqrt", "tree-full") else "buffered"
-        assert NoiseStream(mechanism, 10, sigma=1, key=KEY).mode == wanted
-    huge = NoiseStream(ONE_OF_EACH["blt"], 2**33, sigma=1, key=KEY)
+        assert NoiseStream.unchecked(mechanism, 10, clip_norm=1.0, sigma=1, key=KEY).mode == wanted
+    huge = NoiseStream.unchecked(ONE_OF_EACH["blt"], 2**33, clip_norm=1.0, sigma=1, key=KEY)
     assert huge.mode == "regenerating"
     assert huge.memory_bytes == 0
 
@@ -219,7 +221,9 @@ def test_rounds_past_the_last_are_refused_and_change_nothing(mode):
 )
 def test_what_makes_no_stream_is_refused(wrong):
     with pytest.raises(InvalidInput):
-        NoiseStream(dpftrl.Independent(), **{"size": 3, "sigma": 1.0, "key": KEY, **wrong})
+        NoiseStream.unchecked(
+            dpftrl.Independent(), **{"clip_norm": 1.0, "size": 3, "sigma": 1.0, "key": KEY, **wrong}
+        )
 
 
 def test_a_scale_that_is_no_number_is_refused():
@@ -227,7 +231,7 @@ def test_a_scale_that_is_no_number_is_refused():
     for sigma, clip_norm in ((1e-200, 1e-200), (1e200, 1e200)):
         update = np.zeros(100)
         with pytest.raises(InvalidInput):
-            NoiseStream(
+            NoiseStream.unchecked(
                 dpftrl.Independent(), 100, sigma=sigma, clip_norm=clip_norm, key=KEY
             ).add_to(update)
 
@@ -275,7 +279,9 @@ def test_noise_with_another_covariance_is_noticed():
 def drift(rounds: int, size: int) -> float:
     """How far float32 buffers of blt-b400 get from float64 ones, in standard deviations."""
     blt = dpftrl.mechanism("blt-b400")
-    stream = NoiseStream(blt, size, sigma=1.0, key=KEY, dtype="float32", threads=1)
+    stream = NoiseStream.unchecked(
+        blt, size, clip_norm=1.0, sigma=1.0, key=KEY, dtype="float32", threads=1
+    )
     theta, omega = np.array(blt.theta), np.array(blt.omega)
     buffers, furthest = np.zeros((len(theta), size)), 0.0
     for row in range(rounds):

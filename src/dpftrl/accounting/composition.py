@@ -72,4 +72,4 @@ def _capped(run: Run, share: int) -> float:
     if share >= run.participation.max_participations:
         return run.mu
     fewer = replace(run.participation, max_participations=share)
-    return run.mechanism.sensitivity(fewer).value / run.sigma
+    return run.mu_of(run.mechanism.sensitivity(fewer).value)

@@ -10,7 +10,15 @@ from typing import Literal
 import msgspec
 
 from dpftrl.accounting.composition import compose
-from dpftrl.accounting.guarantee import Basis, Guarantee, Hypothesis, Run, guarantee_of
+from dpftrl.accounting.guarantee import (
+    ROUNDING_NOT_COVERED,
+    Basis,
+    BufferType,
+    Guarantee,
+    Hypothesis,
+    Run,
+    guarantee_of,
+)
 from dpftrl.errors import DpftrlError, InvalidInput
 from dpftrl.mechanisms.files import MechanismFile, mechanism_content, mechanism_from
 from dpftrl.participation import FixedEpochs, MinSep, Participation
@@ -48,6 +56,8 @@ class RunContent(msgspec.Struct, forbid_unknown_fields=True):
     noise_multiplier: float
     sensitivity: float
     sensitivity_kind: str
+    buffers: BufferType = "float32"  # what version 1, which does not say so, kept them in
+    rounding: float = 0.0
 
 
 class HypothesisContent(msgspec.Struct, forbid_unknown_fields=True):
@@ -62,7 +72,7 @@ class GuaranteeFile(msgspec.Struct, forbid_unknown_fields=True):
     """What the JSON holds."""
 
     format: Literal["dpftrl guarantee"]
-    version: Literal[1]
+    version: Literal[1, 2]
     runs: list[RunContent]
     mu: float
     rho: float
@@ -94,7 +104,7 @@ def guarantee_content(guarantee: Guarantee, beside: Path) -> GuaranteeFile:
     """What a JSON file at `beside` says of a guarantee."""
     return GuaranteeFile(
         "dpftrl guarantee",
-        1,
+        2,
         runs=[_run_content(run, beside) for run in guarantee.runs],
         mu=guarantee.mu,
         rho=guarantee.rho,
@@ -119,11 +129,13 @@ def guarantee_from(content: GuaranteeFile, target: Path) -> Guarantee:
         found = compose(alone, content.delta, content.common_cap).for_devices(content.devices)
     except DpftrlError as error:
         raise InvalidInput(f"{target}: {error}") from None
-    named = Counter(said.name for said in content.hypotheses)
+    said = tuple(Hypothesis(one.name, one.text, one.basis) for one in content.hypotheses)
+    if content.version == 1:  # which knew nothing of rounding
+        said = (*said, ROUNDING_NOT_COVERED)
+    named = Counter(one.name for one in said)
     for name, times in Counter(wanted.name for wanted in found.hypotheses).items():
         if named[name] < times:
             raise InvalidInput(f"{target} leaves out what it rests on: {name}")
-    said = tuple(Hypothesis(one.name, one.text, one.basis) for one in content.hypotheses)
     found = replace(found, hypotheses=said)
     _compare(content, guarantee_content(found, target), target)
     return found
@@ -133,7 +145,7 @@ def _compare(said: GuaranteeFile, true: GuaranteeFile, target: Path) -> None:
     """Refuse a file whose numbers and words do not follow from its runs."""
     pairs = [("", said, true, ("mu", "rho", "epsilon", "sampler_delta", "kind", "unit"))]
     pairs += [
-        (f"run {i}: ", one, other, ("sensitivity", "sensitivity_kind"))
+        (f"run {i}: ", one, other, ("sensitivity", "sensitivity_kind", "rounding"))
         for i, (one, other) in enumerate(zip(said.runs, true.runs, strict=True))
     ]
     for where, one, other, names in pairs:
@@ -159,12 +171,15 @@ def _run_content(run: Run, beside: Path) -> RunContent:
         run.sigma,
         run.sensitivity.value,
         run.sensitivity.kind,
+        run.buffers,
+        run.rounding,
     )
 
 
 def _run(content: RunContent, beside: Path) -> Run:
     mechanism = mechanism_from(content.mechanism, beside)
-    return Run.of(mechanism, content.participation.participation(), content.noise_multiplier)
+    participation = content.participation.participation()
+    return Run.of(mechanism, participation, content.noise_multiplier, content.buffers)
 
 
 def _json_path(path: str | os.PathLike[str]) -> Path:

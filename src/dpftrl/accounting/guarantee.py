@@ -3,10 +3,17 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, Self, final
 
-from dpftrl.accounting.gaussian import delta_of, epsilon_of, mu_of
-from dpftrl.accounting.sampler import sampler_delta
+from dpftrl.accounting.gaussian import ULP, delta_of, epsilon_of, mu_of
+from dpftrl.accounting.sampler import (
+    RADIUS_BITS,
+    ideal_delta,
+    mu_before_rounding,
+    mu_with_rounding,
+    sampler_delta,
+)
 from dpftrl.checks import positive_number, whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism
@@ -15,6 +22,7 @@ from dpftrl.sensitivity import Sensitivity
 from dpftrl.sensitivity.result import ROUNDING
 
 Basis = Literal["assumed", "enforced", "observed"]
+BufferType = Literal["float64", "float32"]
 
 
 @final
@@ -45,6 +53,11 @@ SECRECY = Hypothesis(
     "secrecy",
     "The noise key and the noise state stay secret, and no row of noise covers two different sums.",
 )
+ROUNDING_NOT_COVERED = Hypothesis(
+    "rounding",
+    "The noise buffers were kept in float32, as version 0.1 did. How their rounding shifts the "
+    "noise is not covered by epsilon.",
+)
 
 
 @final
@@ -58,24 +71,44 @@ class Run:
         sigma: Standard deviation of the independent Gaussians Z, in units of the clip norm, with
             the mechanism as it is given (the paper's noise multiplier).
         sensitivity: How far one device can move the strategy's output, at clip norm 1.
+        buffers: What the noise buffers are kept in. Rounding to float64 is covered by mu; rounding
+            to float32, as version 0.1 did, is not.
     """
 
     mechanism: Mechanism
     participation: Participation
     sigma: float
     sensitivity: Sensitivity
+    buffers: BufferType = "float64"
 
     @classmethod
-    def of(cls, mechanism: Mechanism, participation: Participation, sigma: float) -> Self:
+    def of(
+        cls,
+        mechanism: Mechanism,
+        participation: Participation,
+        sigma: float,
+        buffers: BufferType = "float64",
+    ) -> Self:
         """Compute the sensitivity."""
         scale = positive_number("the noise multiplier", sigma)
         mechanism.check_rounds(participation.rounds)
-        return cls(mechanism, participation, scale, mechanism.sensitivity(participation))
+        return cls(mechanism, participation, scale, mechanism.sensitivity(participation), buffers)
+
+    @cached_property
+    def mu(self) -> float:
+        """How many standard deviations one device can move the output, rounding included."""
+        return self.mu_of(self.sensitivity.value)
 
     @property
-    def mu(self) -> float:
-        """Sensitivity over sigma: how many standard deviations one device can move the output."""
-        return self.sensitivity.value / self.sigma
+    def rounding(self) -> float:
+        """The part of mu that covers rounding in the noise buffers."""
+        return self.mu - self.sensitivity.value / self.sigma
+
+    def mu_of(self, norm: float) -> float:
+        """The mu of a device that moves the strategy's output by this norm, at clip norm 1."""
+        if self.buffers == "float32":
+            return norm / self.sigma
+        return mu_with_rounding(norm / self.sigma, self.mechanism, self.participation.rounds)
 
     @property
     def hypothesis(self) -> Hypothesis:
@@ -96,16 +129,17 @@ class Guarantee:
     Attributes:
         runs: The streams of noise that it covers.
         mu_of_one: Their Gaussian differential privacy parameter, together, for one device.
-        delta: The delta at which epsilon is stated.
+        delta: The delta at which epsilon is stated, with what the sampler takes of it.
         hypotheses: What it rests on.
         devices: How many devices are protected as one.
         common_cap: Most rounds of one device over all the runs together, where that was used.
 
     Guarantees:
         The releases are mu-Gaussian DP (Dong, Roth and Su 2022) and rho-zCDP (Bun and Steinke 2016)
-        under zero-out adjacency, hence (epsilon, delta + sampler_delta)-DP, if the hypotheses hold:
+        under zero-out adjacency, hence (epsilon, total_delta)-DP, if the hypotheses hold:
         they are post-processing of C X + Z, adaptively chosen rows included (Denisov et al. 2022,
-        Theorem 2.1). No numerical error makes epsilon smaller than it is.
+        Theorem 2.1). Rounding in float64 noise buffers is part of mu (`mu_with_rounding`). No
+        numerical error makes epsilon smaller than it is.
     """
 
     runs: tuple[Run, ...]
@@ -119,7 +153,7 @@ class Guarantee:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "delta", float(self.delta))
-        object.__setattr__(self, "epsilon", epsilon_of(self.delta, _padded(self.mu)))
+        object.__setattr__(self, "epsilon", epsilon_of(self._ideal_delta, _padded(self.mu)))
         if not math.isfinite(self.epsilon):
             raise InvalidInput(f"so little noise guarantees nothing: mu is {self.mu:g}")
 
@@ -135,8 +169,26 @@ class Guarantee:
 
     @property
     def sampler_delta(self) -> float:
-        """What the finite range of the sampler adds to delta, at any epsilon."""
+        """The part of delta that the finite range of the sampler takes, at any epsilon."""
         return sampler_delta(self.mu)
+
+    @property
+    def total_delta(self) -> float:
+        """The delta of the guarantee: `delta`, unless there is next to no noise.
+
+        Where the sampler alone takes more than half of `delta`, the total is larger. Runs of
+        version 0.1 stated epsilon without the sampler, whose part comes on top there.
+        """
+        whole = self._ideal_delta + self.sampler_delta
+        return self.delta if not self._is_v1 and whole <= self.delta * (1 + ULP) else min(1.0, whole)
+
+    @property
+    def _ideal_delta(self) -> float:
+        return self.delta if self._is_v1 else ideal_delta(self.delta, _padded(self.mu))
+
+    @property
+    def _is_v1(self) -> bool:
+        return any(run.buffers == "float32" for run in self.runs)
 
     @property
     def kind(self) -> Literal["exact", "upper bound"]:
@@ -200,6 +252,7 @@ def guarantee_of(runs: Iterable[Run], delta: float) -> Guarantee:
         ZERO_OUT,
         KEYSTREAM,
         SECRECY,
+        *([ROUNDING_NOT_COVERED] if any(r.buffers == "float32" for r in covered) else []),
     )
     return Guarantee(covered, together, delta, rests_on)
 
@@ -211,9 +264,13 @@ def delta_for(
     epsilon: float,
     devices: int = 1,
 ) -> float:
-    """The smallest delta at which the run is (epsilon, delta)-DP, for so many devices."""
-    run = Run.of(mechanism, participation, sigma)
-    return delta_of(epsilon, _padded(run.mu * _devices(devices)))
+    """The smallest delta at which the run is (epsilon, delta)-DP, for so many devices.
+
+    Guarantees:
+        `account` at the delta returned states an epsilon of at most `epsilon`.
+    """
+    mu = _padded(Run.of(mechanism, participation, sigma).mu * _devices(devices))
+    return min(1.0, (delta_of(epsilon, mu) + sampler_delta(mu)) * (1 + 4 * ULP))
 
 
 def calibrate(
@@ -231,8 +288,10 @@ def calibrate(
     epsilon = positive_number("epsilon", epsilon)
     mechanism.check_rounds(participation.rounds)
     value, times = mechanism.sensitivity(participation).value, _devices(devices)
-    sigma = _padded(value) / mu_of(epsilon, delta) * times
-    while epsilon_of(delta, _padded(value / sigma * times)) > epsilon:
+    rounds = participation.rounds
+    most = _largest_mu(epsilon, delta) / times
+    sigma = _padded(value) / mu_before_rounding(most, mechanism, rounds)
+    while not _keeps(mu_with_rounding(value / sigma, mechanism, rounds) * times, epsilon, delta):
         sigma *= 1 + 2.0**-50
     return sigma
 
@@ -244,10 +303,38 @@ def calibrate_rho(
     rho = positive_number("rho", rho)
     mechanism.check_rounds(participation.rounds)
     value, times = mechanism.sensitivity(participation).value, _devices(devices)
-    sigma = value / (math.sqrt(2) * math.sqrt(rho)) * times
-    while (mu := value / sigma * times) * (mu / 2) > rho:
+    rounds = participation.rounds
+    sigma = value / mu_before_rounding(math.sqrt(2 * rho) / times, mechanism, rounds)
+    while (mu := mu_with_rounding(value / sigma, mechanism, rounds) * times) * (mu / 2) > rho:
         sigma *= 1 + 2.0**-50
     return sigma
+
+
+def _keeps(mu: float, epsilon: float, delta: float) -> bool:
+    """Whether this mu is within (epsilon, delta), the sampler's part of delta included."""
+    padded = _padded(mu)
+    return (
+        sampler_delta(padded) <= delta / 2
+        and epsilon_of(ideal_delta(delta, padded), padded) <= epsilon
+    )
+
+
+def _largest_mu(epsilon: float, delta: float) -> float:
+    """The largest mu that keeps to (epsilon, delta), to a few digits of the last place."""
+    low, high = 0.0, mu_of(epsilon, delta)
+    if _keeps(high / (1 + 2 * ROUNDING), epsilon, delta):
+        return high
+    while high - low > ULP * high:
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (middle, high) if _keeps(middle, epsilon, delta) else (low, middle)
+    if not low > 0:
+        raise InvalidInput(
+            f"no noise of {RADIUS_BITS} random bits guarantees a delta as small as {delta!r}; give "
+            f"a --delta of at least {4 * 2.0**-RADIUS_BITS:.1g}"
+        )
+    return low
 
 
 def _devices(count: int) -> int:

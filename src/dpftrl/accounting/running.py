@@ -6,6 +6,7 @@ from itertools import count
 from typing import NamedTuple
 
 from dpftrl.accounting.gaussian import ULP, epsilon_of
+from dpftrl.accounting.sampler import ideal_delta, mu_with_rounding
 from dpftrl.checks import positive_number, whole_number
 from dpftrl.mechanisms import BLT, Mechanism
 from dpftrl.participation import UNCAPPED, MinSep
@@ -24,8 +25,9 @@ class Spent(NamedTuple):
         return self.mu * (self.mu / 2)
 
     def epsilon(self, delta: float) -> float:
-        """The smallest epsilon at this delta."""
-        return epsilon_of(delta, self.mu * (1 + ROUNDING))
+        """The smallest epsilon at this delta, as `Guarantee.epsilon` is."""
+        mu = self.mu * (1 + ROUNDING)
+        return epsilon_of(ideal_delta(delta, mu), mu)
 
 
 def spending(
@@ -45,7 +47,10 @@ def spending(
     gap = whole_number("min_sep", min_sep)
     cap = whole_number("max_participations", max_participations)
     sensitivities = _sensitivities(mechanism, gap, cap)
-    return (Spent(rounds, value / scale) for rounds, value in enumerate(sensitivities, 1))
+    return (
+        Spent(rounds, mu_with_rounding(value / scale, mechanism, rounds))
+        for rounds, value in enumerate(sensitivities, 1)
+    )
 
 
 def _sensitivities(mechanism: Mechanism, min_sep: int, cap: int) -> Iterator[float]:

@@ -1,4 +1,4 @@
-"""What a real sampler of Gaussians takes away from the guarantee of ideal ones.
+"""What real noise takes away from the guarantee of ideal Gaussians: range and rounding.
 
 Box and Muller's method turns a radius and an angle into two normals. A radius made from so many
 random bits ends at R = sqrt(2 ln 2 bits), so a pair of coordinates that one client moves by s can
@@ -11,11 +11,16 @@ from typing import Final
 
 from dpftrl.checks import as_float
 from dpftrl.errors import InvalidInput
+from dpftrl.mechanisms import Mechanism
 
 # Random bits behind the radius, tail included; the sampler of dpftrl.noise draws as many.
 RADIUS_BITS: Final = 76
 # Coordinates times rounds: a hundred million of the one, ten thousand of the other.
 MOST_DRAWS: Final = 2.0**40
+# Relative rounding of a float64 number.
+UNIT_ROUNDOFF: Final = 2.0**-53
+# Rounding may enlarge mu by this factor at most before no guarantee is given at all.
+MOST_ENLARGEMENT: Final = 2.0
 
 
 def largest_normal(bits: int = RADIUS_BITS) -> float:
@@ -41,6 +46,54 @@ def sampler_delta(mu: float, bits: int = RADIUS_BITS) -> float:
         raise InvalidInput(f"mu must be a finite number of at least 0, got {mu!r}")
     radius = largest_normal(bits)
     return min(1.0, _leaves_disc(mu, radius) + mu * radius * math.sqrt(MOST_DRAWS / 2) * 2.0**-bits)
+
+
+def ideal_delta(delta: float, mu: float) -> float:
+    """What a total delta leaves for ideal Gaussians once the sampler has taken its part.
+
+    The sampler may take half of it. With so little noise that it takes more, the total delta is
+    larger than `delta`; see `Guarantee.total_delta`.
+    """
+    return max(delta - sampler_delta(mu), delta / 2)
+
+
+def mu_with_rounding(mu: float, mechanism: Mechanism, rounds: int) -> float:
+    """The mu of a real stream, whose buffers are rounded to float64, at ideal mu.
+
+    Guarantees:
+        An upper bound for every model of at most 2^40 / `rounds` coordinates. Rounding moves the
+        two hypotheses about Z apart by a further vector, which depends on earlier releases and has
+        a norm of at most R = 2 u (r + mu) sqrt(coordinates) * `rounding_gain`, always: u is the
+        rounding of float64, r the largest normal of the sampler. Shifts of Gaussians that are
+        chosen by the past, and whose norms together never exceed m, are m-Gaussian DP (the proof
+        is in `docs/guarantees.md`). So m = mu + R, solved for m.
+    """
+    share = _rounding_share(mechanism, rounds)
+    return (mu + share * largest_normal()) / (1 - share)
+
+
+def mu_before_rounding(mu: float, mechanism: Mechanism, rounds: int) -> float:
+    """The ideal mu at which a real stream has this mu; the inverse of `mu_with_rounding`."""
+    share = _rounding_share(mechanism, rounds)
+    before = mu * (1 - share) - share * largest_normal()
+    if not before > 0:
+        raise InvalidInput(
+            f"rounding in the noise buffers of {mechanism.name} over {rounds:,} rounds costs more "
+            f"than mu {mu:g} allows; use fewer rounds, or a mechanism with smaller scales"
+        )
+    return before
+
+
+def _rounding_share(mechanism: Mechanism, rounds: int) -> float:
+    """R over r + mu."""
+    coordinates = MOST_DRAWS / rounds
+    share = 2 * UNIT_ROUNDOFF * math.sqrt(coordinates) * mechanism.rounding_gain(rounds)
+    if not 1 / (1 - share) <= MOST_ENLARGEMENT or not share < 1:
+        raise InvalidInput(
+            f"rounding in the noise buffers of {mechanism.name} over {rounds:,} rounds leaves no "
+            "guarantee; use fewer rounds, or a mechanism with smaller scales"
+        )
+    return share
 
 
 def _leaves_disc(shift: float, radius: float) -> float:

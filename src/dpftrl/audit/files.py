@@ -27,10 +27,11 @@ class RunFile(msgspec.Struct, frozen=True):
     """`run.json`."""
 
     format: Literal["dpftrl run"]
-    version: Literal[1]
+    version: Literal[1, 2]
     run: str
     settings: SettingsContent
     test_key: bool
+    buffers: Literal["float32", "float64"] = "float32"
 
 
 class ParticipationContent(msgspec.Struct, frozen=True):
@@ -50,6 +51,8 @@ class StreamContent(msgspec.Struct, frozen=True):
     noise_multiplier: float
     sensitivity: float
     sensitivity_kind: str
+    buffers: Literal["float32", "float64"] = "float32"
+    rounding: float = 0.0
 
 
 class HypothesisContent(msgspec.Struct, frozen=True):
@@ -64,7 +67,7 @@ class GuaranteeFile(msgspec.Struct, frozen=True):
     """`guarantee.json`, and the promise within `plan.json`."""
 
     format: Literal["dpftrl guarantee"]
-    version: Literal[1]
+    version: Literal[1, 2]
     runs: list[StreamContent]
     mu: float
     rho: float
@@ -97,7 +100,7 @@ class PlanFile(msgspec.Struct, frozen=True):
     """`plan.json`."""
 
     format: Literal["dpftrl plan"]
-    version: Literal[1]
+    version: Literal[1, 2]
     fleet: FleetContent
     guarantee: GuaranteeFile
 
@@ -112,6 +115,7 @@ class Told:
         fleet: From `plan.json`.
         promise: From there too.
         mechanism: What correlates the noise.
+        buffers: What the noise buffers are kept in.
     """
 
     def __init__(self, folder: Path):
@@ -120,6 +124,7 @@ class Told:
         self.run = run.run
         self.settings = run.settings
         self.test_key = run.test_key
+        self.buffers = run.buffers
         self.fleet = plan.fleet
         self.promise = plan.guarantee
         self.mechanism = stream_mechanism(plan.guarantee.stream, folder / "plan.json")

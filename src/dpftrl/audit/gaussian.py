@@ -61,3 +61,14 @@ def sampler_delta(mu: float) -> float:
     leaves = float(weights @ gammaincc(extra + 1, square / 2))
     layers = mu * math.sqrt(square * MOST_DRAWS / 2) * 2.0**-RADIUS_BITS
     return min(1.0, leaves + layers)
+
+
+def stated_epsilon(delta: float, mu: float, sampler_share: float = 1.0) -> float:
+    """Epsilon where the sampler's part of delta, at most half of it, is taken off first.
+
+    Args:
+        delta: The delta of the guarantee.
+        mu: Its Gaussian differential privacy parameter.
+        sampler_share: How much to take off, as a multiple of `sampler_delta`.
+    """
+    return epsilon_of(max(delta - sampler_share * sampler_delta(mu), delta / 2), mu)

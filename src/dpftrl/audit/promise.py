@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Final
 
 from dpftrl.audit.files import GuaranteeFile, Told, stream_mechanism
-from dpftrl.audit.gaussian import epsilon_of, sampler_delta
+from dpftrl.audit.gaussian import epsilon_of, sampler_delta, stated_epsilon
 from dpftrl.audit.patterns import ROUNDING, Limits
-from dpftrl.audit.strategy import Sensitivity
+from dpftrl.audit.strategy import Sensitivity, Strategy
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.storage import read_json
 
@@ -61,11 +61,12 @@ def check_claim(claim: GuaranteeFile, path: Path, told: Told, narrow: Limits, wi
         ("max participations", narrow.most <= limits.cap <= wide.most),
         ("the unit", (claim.unit, claim.devices, claim.common_cap) == ("device", 1, None)),
         ("the adjacency", claim.adjacency == "zero-out"),
-        ("mu", _same(claim.mu, stream.sensitivity / told.sigma)),
+        ("the precision of the buffers", stream.buffers == told.buffers),
+        ("mu", _same(claim.mu, stream.sensitivity / told.sigma + stream.rounding)),
         ("rho", _same(claim.rho, claim.mu * (claim.mu / 2))),
         ("sampler_delta", sampler_delta(claim.mu) * (1 - AGREEMENT) <= claim.sampler_delta <= 1),
         ("kind", claim.kind == stream.sensitivity_kind),
-        ("what it rests on", set(basis) >= RESTS_ON),
+        ("what it rests on", set(basis) >= _rests_on(claim, told)),
         ("the basis", basis.get("participation") == _participation_basis(told)),
         ("identity", basis.get("identity") == "assumed"),
         ("secrecy", ("NOTHING IS PRIVATE" in "".join(secrecy)) == told.test_key),
@@ -84,15 +85,34 @@ def check_sensitivity(claimed: float, found: Sensitivity) -> str:
     return f"no client can move the release by more than {found.value:.7g} clip norms"
 
 
-def check_epsilon(claimed: float, found: Sensitivity, told: Told, where: str) -> str:
-    """Whether a claimed epsilon follows from the sensitivity and the noise."""
-    ours = epsilon_of(told.delta, found.value / told.sigma)
+def check_epsilon(
+    claimed: float, found: Sensitivity, told: Told, strategy: Strategy, where: str
+) -> str:
+    """Whether a claimed epsilon follows from the sensitivity, the noise and its rounding."""
+    ours, most = epsilon_between(found, told, strategy)
     if not claimed >= ours * (1 - ROUNDING):
         raise UnsafeState(f"{where} says {claimed:.7g}, less than what follows: {ours:.7g}")
-    most = epsilon_of(told.delta, found.claimable / told.sigma)
     if not claimed <= most * (1 + AGREEMENT) + 1e-12:
         raise UnsafeState(f"{where} says {claimed:.7g}, and {most:.7g} follows")
     return f"{where} says {claimed:.6g}, recomputed {ours:.6g}"
+
+
+def epsilon_between(found: Sensitivity, told: Told, strategy: Strategy) -> tuple[float, float]:
+    """The least and the most epsilon that an honest file states."""
+    least, most = found.value / told.sigma, found.claimable / told.sigma
+    if told.buffers == "float32":  # version 0.1: neither rounding nor the sampler were in it
+        return epsilon_of(told.delta, least), epsilon_of(told.delta, most)
+    # The library bounds the sampler's part from above, by less than a factor of two.
+    return (
+        stated_epsilon(told.delta, strategy.least_mu(least)),
+        stated_epsilon(told.delta, strategy.most_mu(most), sampler_share=2.0),
+    )
+
+
+def _rests_on(claim: GuaranteeFile, told: Told) -> set[str]:
+    """Hypotheses that must be stated; version 1 of the file knew nothing of rounding."""
+    uncovered = claim.version > 1 and told.buffers == "float32"
+    return {*RESTS_ON, "rounding"} if uncovered else {*RESTS_ON}
 
 
 def _same(claimed: float, follows: float) -> bool:

@@ -10,7 +10,6 @@ import numpy as np
 from dpftrl.audit.cohorts import limits_of
 from dpftrl.audit.contacts import Contacts
 from dpftrl.audit.files import GuaranteeFile, Told
-from dpftrl.audit.gaussian import epsilon_of
 from dpftrl.audit.happened import furthest_moved
 from dpftrl.audit.journal import Journal
 from dpftrl.audit.ledger import Ledger
@@ -20,6 +19,7 @@ from dpftrl.audit.promise import (
     check_epsilon,
     check_sensitivity,
     claimed_limits,
+    epsilon_between,
     read_guarantee,
 )
 from dpftrl.audit.strategy import MOST_ROUNDS, Strategy
@@ -49,6 +49,7 @@ class Released:
         checks: dict[str, Callable[[], str | Check]] = {
             "noise": self._check_noise,
             "sensitivity": self._check_sensitivity,
+            "rounding": self._check_rounding,
             "journalled epsilon": self._check_journalled,
             "guarantee.json": self._check_guarantee,
             "budget": self._check_budget,
@@ -60,7 +61,8 @@ class Released:
     def epsilon(self) -> float:
         """What all of it guarantees, recomputed."""
         found = self._strategy.sensitivity(self._narrow)
-        return epsilon_of(self._told.delta, found.value / self._told.sigma)
+        least, _ = epsilon_between(found, self._told, self._strategy)
+        return least
 
     def _check_noise(self) -> str | Check:
         if not self._strategy.is_small:
@@ -76,20 +78,32 @@ class Released:
         text += f": not recomputed independently ({why}); the library's own value was used"
         return Check("sensitivity", "warning", text)
 
+    def _check_rounding(self) -> str | Check:
+        if self._told.buffers == "float32":
+            text = "not covered: version 0.1 kept its noise buffers in float32"
+            return Check("rounding", "warning", text)
+        ideal = self._strategy.sensitivity(self._narrow).value / self._told.sigma
+        if not self._strategy.is_small:
+            text = f"not recomputed independently ({TOO_LARGE}); the library's own bound was used"
+            return Check("rounding", "warning", text)
+        share = self._strategy.least_mu(ideal) / ideal - 1
+        return f"rounding in the noise buffers costs {share:.1e} of mu, which epsilon covers"
+
     def _check_journalled(self) -> str:
         said = [committed.epsilon for committed in self._journal.commits]
         for row, (before, after) in enumerate(pairwise(said), start=1):
             if not after >= before * (1 - ROUNDING):
                 raise UnsafeState(f"epsilon falls at row {row}, from {before:.7g} to {after:.7g}")
         found = self._strategy.sensitivity(self._narrow)
-        return check_epsilon(said[-1], found, self._told, "the journal")
+        return check_epsilon(said[-1], found, self._told, self._strategy, "the journal")
 
     def _check_guarantee(self) -> str:
         claim: GuaranteeFile = read_guarantee(self._path, len(self._journal.commits))
         covered = check_claim(claim, self._path, self._told, self._narrow, self._wide)
         found = self._strategy.sensitivity(claimed_limits(claim))
         check_sensitivity(claim.stream.sensitivity, found)
-        return f"{covered}; {check_epsilon(claim.epsilon, found, self._told, 'it')}"
+        epsilon = check_epsilon(claim.epsilon, found, self._told, self._strategy, "it")
+        return f"{covered}; {epsilon}"
 
     def _check_budget(self) -> str | Check:
         spent = max(self.epsilon(), self._journal.commits[-1].epsilon)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from dpftrl.audit.nested import worst_nested
 from dpftrl.audit.patterns import ROUNDING, Limits, Reach, worst_of_all
+from dpftrl.audit.rounding import rounding_of, worst_shift
 from dpftrl.errors import UnsafeState
 from dpftrl.mechanisms import Mechanism, ToeplitzMechanism
 from dpftrl.participation import MinSep
@@ -51,6 +52,19 @@ class Strategy:
     def is_small(self) -> bool:
         """Whether it can be written down."""
         return self.rounds <= MOST_ROUNDS
+
+    def least_mu(self, ideal: float) -> float:
+        """At least this is the mu of the stream with its float64 buffers, at an ideal mu."""
+        return ideal + (rounding_of(self._gain, self.rounds, ideal) if self.is_small else 0.0)
+
+    def most_mu(self, ideal: float) -> float:
+        """At most this is what an honest file says: with the library's own bound on rounding."""
+        gain = self.mechanism.rounding_gain(self.rounds)
+        return ideal + rounding_of(gain, self.rounds, ideal)
+
+    @cached_property
+    def _gain(self) -> float:
+        return worst_shift(self.mechanism, self.rounds)
 
     @cached_property
     def dense(self) -> Matrix:

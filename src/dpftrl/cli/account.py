@@ -204,7 +204,7 @@ def _worst(guarantee: Guarantee, worst: WorstPattern) -> Spent:
     run = guarantee.runs[0]
     # The two are computed on different ways, and where they are equal may differ in the last bit.
     norm = min(worst.value, run.sensitivity.value)
-    return Spent(run.participation.rounds, norm / run.sigma * guarantee.devices)
+    return Spent(run.participation.rounds, run.mu_of(norm) * guarantee.devices)
 
 
 def _table(guarantee: Guarantee, seen: Seen | None, planned: Guarantee | None) -> Table:

@@ -90,6 +90,7 @@ def begin_run(
     insecure_test_key: int | None,
 ) -> OpenRun:
     """Write everything that a run needs; its journal's first line comes last."""
+    plan = plan.covering_rounding()
     settings.check(plan)
     layout = Layout.of(model)
     is_test = insecure_test_key is not None
@@ -100,6 +101,7 @@ def begin_run(
         names=layout.names,
         shapes=layout.shapes,
         test_key=is_test,
+        buffers="float64",
     )
     folder.make()
     with ExitStack() as held:
@@ -188,7 +190,7 @@ def _unread(
         timers=Timers(),
         rules=Rules(limits.min_sep, limits.max_participations, settings.timer_hours),
         pseudonyms=Pseudonyms(key),
-        noise=_noise(plan, settings, layout, key),
+        noise=_noise(plan, file, layout, key),
         checkpoint=Checkpoint(np.empty(0, np.float32), {}),
         witness=Witness(_witnesses(folder, state_folder), file.run),
         lock=lock,
@@ -205,10 +207,9 @@ def _witnesses(folder: RunFolder, state_folder: Path | None) -> Path:
     return place
 
 
-def _noise(plan: Plan, settings: Settings, layout: Layout, key: NoiseKey) -> NoiseStream:
-    return NoiseStream(
-        plan.mechanism, layout.size, sigma=plan.sigma, key=key, clip_norm=settings.clip_norm
-    )
+def _noise(plan: Plan, file: RunFile, layout: Layout, key: NoiseKey) -> NoiseStream:
+    clip_norm = file.settings.clip_norm
+    return NoiseStream(plan, layout.size, key=key, clip_norm=clip_norm, dtype=file.buffers)
 
 
 def _catch_up(run: OpenRun, key: NoiseKey, trust_folder: bool) -> None:
@@ -256,7 +257,7 @@ def _restored(run: OpenRun, key: NoiseKey) -> NoiseStream:
     if run.folder.noise.exists():
         # It is a cache: what cannot be used is made again from the journal.
         with contextlib.suppress(InvalidInput):
-            saved = NoiseStream.load(run.folder.noise, run.plan.mechanism, key=key, at_least=0)
+            saved = NoiseStream.load(run.folder.noise, run.plan, key=key, at_least=0)
     if saved is not None and _belongs(saved, run):
         stream = saved
     for digest in run.state.digests[stream.round :]:

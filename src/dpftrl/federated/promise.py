@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import final
 
-from dpftrl.accounting import Guarantee, account
-from dpftrl.accounting.guarantee import CLIPPING, Basis, Hypothesis
+from dpftrl.accounting import Guarantee, Run, guarantee_of
+from dpftrl.accounting.guarantee import CLIPPING, Basis, BufferType, Hypothesis
 from dpftrl.federated.settings import Settings
 from dpftrl.participation import MinSep
 from dpftrl.plan import Plan
@@ -43,11 +43,13 @@ class Promise:
         plan: What was planned.
         settings: Whether timers go by rounds, which the server enforces, or by time; budget.
         test_key: Whether the noise key is one for tests.
+        buffers: What the noise buffers are kept in.
     """
 
     plan: Plan
     settings: Settings
     test_key: bool
+    buffers: BufferType
 
     def after(self, rounds: int, least_gap: int | None, most_contacts: int) -> Guarantee:
         """The guarantee of everything released in so many rounds.
@@ -62,7 +64,8 @@ class Promise:
             covered = MinSep(rounds, planned.min_sep, planned.max_participations)
         else:
             covered = MinSep(rounds, least_gap or rounds, max(1, most_contacts))
-        found = account(plan.mechanism, covered, plan.sigma, plan.guarantee.delta)
+        run = Run.of(plan.mechanism, covered, plan.sigma, self.buffers)
+        found = guarantee_of([run], plan.guarantee.delta)
         said = Hypothesis("participation", found.runs[0].hypothesis.text, _basis(settings))
         # Zero-out stays assumed: who is available, fails or comes late, the server cannot see.
         known = [said, ENFORCED_CLIPPING, IDENTITIES[settings.identity]]

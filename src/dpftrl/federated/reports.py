@@ -57,10 +57,10 @@ class Reports:
             self.unfit += why is not None
         return why
 
-    def sum(self) -> NDArray[np.int64]:
-        """The exact sum, in steps of the grid; noise is added to it in place."""
+    def sum(self) -> ExactSum:
+        """The exact sum; noise is added to it in place."""
         with self._turn:  # the last report may still be on its way in
-            return self._sum.steps
+            return self._sum
 
     def _add(self, update: Any) -> str | None:
         try:

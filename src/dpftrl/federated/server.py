@@ -74,7 +74,7 @@ class Server:
         self._usable = True
         self._process = os.getpid()
         self._turn = Lock()
-        self._promise = Promise(run.plan, run.settings, run.file.test_key)
+        self._promise = Promise(run.plan, run.settings, run.file.test_key, run.file.buffers)
         self._grid = Grid.for_noise(run.plan.sigma, run.settings.clip_norm)
 
     @classmethod
@@ -286,8 +286,8 @@ class Server:
             raise InvalidInput(f"{attempt!r} has too few reports to commit; abandon it")
         self._usable = False  # until all of it is done: half a round is nothing to go on from
         total = attempt.reports.sum()
-        self._run.noise.add_to(total, self._grid)
-        mean = self._grid.values(total, divisor=self.plan.fleet.report_goal)
+        self._run.noise.add_to(total)
+        mean = self._grid.values(total.steps, divisor=self.plan.fleet.report_goal)
         self._run.checkpoint = self._commit(attempt, self._stepped(mean))
         self._usable, self._current = True, None
         self.log(attempt=attempt.number, row=attempt.row, unfit=attempt.reports.unfit)

@@ -5,6 +5,7 @@ from typing import Literal, final
 
 import msgspec
 
+from dpftrl.accounting.guarantee import BufferType
 from dpftrl.checks import positive_number, whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.federated.optimizers import Optimizer, Sgd
@@ -94,15 +95,17 @@ class RunFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         names: The model's arrays, by name.
         shapes: Their shapes.
         test_key: Whether anybody can guess the noise key.
+        buffers: What the noise buffers are kept in. Version 1 does not say so: it was float32.
     """
 
     format: Literal["dpftrl run"] = "dpftrl run"
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 2
     run: str
     settings: Settings
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     test_key: bool
+    buffers: BufferType = "float32"
 
 
 def cohort_size(plan: Plan) -> int:

@@ -28,6 +28,8 @@ Rows = Callable[[int], Vector]
 # Rounds to which dense matrices, and vectors with one entry a round, are kept.
 DENSE_LIMIT = 10_000
 CURVE_LIMIT = 20_000_000
+# What a rounding gain is multiplied by, for its own rounding and for rounding of errors.
+ROUNDING_MARGIN = 1.001
 
 
 class StreamState(NamedTuple):
@@ -134,6 +136,18 @@ class Mechanism(ABC):
     @abstractmethod
     def memory(self, rounds: int) -> int:
         """Model-sized vectors that a stream keeps between rounds."""
+
+    def rounding_gain(self, rounds: int) -> float:
+        """How far rounding in the kept buffers can shift Z, in units of the rounding.
+
+        The stream keeps its buffers in float64. If each row of Z is at most r in every coordinate,
+        rounding changes what the release says of one coordinate of Z by at most
+        2 * 2^-53 * r * `rounding_gain`, as an L2 norm over all rounds; see `docs/guarantees.md`.
+        It is 0 for a mechanism whose buffers are earlier rows of noise or of Z: those are float64
+        numbers already, and storing them rounds nothing.
+        """
+        self.check_rounds(rounds)
+        return 0.0
 
     @final
     def init(self, size: int) -> StreamState:

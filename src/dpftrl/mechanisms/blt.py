@@ -10,8 +10,9 @@ import numpy as np
 
 from dpftrl.checks import all_within, finite_numbers
 from dpftrl.errors import InvalidInput
-from dpftrl.mechanisms.base import Matrix, Rows, StreamState, Vector
+from dpftrl.mechanisms.base import ROUNDING_MARGIN, Matrix, Rows, StreamState, Vector
 from dpftrl.mechanisms.exponentials import (
+    InverseDecays,
     geometric_sum,
     inverse_decays,
     powers,
@@ -212,6 +213,22 @@ class BLT(ToeplitzMechanism):
         end = ahead[:, 0]  # y_0 = (1, 0, ..., 0)
         return float(total[0, 0] + end @ last @ end) ** 0.5
 
+    def rounding_gain(self, rounds: int) -> float:
+        """In closed form, with every rounding at its largest and of the worst sign.
+
+        Refilling buffer j rounds once, by at most 2^-53 of what it holds. What it holds is
+        sum_i h_i Z_(t-i), where h has the generating function of C^-1 over 1 - theta_j x: the decay
+        theta_j cancels, and h is a sum of exponentials with the decays of C^-1. An error in buffer
+        j decays by theta_j and enters the noise times omega_j.
+        """
+        if self.check_rounds(rounds) == 1 or not len(self._distinct.rates):
+            return 0.0
+        rates, scales = self._distinct
+        inverse = inverse_decays(rates, scales)
+        content = _buffer_responses(inverse) @ _sum_of_powers(inverse.rates, rounds)
+        errors = float(scales @ (_sum_of_powers(rates, rounds - 1) * content))
+        return math.sqrt(rounds) * errors * ROUNDING_MARGIN
+
     def memory(self, rounds: int) -> int:
         """One vector a buffer."""
         return self.buffers if self.check_rounds(rounds) > 1 else 0
@@ -228,6 +245,31 @@ class BLT(ToeplitzMechanism):
     def parameters(self) -> dict[str, Any]:
         """Decays and scales."""
         return {"theta": list(self.theta), "omega": list(self.omega)}
+
+
+def _buffer_responses(inverse: InverseDecays) -> Matrix:
+    """Size of the exponential with decay k of C^-1 (across) in what buffer j holds (down).
+
+    By partial fractions: prod_{m != j} (theta_hat_k - theta_m) over
+    prod_{m != k} (theta_hat_k - theta_hat_m).
+    """
+    count = len(inverse.rates)
+    between = np.where(np.eye(count) == 1, 1.0, inverse.between)
+    ratios = inverse.from_poles / between
+    sizes = np.empty((count, count))
+    for j in range(count):
+        without = ratios.copy()
+        without[j] = 1 / between[j]
+        sizes[j] = np.abs(without.prod(axis=0))
+    return sizes
+
+
+def _sum_of_powers(rates: Vector, terms: int) -> Vector:
+    """sum_{i < terms} |1 - rate|^i."""
+    rates = np.where(rates > 1, 2 - rates, rates)
+    with np.errstate(divide="ignore"):  # a decay of zero has the logarithm -inf, as it should
+        powers_minus_one = np.expm1(terms * np.log1p(-rates))
+    return np.where(rates == 0, float(terms), -powers_minus_one / np.where(rates == 0, 1.0, rates))
 
 
 def _after_one(decays: Matrix, weights: Sequence[float] | Vector) -> Vector:

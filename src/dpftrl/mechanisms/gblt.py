@@ -1,6 +1,7 @@
 """Generalised BLTs: weights of any sign, and decays in conjugate pairs."""
 
 import cmath
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +11,7 @@ import numpy as np
 
 from dpftrl.checks import finite_numbers
 from dpftrl.errors import InvalidInput
-from dpftrl.mechanisms.base import Matrix, Rows, StreamState, Vector
+from dpftrl.mechanisms.base import ROUNDING_MARGIN, Matrix, Rows, StreamState, Vector
 from dpftrl.mechanisms.toeplitz import ToeplitzMechanism
 from dpftrl.participation import Participation
 from dpftrl.sensitivity import Sensitivity
@@ -19,6 +20,8 @@ from dpftrl.sensitivity.toeplitz import toeplitz_sensitivity
 # Relative rounding that a coefficient of C can pick up, and how far past 1 a decay may round.
 ROUNDING = 1e-13
 SLACK = 1e-9
+# Sum of the output scales: larger ones cancel each other, and with them go the noise's digits.
+MOST_SCALE = 1e4
 
 
 @final
@@ -60,6 +63,11 @@ class GeneralBLT(ToeplitzMechanism):
                 )
         object.__setattr__(self, "theta", decays)
         object.__setattr__(self, "omega", scales)
+        if not np.abs(self._outlet).sum() <= MOST_SCALE:
+            raise InvalidInput(
+                f"the output scales add up to {np.abs(self._outlet).sum():.6g} in absolute value; "
+                f"above {MOST_SCALE:g} they cancel, and rounding would show in the noise"
+            )
         fastest = np.abs(np.linalg.eigvals(self._system - np.outer(self._inlet, self._outlet)))
         if not fastest.max() <= 1 + SLACK:
             raise InvalidInput(
@@ -120,6 +128,23 @@ class GeneralBLT(ToeplitzMechanism):
         """That of the smallest non-increasing majorant of |c|; see `toeplitz_sensitivity`."""
         c = self.coefficients(self.check_curve(participation.rounds))
         return toeplitz_sensitivity(c, participation, rounding=ROUNDING)
+
+    def rounding_gain(self, rounds: int) -> float:
+        """From the responses of buffers and noise to single ones, round by round.
+
+        A buffer is a sum of `buffers` + 1 products, each rounded; so is the noise, whose rounding
+        enters the buffers with it. An error in the buffers turns and decays as they do, and enters
+        the noise through the output scales.
+        """
+        if self.check_curve(rounds) == 1:
+            return 0.0
+        feedback = self._system - np.outer(self._inlet, self._outlet)
+        content = np.abs(_orbit(feedback, self._inlet, rounds)).sum(axis=1)
+        products = self.buffers + 1
+        of_noise = 1 + np.abs(self._outlet) @ content
+        errors = products * (np.abs(feedback) @ content + np.abs(self._inlet) * (1 + of_noise))
+        kept = np.abs(_orbit(self._system.T, self._outlet, rounds - 1)).sum(axis=1)
+        return math.sqrt(rounds) * float(kept @ errors) * ROUNDING_MARGIN
 
     def memory(self, rounds: int) -> int:
         """One vector a buffer."""

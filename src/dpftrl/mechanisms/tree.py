@@ -13,7 +13,15 @@ import numpy as np
 
 from dpftrl.checks import whole_number
 from dpftrl.errors import InvalidInput, TooLarge
-from dpftrl.mechanisms.base import DENSE_LIMIT, Matrix, Mechanism, Rows, StreamState, Vector
+from dpftrl.mechanisms.base import (
+    DENSE_LIMIT,
+    ROUNDING_MARGIN,
+    Matrix,
+    Mechanism,
+    Rows,
+    StreamState,
+    Vector,
+)
 from dpftrl.mechanisms.toeplitz import forward_substitution, invert_lower
 from dpftrl.participation import FixedEpochs, MinSep, Participation, Pattern
 from dpftrl.sensitivity import Sensitivity
@@ -85,6 +93,28 @@ class BinaryTree(Mechanism):
             ones = (cycles << level) + max(0, rest - (1 << level))
             total += ones * self._own_weight(level)
         return (total / rounds) ** 0.5
+
+    def rounding_gain(self, rounds: int) -> float:
+        """From the estimates of larger and larger blocks.
+
+        The estimate of a block of 2^l rounds is a sum of 2l + 1 products, each rounded, and so is
+        the noise of the round that completes it. The noise is the estimate minus those of the
+        blocks that it takes up, so that the errors of these add up in it; the row of Z of the block
+        itself makes up for them. Vanilla estimates are rows of Z, which storing does not round.
+        """
+        self.check_rounds(rounds)
+        if not self.refine:
+            return 0.0
+        sizes, errors, squares = [1.0], [0.0], 0.0
+        for level in range(1, rounds.bit_length()):
+            own = self._own_weight(level)
+            size = own + (1 - own) * 2 * sizes[-1]
+            merged = sum(errors)
+            rounds_here = (rounds + (1 << level)) >> (level + 1)
+            squares += rounds_here * (merged / own) ** 2
+            errors.append(merged + (2 * level + 1) * (2 * size + sum(sizes)))
+            sizes.append(size)
+        return squares**0.5 * ROUNDING_MARGIN
 
     def memory(self, rounds: int) -> int:
         """One vector for each block that a prefix can be made of: ceil(log2 n)."""

@@ -8,8 +8,9 @@ sum plus the noise: post-processing, which costs nothing.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, Self, cast, final
 
 import numpy as np
@@ -87,8 +88,9 @@ class ExactSum:
 
     def __init__(self, grid: Grid, size: int):
         self.grid = grid
-        self.steps: Steps = np.zeros(whole_number("size", size), dtype=np.int64)
         self.updates = 0
+        self.steps: Steps = np.zeros(whole_number("size", size), dtype=np.int64)
+        self._copy: NDArray[Any] | None = None
 
     def __repr__(self) -> str:
         return f"ExactSum({self.updates} updates of {self.steps.size:,} coordinates)"
@@ -98,10 +100,12 @@ class ExactSum:
 
         Guarantees:
             What is added has a norm of at most the clip norm, exactly: scaling leaves room for the
-            rounding of the norm, and cutting off toward zero makes nothing larger.
+            rounding of the norm, and cutting off toward zero makes nothing larger. The update is
+            copied before it is looked at, so that another thread that changes it meanwhile cannot
+            get more than the clip norm into the sum.
         """
         parts = self._checked(update)
-        norm = _norm(parts)
+        norm = norm_of(parts)
         if not math.isfinite(norm):
             raise InvalidInput("an update must be finite, and so must its norm")
         grid = self.grid
@@ -128,11 +132,22 @@ class ExactSum:
         if any(part.dtype not in KINDS for part in given) or size != self.steps.size:
             kinds = " and ".join(sorted({str(part.dtype) for part in given}))
             raise InvalidInput(f"{wanted} {size:,} of {kinds or 'nothing'}")
-        # Plain arrays, aligned and in order: the inner loops take nothing else.
-        return [np.require(part, requirements=["C", "A", "E"]).reshape(-1) for part in given]
+        return self._copies(given)
+
+    def _copies(self, update: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Private copies, aligned and in order as the inner loops want them."""
+        kind = np.result_type(*update)
+        if self._copy is None or self._copy.dtype != kind:
+            self._copy = np.empty(self.steps.size, kind)
+        ends = list(accumulate(part.size for part in update))
+        copies = [self._copy[end - part.size : end] for part, end in zip(update, ends, strict=True)]
+        for copy, part in zip(copies, update, strict=True):
+            np.copyto(copy.reshape(part.shape), part)
+        return copies
 
 
-def _norm(parts: list[NDArray[Any]]) -> float:
+def norm_of(parts: Sequence[NDArray[Any]]) -> float:
+    """The L2 norm of arrays that lie one behind the other; infinite if it is too large to tell."""
     try:
         return math.sqrt(math.fsum(chain.from_iterable(map(sum_of_squares, parts))))
     except OverflowError:  # squares that have a place each, and none together

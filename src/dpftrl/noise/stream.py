@@ -1,10 +1,11 @@
 """The noise that every training loop calls: correlated, keyed, added in place."""
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, NoReturn, final
+from typing import Any, Literal, NoReturn, Protocol, Self, final
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -14,13 +15,14 @@ from dpftrl.errors import InvalidInput, RoundsExceeded
 from dpftrl.mechanisms import BLT, FullTree, Mechanism, SquareRoot
 from dpftrl.noise.decoder_rows import DecoderRows
 from dpftrl.noise.digest import DIGEST_BYTES, digest_of_update
-from dpftrl.noise.grid import Grid
+from dpftrl.noise.grid import ExactSum, Grid, norm_of
 from dpftrl.noise.key import NoiseKey, Secret
 from dpftrl.noise.keystream import row_key
 from dpftrl.noise.rounds import BltRound, LinearRound, Round, Target, run_round
 from dpftrl.noise.segments import Arrays, segments
 from dpftrl.noise.state import Buffer, Header, NoiseState, mechanism_sha256, read_state, write_state
 from dpftrl.noise.transition import transition
+from dpftrl.participation import Participation
 
 Parts = Sequence[NDArray[Any]]
 Mode = Literal["auto", "buffered", "regenerating"]
@@ -31,6 +33,29 @@ MOST_BUFFER_BYTES = 4 * 2**30
 MOST_STEPS = 2**48
 # Rounds at which the memory of a mechanism without end is judged.
 MANY_ROUNDS = 1_000_000
+# Coordinates times rounds that a guarantee covers: `dpftrl.accounting` has the same number.
+MOST_DRAWS = 2**40
+# How far rounding may take a sum above the number of its updates times the clip norm.
+NORM_SLACK = 1e-6
+
+
+class NoisePlan(Protocol):
+    """What a stream needs of a plan; `dpftrl.plan.Plan` has it."""
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What correlates the noise."""
+        ...
+
+    @property
+    def sigma(self) -> float:
+        """The noise multiplier."""
+        ...
+
+    @property
+    def participation(self) -> Participation:
+        """How many rounds there are, and who may take part in them."""
+        ...
 
 
 @final
@@ -47,30 +72,75 @@ class NoiseStream:
         a round refuses to go on.
 
     Args:
-        mechanism: What correlates the noise.
-        size: Coordinates of the model.
-        sigma: The noise multiplier: standard deviation of Z in units of the clip norm.
+        plan: Mechanism, noise multiplier and number of rounds; a round after the last is refused.
+        size: Coordinates of the model. Times the rounds, at most 2^40: that is what a guarantee
+            covers.
         key: The noise key.
         clip_norm: Norm to which each update was clipped.
-        dtype: What the buffers are kept in, float32 or float64. Sums are in float64 either way.
+        dtype: What the buffers are kept in. Guarantees cover the rounding of float64 alone; float32
+            is there to go on with runs of version 0.1.
         mode: `buffered` keeps what the mechanism needs between rounds; `regenerating` keeps
             nothing, and makes all earlier rows again in every round; `auto` is buffered unless
-            that takes more than 4 GiB, or a vector a round.
-        threads: How many to use; by default one a processor.
+            that takes more than 4 GiB, or one vector per round.
+        threads: How many to use; by default one per processor.
     """
 
     def __init__(
         self,
+        plan: NoisePlan,
+        size: int,
+        *,
+        key: NoiseKey,
+        clip_norm: float,
+        dtype: DTypeLike = np.float64,
+        mode: Mode = "auto",
+        threads: int | None = None,
+    ):
+        self._setup(plan.mechanism, size, plan.sigma, key, clip_norm, dtype, mode, threads)
+        self._limit_to(plan)
+
+    @classmethod
+    def unchecked(
+        cls,
         mechanism: Mechanism,
         size: int,
         *,
         sigma: float,
         key: NoiseKey,
-        clip_norm: float = 1.0,
-        dtype: DTypeLike = np.float32,
+        clip_norm: float,
+        dtype: DTypeLike = np.float64,
         mode: Mode = "auto",
         threads: int | None = None,
-    ):
+    ) -> Self:
+        """A stream without a plan: nothing checks that a guarantee covers what is made with it.
+
+        It goes on for as many rounds as the mechanism supports, and takes sums of any norm.
+
+        Args:
+            mechanism: What correlates the noise.
+            size: Coordinates of the model.
+            sigma: The noise multiplier: standard deviation of Z in units of the clip norm.
+            key: The noise key.
+            clip_norm: Norm to which each update was clipped.
+            dtype: What the buffers are kept in, float64 or float32.
+            mode: As for a stream with a plan.
+            threads: How many to use; by default one per processor.
+        """
+        stream = cls.__new__(cls)
+        stream._setup(mechanism, size, sigma, key, clip_norm, dtype, mode, threads)
+        return stream
+
+    def _setup(
+        self,
+        mechanism: Mechanism,
+        size: int,
+        sigma: float,
+        key: NoiseKey,
+        clip_norm: float,
+        dtype: DTypeLike,
+        mode: Mode,
+        threads: int | None,
+    ) -> None:
         if not isinstance(key, NoiseKey):  # pyright: ignore[reportUnnecessaryIsInstance]
             kind = type(key).__name__
             del key  # it may be a secret all the same, which no traceback should show
@@ -85,14 +155,24 @@ class NoiseStream:
         )
         self._threads = _processors() if threads is None else whole_number("threads", threads)
         self._key = key
-        # Two streams that differ in anything that shapes the noise must not share a row of Z, even
-        # for the same sum: their difference would show the row.
-        shape = (mechanism_sha256(mechanism), self._size, self._sigma, self._clip_norm, self._dtype)
-        self._row_keys = key.derive(b"stream", repr(shape).encode())
+        self._row_keys = key.derive(
+            b"stream",
+            stream_identity(mechanism, self._size, self._sigma, self._clip_norm, self._dtype),
+        )
+        self._rounds: int | None = None
         self._decoder_rows = DecoderRows(mechanism)
         self._turn = Lock()
         self._interrupted = False
         self._state = NoiseState.start()
+
+    def _limit_to(self, plan: NoisePlan) -> None:
+        rounds = self._mechanism.check_rounds(plan.participation.rounds)
+        if self._size * rounds > MOST_DRAWS:
+            raise InvalidInput(
+                f"{self._size:,} coordinates over {rounds:,} rounds are more than the 2^40 numbers "
+                f"that a guarantee covers; plan for at most {MOST_DRAWS // self._size:,} rounds"
+            )
+        self._rounds = rounds
 
     def __repr__(self) -> str:
         if not hasattr(self, "_state"):
@@ -125,17 +205,35 @@ class NoiseStream:
         """What its buffers take now."""
         return sum(buffer.array.nbytes for buffer in self._state.buffers)
 
-    def add_to(self, update: Arrays, grid: Grid | None = None) -> None:
+    @property
+    def rounds(self) -> int | None:
+        """The last round that the plan allows; None for an unchecked stream."""
+        return self._rounds
+
+    def add_to(
+        self, total: ExactSum | Arrays, grid: Grid | None = None, *, updates: int | None = None
+    ) -> None:
         """Add the noise of the next round to a sum of clipped updates, in place.
 
+        No other thread may change the sum meanwhile.
+
         Args:
-            update: An array, or lists and dicts of arrays, of float32 or float64; or, with a grid,
-                of int64.
-            grid: The grid that the sum was made on: the noise is then rounded to it, so that what
-                is released is exactly a rounding of the ideal sum plus noise.
+            total: An `ExactSum`, which has clipped its updates itself; or an array, or lists and
+                dicts of arrays, of float32 or float64; or, with a grid, of int64.
+            grid: The grid that a sum of int64 was made on: the noise is then rounded to it, so that
+                what is released is exactly a rounding of the ideal sum plus noise.
+            updates: How many updates are in a sum of arrays. A sum whose norm is above that many
+                clip norms was not clipped, and is refused. A stream without a plan does not ask.
         """
-        parts = segments(update)
-        self._check(parts, grid)
+        if isinstance(total, ExactSum):
+            if grid is not None or updates is not None:
+                raise InvalidInput("an ExactSum has its own grid and number of updates")
+            parts, grid = segments(total.steps), total.grid
+            self._check(parts, grid)
+        else:
+            parts = segments(total)
+            self._check(parts, grid)
+            self._check_norm(parts, grid, updates)
         step = 1.0 if grid is None else grid.step
         scale = positive_number("sigma times clip norm", self._sigma * self._clip_norm / step)
         with self._turn:
@@ -173,25 +271,47 @@ class NoiseStream:
     def load(
         cls,
         path: str | os.PathLike[str],
+        plan: NoisePlan,
+        *,
+        key: NoiseKey,
+        at_least: int,
+        threads: int | None = None,
+    ) -> Self:
+        """Go on from a saved state.
+
+        Args:
+            path: What `save` wrote.
+            plan: The one it was saved with; another mechanism or noise multiplier is refused.
+            key: The key it was saved with; another is refused.
+            at_least: Rounds that have been released already: a state from before is refused.
+            threads: How many to use; by default one per processor.
+        """
+        stream = cls.load_unchecked(
+            path, plan.mechanism, key=key, at_least=at_least, threads=threads
+        )
+        if stream._sigma != plan.sigma:
+            raise InvalidInput(
+                f"{path} was saved with noise multiplier {stream._sigma!r}, the plan has "
+                f"{plan.sigma!r}"
+            )
+        stream._limit_to(plan)
+        return stream
+
+    @classmethod
+    def load_unchecked(
+        cls,
+        path: str | os.PathLike[str],
         mechanism: Mechanism,
         *,
         key: NoiseKey,
         at_least: int,
         threads: int | None = None,
-    ) -> "NoiseStream":
-        """Go on from a saved state.
-
-        Args:
-            path: What `save` wrote.
-            mechanism: The one it was saved with; another is refused.
-            key: The key it was saved with; another is refused.
-            at_least: Rounds that have been released already: a state from before is refused.
-            threads: How many to use; by default one a processor.
-        """
+    ) -> Self:
+        """Go on from a saved state without a plan; see `unchecked`."""
         header, state = read_state(
             Path(path), mechanism, key, whole_number("at_least", at_least, 0)
         )
-        stream = cls(
+        stream = cls.unchecked(
             mechanism,
             header.size,
             sigma=header.sigma,
@@ -238,6 +358,11 @@ class NoiseStream:
                 "this stream was interrupted within a round, and its buffers are half changed; "
                 "load the last saved state"
             )
+        if self._rounds is not None and self.round >= self._rounds:
+            raise RoundsExceeded(
+                f"all {self._rounds:,} rounds of the plan are done, and a further one has no "
+                "guarantee; plan for more rounds before training"
+            )
         if self._mechanism.rounds is not None and self.round >= self._mechanism.rounds:
             raise RoundsExceeded(
                 f"{self._mechanism.name} was built for {self._mechanism.rounds} rounds and has "
@@ -256,6 +381,23 @@ class NoiseStream:
         if grid is not None and grid.clip_norm != self._clip_norm:
             raise InvalidInput(
                 f"the grid clips to {grid.clip_norm!r}, the stream to {self._clip_norm!r}"
+            )
+
+    def _check_norm(self, parts: Parts, grid: Grid | None, updates: int | None) -> None:
+        if self._rounds is None and updates is None:
+            return
+        if updates is None:
+            raise InvalidInput(
+                "say how many clipped updates the sum holds, as updates=, or pass an ExactSum"
+            )
+        most = whole_number("updates", updates, 0) * self._clip_norm * (1 + NORM_SLACK)
+        norm = norm_of(parts) * (1.0 if grid is None else grid.step)
+        if math.isnan(norm) or (math.isinf(norm) and grid is None):
+            raise InvalidInput("the update has a NaN or an infinity; nothing was changed")
+        if not norm <= most:
+            raise InvalidInput(
+                f"the sum has norm {norm:.6g}, and {updates:,} updates clipped to "
+                f"{self._clip_norm:g} have at most {most:.6g}: clip each update before summing"
             )
 
     def _next_round(self, digest: Secret) -> tuple[Round, NoiseState]:
@@ -294,6 +436,19 @@ class NoiseStream:
 
     def _room(self) -> Buffer:
         return Buffer(np.zeros(self._size, self._dtype))
+
+
+def stream_identity(
+    mechanism: Mechanism, size: int, sigma: float, clip_norm: float, dtype: str
+) -> bytes:
+    """What the row keys of a stream are derived from, besides the noise key.
+
+    Two streams that differ in anything that shapes the noise must not share a row of Z, even for
+    the same sum: their difference would show the row. These bytes are frozen: another form of them
+    would change the noise of every run that is under way.
+    """
+    shape = (mechanism_sha256(mechanism), size, sigma, clip_norm, dtype)
+    return repr(shape).encode()
 
 
 def _kind(dtype: DTypeLike) -> Literal["float32", "float64"]:

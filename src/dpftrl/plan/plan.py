@@ -3,17 +3,20 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, final
+from typing import Final, Literal, final
 
 import msgspec
 
-from dpftrl.accounting import Guarantee
+from dpftrl.accounting import Guarantee, account
 from dpftrl.accounting.files import GuaranteeFile, guarantee_content, guarantee_from
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism
 from dpftrl.participation import Participation
 from dpftrl.plan.fleet import Fleet
 from dpftrl.storage import read_json, replace_file
+
+# The most that rounding in the noise buffers may contribute to mu, as a share of it.
+MOST_ROUNDING: Final = 1e-3
 
 
 @final
@@ -38,6 +41,24 @@ class Plan:
                 "a plan is for one run and states the guarantee of one device, got "
                 f"{len(promised.runs)} runs and {promised.devices} devices"
             )
+        run = promised.runs[0]
+        if not run.rounding <= MOST_ROUNDING * run.mu:
+            raise InvalidInput(
+                f"rounding in the noise buffers of {run.mechanism.name} would make up "
+                f"{run.rounding / run.mu:.2%} of mu, and {MOST_ROUNDING:.1%} is the limit; use a "
+                "mechanism with smaller scales, fewer rounds or less noise"
+            )
+
+    def covering_rounding(self) -> "Plan":
+        """The same plan with rounding covered, which a plan of version 0.1 did not do.
+
+        Its mu, and with it epsilon, is larger by a part in a million or so.
+        """
+        run = self.guarantee.runs[0]
+        if run.buffers == "float64":
+            return self
+        covered = account(run.mechanism, run.participation, run.sigma, self.guarantee.delta)
+        return Plan(self.fleet, covered)
 
     @property
     def mechanism(self) -> Mechanism:
@@ -59,7 +80,7 @@ class PlanFile(msgspec.Struct, forbid_unknown_fields=True):
     """What the JSON holds."""
 
     format: Literal["dpftrl plan"]
-    version: Literal[1]
+    version: Literal[1, 2]
     fleet: Fleet
     guarantee: GuaranteeFile
 
@@ -67,7 +88,7 @@ class PlanFile(msgspec.Struct, forbid_unknown_fields=True):
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write a plan to a .json file, replacing one that is there."""
     target = _json_path(path)
-    content = PlanFile("dpftrl plan", 1, plan.fleet, guarantee_content(plan.guarantee, target))
+    content = PlanFile("dpftrl plan", 2, plan.fleet, guarantee_content(plan.guarantee, target))
     replace_file(target, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
 
 
