@@ -8,7 +8,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self, final
 
 from dpftrl.checks import whole_number
@@ -29,11 +29,14 @@ class Participation(ABC):
             every round; above `rounds` means once.
         max_participations: Largest number of rounds of one client (the paper's k). A cap above what
             `rounds` and `min_sep` allow changes nothing, so it is stored as ceil(rounds / min_sep).
+        observed: Whether this was read from a log after the run. The mechanism of a run was chosen
+            before it, so that no mechanism is built for an observed participation.
     """
 
     rounds: int
     min_sep: int
     max_participations: int = UNCAPPED
+    observed: bool = field(default=False, compare=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         rounds = whole_number("rounds", self.rounds)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, Self, final
+from typing import Final, Literal, Self, final
 
 from dpftrl.accounting.gaussian import ULP, delta_of, epsilon_of, mu_of
 from dpftrl.accounting.sampler import (
@@ -23,6 +23,10 @@ from dpftrl.sensitivity.result import ROUNDING
 
 Basis = Literal["assumed", "enforced", "observed"]
 BufferType = Literal["float64", "float32"]
+
+# How much a calibrated sigma is raised first, where rounding left it too small. Every further step
+# is twice as large: if mu is nearly all rounding of buffers, sigma hardly changes it.
+FIRST_STEP: Final = 2.0**-50
 
 
 @final
@@ -100,13 +104,18 @@ class Run:
         return self.mu_of(self.sensitivity.value)
 
     @property
+    def ideal_mu(self) -> float:
+        """Sensitivity over sigma: mu if no buffer were ever rounded."""
+        return self.sensitivity.value / self.sigma
+
+    @property
     def rounding(self) -> float:
         """The part of mu that covers rounding in the noise buffers."""
-        return self.mu - self.sensitivity.value / self.sigma
+        return self.mu - self.ideal_mu
 
     def mu_of(self, norm: float) -> float:
         """The mu of a device that moves the strategy's output by this norm, at clip norm 1."""
-        if self.buffers == "float32":
+        if self.buffers == "float32" or norm == 0:
             return norm / self.sigma
         return mu_with_rounding(norm / self.sigma, self.mechanism, self.participation.rounds)
 
@@ -180,7 +189,9 @@ class Guarantee:
         version 0.1 stated epsilon without the sampler, whose part comes on top there.
         """
         whole = self._ideal_delta + self.sampler_delta
-        return self.delta if not self._is_v1 and whole <= self.delta * (1 + ULP) else min(1.0, whole)
+        if whole <= self.delta * (1 + ULP) and not self._is_v1:
+            return self.delta
+        return min(1.0, whole)
 
     @property
     def _ideal_delta(self) -> float:
@@ -291,8 +302,9 @@ def calibrate(
     rounds = participation.rounds
     most = _largest_mu(epsilon, delta) / times
     sigma = _padded(value) / mu_before_rounding(most, mechanism, rounds)
+    step = FIRST_STEP
     while not _keeps(mu_with_rounding(value / sigma, mechanism, rounds) * times, epsilon, delta):
-        sigma *= 1 + 2.0**-50
+        sigma, step = sigma * (1 + step), 2 * step
     return sigma
 
 
@@ -304,9 +316,11 @@ def calibrate_rho(
     mechanism.check_rounds(participation.rounds)
     value, times = mechanism.sensitivity(participation).value, _devices(devices)
     rounds = participation.rounds
-    sigma = value / mu_before_rounding(math.sqrt(2 * rho) / times, mechanism, rounds)
+    most = math.sqrt(2) * math.sqrt(rho) / times  # 2 * rho may be no float any more
+    sigma = value / mu_before_rounding(most, mechanism, rounds)
+    step = FIRST_STEP
     while (mu := mu_with_rounding(value / sigma, mechanism, rounds) * times) * (mu / 2) > rho:
-        sigma *= 1 + 2.0**-50
+        sigma, step = sigma * (1 + step), 2 * step
     return sigma
 
 

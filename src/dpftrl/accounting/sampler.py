@@ -54,6 +54,8 @@ def ideal_delta(delta: float, mu: float) -> float:
     The sampler may take half of it. With so little noise that it takes more, the total delta is
     larger than `delta`; see `Guarantee.total_delta`.
     """
+    if not 0 < delta < 1:  # what is left of a delta of 1 would pass every later check
+        raise InvalidInput(f"delta must be between 0 and 1, got {delta!s:.40}")
     return max(delta - sampler_delta(mu), delta / 2)
 
 

@@ -11,13 +11,20 @@ from dpftrl.accounting import (
     Guarantee,
     Run,
     Spent,
-    account,
     delta_for,
     guarantee_of,
     save_guarantee,
 )
+from dpftrl.accounting.guarantee import BufferType
 from dpftrl.checks import positive_number
-from dpftrl.cli.options import Count, describe, json_option, participation_or_log_options, resolve
+from dpftrl.cli.options import (
+    Count,
+    describe,
+    is_plan,
+    json_option,
+    participation_or_log_options,
+    resolve,
+)
 from dpftrl.cli.output import (
     print_json,
     print_table,
@@ -26,8 +33,10 @@ from dpftrl.cli.output import (
     working,
 )
 from dpftrl.errors import InvalidInput
+from dpftrl.mechanisms import Mechanism
 from dpftrl.observed import Observed, WorstPattern, open_log
 from dpftrl.participation import FixedEpochs, Participation
+from dpftrl.plan import load_plan
 from dpftrl.report.numbers import in_full, rounded_up
 
 
@@ -39,16 +48,16 @@ class Seen(NamedTuple):
 
 
 @click.command("account")
-@click.argument("name", metavar="MECH")
+@click.argument("name", metavar="MECH|PLAN")
 @participation_or_log_options
 @click.option(
     "--noise-multiplier",
     "sigma",
     type=float,
-    required=True,
-    help="Standard deviation of the independent noise Z, in units of the clip norm.",
+    help="Standard deviation of the independent noise Z, in units of the clip norm.  "
+    "[required, unless PLAN says it]",
 )
-@click.option("--delta", type=float, help="Where to state epsilon.")
+@click.option("--delta", type=float, help="Where to state epsilon.  [default: that of PLAN]")
 @click.option("--epsilon", type=float, help="Instead of --delta: the delta at this epsilon.")
 @click.option("--devices", type=int, default=1, help="Devices of one person, protected as one.")
 @click.option("--first-round", type=Count(), help="Number of the first round in the log.")
@@ -59,12 +68,14 @@ class Seen(NamedTuple):
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Save the guarantee to this .json.")
 @json_option
+@click.pass_context
 def account_command(
+    context: click.Context,
     name: str,
     participation: Participation | None,
     rounds: int | None,
     log: Path | None,
-    sigma: float,
+    sigma: float | None,
     delta: float | None,
     epsilon: float | None,
     devices: int,
@@ -75,53 +86,107 @@ def account_command(
 ) -> None:
     """Epsilon, rho and mu of one mechanism with its noise.
 
+    MECH is a name or a .json file. PLAN is a plan as `dpftrl plan --out` saves it: it says the
+    mechanism, the noise, the participation and delta.
+
     With --log the guarantee is that of the participation which the log shows: its smallest gap and
-    its largest count. Beside it stands the bound for the worst single client that was really there,
-    which is tighter, and, if you state a participation, what that would have given.
+    its largest count, over all rounds that were planned. Beside it stands the bound for the worst
+    single client that was really there, which is tighter, and, if you state a participation, what
+    that would have given. The exit code is 1 if the log breaks what was stated or planned. A
+    mechanism that is built for a participation, such as `banded`, is built for the planned one.
     """
-    positive_number("--noise-multiplier", sigma)
     if log is None and (repeated_rows or first_round is not None):
         raise InvalidInput("--repeated-rows and --first-round go with --log")
-    stated, seen = participation, None
+    asked = _asked(name, participation, rounds, sigma, delta, epsilon, log is not None)
+    covered, seen = asked.planned, None
     if log is not None:
-        seen = _look(log, rounds, first_round or 0, name, stated, repeated_rows)
-        participation = seen.observed.participation
-    assert participation is not None  # one of the two is there
+        seen = _look(log, asked, first_round or 0, repeated_rows)
+        observed = seen.observed
+        covered = observed.participation if covered is None else observed.within(covered)
+    assert covered is not None  # `_asked` refuses to do with neither
     with working(f"computing {name}"):
-        mechanism = resolve(name, stated or participation)
-        run = Run.of(mechanism, participation, sigma)
-        at = _delta(run, devices, delta, epsilon)
+        run = Run.of(asked.mechanism, covered, asked.sigma, asked.buffers)
+        at = _delta(run, devices, asked.delta, epsilon)
         guarantee = guarantee_of([run], at).for_devices(devices)
+        planned = None
         if seen is not None:
             guarantee = guarantee.resting_on(replace(run.hypothesis, basis="observed"))
-        planned = None
-        if seen is not None and stated is not None:
-            planned = account(mechanism, stated, sigma, at).for_devices(devices)
-    if seen is not None and stated is not None and _breaks(seen.observed, stated):
-        click.echo(
-            f"the log breaks what was stated: min-sep {seen.observed.min_sep:,} and "
-            f"{seen.observed.max_participations:,} participation(s) were observed",
-            err=True,
-        )
+            if asked.planned is not None:
+                stated = Run.of(asked.mechanism, asked.planned, asked.sigma, asked.buffers)
+                planned = guarantee_of([stated], at).for_devices(devices)
     if out is not None:
         save_guarantee(guarantee, out)
     if as_json:
         print_json(_as_json(guarantee, seen, planned))
     else:
         print_table(_table(guarantee, seen, planned))
+    if seen is not None and asked.planned is not None and _breaks(seen.observed, asked.planned):
+        click.echo(
+            f"the log breaks what was stated: min-sep {seen.observed.min_sep:,} and "
+            f"{seen.observed.max_participations:,} participation(s) were observed",
+            err=True,
+        )
+        context.exit(1)
 
 
-def _look(
-    log: Path,
-    rounds: int | None,
-    first_round: int,
+class Asked(NamedTuple):
+    """What to account for, put together from the plan and the options.
+
+    Attributes:
+        mechanism: As it was run.
+        sigma: The noise multiplier.
+        delta: Where to state epsilon, if that was said.
+        planned: The participation that was planned, if it is known.
+        rounds: Rounds that were released, if that was said.
+        buffers: What the noise buffers were kept in.
+    """
+
+    mechanism: Mechanism
+    sigma: float
+    delta: float | None
+    planned: Participation | None
+    rounds: int | None
+    buffers: BufferType = "float64"
+
+
+def _asked(
     name: str,
     stated: Participation | None,
-    repeated_rows: bool,
-) -> Seen:
+    rounds: int | None,
+    sigma: float | None,
+    delta: float | None,
+    epsilon: float | None,
+    with_log: bool,
+) -> Asked:
+    if is_plan(name):
+        if stated is not None or rounds is not None or sigma is not None:
+            raise InvalidInput(
+                f"{name} is a plan and says the rounds, the separation and the noise multiplier; "
+                "leave these options out"
+            )
+        plan = load_plan(name)
+        at = plan.guarantee.delta if delta is None and epsilon is None else delta
+        buffers = plan.guarantee.runs[0].buffers
+        return Asked(plan.mechanism, plan.sigma, at, plan.participation, None, buffers)
+    if sigma is None:
+        raise InvalidInput("give the --noise-multiplier, or a plan in place of the mechanism")
+    positive_number("--noise-multiplier", sigma)
+    if rounds is None and with_log:
+        raise InvalidInput(
+            "say how many --rounds were planned, or give a plan in place of the mechanism: a "
+            "client still moves the rounds after the last one that a log has"
+        )
+    if rounds is None:
+        raise InvalidInput("give --rounds and --min-sep, or a --log")
+    if stated is None and not with_log:
+        raise InvalidInput("give one of --min-sep and --rounds-between")
+    return Asked(resolve(name, stated), sigma, delta, stated, rounds)
+
+
+def _look(log: Path, asked: Asked, first_round: int, repeated_rows: bool) -> Seen:
     with (
         progress_bar("reading the log") as report,
-        open_log(log, rounds=rounds, first_round=first_round, report=report) as opened,
+        open_log(log, rounds=asked.rounds, first_round=first_round, report=report) as opened,
     ):
         observed = opened.summary()
         example = observed.duplicate_example
@@ -131,16 +196,18 @@ def _look(
                 f"{example.round}; an update summed twice has no guarantee; if rows were only "
                 "written twice, say --repeated-rows"
             )
-        mechanism = resolve(name, stated or observed.participation)
-        return Seen(observed, opened.worst_pattern(mechanism))
+        planned = 0 if asked.planned is None else asked.planned.rounds
+        rounds = max(planned, observed.rounds)
+        return Seen(observed, opened.worst_pattern(asked.mechanism, rounds))
 
 
-def _breaks(observed: Observed, stated: Participation) -> bool:
-    often, gap = observed.max_participations, stated.min_sep
-    if often > stated.max_participations or (often > 1 and observed.min_sep < gap):
+def _breaks(observed: Observed, planned: Participation) -> bool:
+    often, gap = observed.max_participations, planned.min_sep
+    if often > planned.max_participations or (often > 1 and observed.min_sep < gap):
         return True
-    others = any(not bin_.low == bin_.high == gap for bin_ in observed.gaps)
-    return isinstance(stated, FixedEpochs) and others
+    if observed.rounds > planned.rounds:
+        return True
+    return isinstance(planned, FixedEpochs) and not observed.comes_back_after(gap)
 
 
 def _delta(run: Run, devices: int, delta: float | None, epsilon: float | None) -> float:
@@ -162,6 +229,7 @@ def _as_json(guarantee: Guarantee, seen: Seen | None, planned: Guarantee | None)
         "noise_multiplier": run.sigma,
         "sensitivity": run.sensitivity.value,
         "sensitivity_kind": run.sensitivity.kind,
+        "rounding": run.rounding,
         **_numbers(guarantee),
         "sampler_delta": guarantee.sampler_delta,
         "unit": guarantee.unit,

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import msgspec
 
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism, load_mechanism, mechanism
 from dpftrl.participation import UNCAPPED, FixedEpochs, MinSep, Participation
+from dpftrl.storage import read_json
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -70,23 +72,20 @@ def participation_options(command: Command) -> Command:
 
 
 def participation_or_log_options(command: Command) -> Command:
-    """Add --log beside them; the command gets `log`, `rounds` and, if stated, `participation`."""
+    """Add --log beside them; the command gets `log` and, if stated, `rounds`, `participation`."""
 
     @_participation_flags(rounds_required=False)
     @click.option(
         "--log",
         type=click.Path(path_type=Path),
-        help="Account for what a participation log shows (CSV, JSON lines or Parquet).",
+        help="Account for what a participation log shows (CSV, JSON lines or Parquet). Rounds and "
+        "separation that you state beside it are those that were planned.",
     )
     @functools.wraps(command)
     def with_either(*args: Any, rounds: int | None, log: Path | None, **kwargs: Any) -> Any:
-        if log is None and rounds is None:
-            raise InvalidInput("give --rounds and --min-sep, or a --log")
         chosen = None if rounds is None else _participation(rounds, kwargs)
         stated = chosen is not None or _take_flags(kwargs)
-        if log is None and chosen is None:
-            raise InvalidInput("give one of --min-sep and --rounds-between")
-        if log is not None and rounds is None and stated:
+        if rounds is None and stated:
             raise InvalidInput("a stated participation needs --rounds too")
         return command(*args, participation=chosen, log=log, rounds=rounds, **kwargs)
 
@@ -156,6 +155,22 @@ def resolve(name: str, participation: Participation | None = None) -> Mechanism:
     if name.endswith(".json"):
         return load_mechanism(name)
     return mechanism(name, participation)
+
+
+def is_plan(name: str) -> bool:
+    """Whether this is a .json file that says of itself that it is a plan."""
+    if not name.endswith(".json"):
+        return False
+    try:
+        return read_json(Path(name), Header, "plan or mechanism").format == "dpftrl plan"
+    except InvalidInput:
+        return False  # whoever reads it as a mechanism says what is wrong
+
+
+class Header(msgspec.Struct):
+    """What tells the kind of a file."""
+
+    format: str
 
 
 def describe(participation: Participation) -> dict[str, int]:

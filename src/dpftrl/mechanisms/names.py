@@ -27,9 +27,13 @@ class Request(NamedTuple):
     wanted_for: Participation | None
 
     def participation(self) -> Participation:
-        """What it is wanted for, or an error that asks for it."""
-        if self.wanted_for is None:
-            raise InvalidInput(f"{self.name} depends on the participation: say which")
+        """The planned participation, or an error that asks for it."""
+        if self.wanted_for is None or self.wanted_for.observed:
+            log = ", not the one that a log shows" if self.wanted_for is not None else ""
+            raise InvalidInput(
+                f"{self.name} is built for the planned participation{log}: state the rounds and "
+                "the min-sep of the plan, or give the plan or the mechanism itself as a .json file"
+            )
         return self.wanted_for
 
     def bands(self) -> int:
@@ -142,6 +146,8 @@ def mechanism(name: str, participation: Participation | None = None) -> Mechanis
 
     Some names leave a choice open that the participation settles: `tree-full`, `smooth-tree` and
     `banded:P` are built for its rounds, and bands that are not given are as many as its min-sep.
+    It must be the participation that was planned: one that was observed in a log is refused, since
+    it would describe a mechanism that was not run.
 
     >>> mechanism("band-sqrt:342")
     SquareRoot(bands=342)

@@ -5,7 +5,7 @@ from typing import Any, Literal, final
 
 from dpftrl.checks import whole_number
 from dpftrl.observed.histogram import Bin
-from dpftrl.participation import MinSep, Pattern
+from dpftrl.participation import FixedEpochs, MinSep, Participation, Pattern
 from dpftrl.sensitivity.result import Kind
 
 
@@ -109,8 +109,24 @@ class Observed:
 
     @property
     def participation(self) -> MinSep:
-        """The least that accounting has to allow for."""
-        return MinSep(self.rounds, self.min_sep, max(1, self.max_participations))
+        """The least that accounting has to allow for, if no round after `rounds` was released."""
+        often = max(1, self.max_participations)
+        return MinSep(self.rounds, self.min_sep, often, observed=True)
+
+    def within(self, planned: Participation) -> Participation:
+        """The least that accounting has to allow for, over all rounds that were planned.
+
+        A client still moves the rounds after the last one that the log has, so that fewer rounds
+        than planned would understate the sensitivity.
+        """
+        rounds, often = max(planned.rounds, self.rounds), max(1, self.max_participations)
+        if isinstance(planned, FixedEpochs) and self.comes_back_after(planned.min_sep):
+            return FixedEpochs(rounds, planned.min_sep, often, observed=True)
+        return MinSep(rounds, self.min_sep, often, observed=True)
+
+    def comes_back_after(self, rounds: int) -> bool:
+        """Whether every client that was counted again was so after exactly this many rounds."""
+        return all(gap.low == gap.high == rounds for gap in self.gaps)
 
     def as_json(self) -> dict[str, Any]:
         """Ready for JSON; what concerns limits is there only if some were stated."""

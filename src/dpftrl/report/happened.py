@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, final
 
-from dpftrl.accounting import Guarantee, Hypothesis, account
+from dpftrl.accounting import Guarantee, Hypothesis, Run, guarantee_of
 from dpftrl.errors import InvalidInput
 from dpftrl.observed import Observed
 from dpftrl.participation import FixedEpochs, MinSep, Participation
@@ -80,7 +80,7 @@ def weigh(
 def _against_log(stated: Happened, observed: Observed) -> Happened:
     base, limits = stated.guarantee, limits_of(stated.guarantee)
     broken = list(_breaks(limits, observed, "promised"))
-    ex_post = _guarantee_of_log(base, _seen(limits, observed))
+    ex_post = _guarantee_of_log(base, observed.within(limits))
     if not broken:
         confirmed = tuple(
             replace(old, basis="observed")
@@ -112,22 +112,9 @@ def limits_of(guarantee: Guarantee) -> Participation:
     return replace(allowed, max_participations=min(cap, allowed.max_participations))
 
 
-def _seen(promised: Participation, observed: Observed) -> Participation:
-    """What the log shows, over all the rounds that may have been released.
-
-    A device still moves the rounds after the last one that the log has, so that fewer rounds than
-    promised would understate the sensitivity.
-    """
-    rounds = max(promised.rounds, observed.rounds)
-    often = max(1, observed.max_participations)
-    if isinstance(promised, FixedEpochs) and _on_time(promised, observed):
-        return FixedEpochs(rounds, promised.min_sep, often)
-    return MinSep(rounds, observed.min_sep, often)
-
-
 def _both(promised: Participation, observed: Observed) -> MinSep:
     """The least that allows for the promise and for the log."""
-    seen = _seen(promised, observed)
+    seen = observed.within(promised)
     most = max(promised.max_participations, seen.max_participations)
     return MinSep(seen.rounds, min(promised.min_sep, seen.min_sep), most)
 
@@ -135,7 +122,8 @@ def _both(promised: Participation, observed: Observed) -> MinSep:
 def _guarantee_of_log(base: Guarantee, participation: Participation) -> Guarantee:
     """The same noise under another participation, resting on the log for that alone."""
     run = base.runs[0]
-    found = account(run.mechanism, participation, run.sigma, base.delta)
+    seen_run = Run.of(run.mechanism, participation, run.sigma, run.buffers)
+    found = guarantee_of([seen_run], base.delta)
     limit = found.runs[0].hypothesis
     kept = (old for old in base.hypotheses if not old.name.startswith("participation"))
     seen = Hypothesis(limit.name, limit.text, "observed")
@@ -154,14 +142,10 @@ def _breaks(limits: Participation, observed: Observed, what: str) -> Iterator[st
             f"One device came back after {observed.min_sep:,} round(s), where at least "
             f"{limits.min_sep:,} were {what}."
         )
-    elif isinstance(limits, FixedEpochs) and not _on_time(limits, observed):
+    elif isinstance(limits, FixedEpochs) and not observed.comes_back_after(limits.min_sep):
         yield f"Devices did not come back after exactly {limits.min_sep:,} rounds, as {what}."
     if observed.rounds > limits.rounds:
         yield f"The log has {observed.rounds:,} rounds, where {limits.rounds:,} were {what}."
-
-
-def _on_time(limits: FixedEpochs, observed: Observed) -> bool:
-    return all(gap.low == gap.high == limits.min_sep for gap in observed.gaps)
 
 
 def _how_many(observed: Observed) -> str:
