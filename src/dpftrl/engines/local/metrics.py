@@ -43,7 +43,7 @@ class Metrics:
         self._curves = folder / "curves.png"
         self.points = [point for point in read_points(self._path) if point.round <= rounds]
         replace_file(self._path, _lines(self.points))
-        self._events = _event_writer(folder / "events", rounds)
+        self._events = _Events(folder / "events", self.points)
 
     @property
     def last(self) -> int:
@@ -58,9 +58,7 @@ class Metrics:
                 file.write(_lines([point]))
         except OSError as error:
             raise InvalidInput(f"{self._path} cannot be written: {error.strerror}") from None
-        for name in ("epsilon", "accuracy", "perplexity"):
-            if (value := getattr(point, name)) is not None:
-                self._events.add_scalar(name, value, point.round)
+        self._events.add(point)
 
     def close(self) -> None:
         """Draw the curves, and end the TensorBoard file."""
@@ -89,7 +87,40 @@ def _lines(points: Sequence[Point]) -> bytes:
     return b"".join(msgspec.json.encode(point) + b"\n" for point in points)
 
 
-def _event_writer(folder: Path, rounds: int) -> Any:
-    from tensorboardX import SummaryWriter
+class _Events:
+    """The TensorBoard file: all points again, then each new one.
 
-    return SummaryWriter(str(folder), purge_step=rounds + 1)
+    TensorBoard wants a time with every point. How long a round took says something of who took
+    part in it, so the time here is the number of the round, in seconds, and so is the file's.
+    """
+
+    def __init__(self, folder: Path, points: Sequence[Point]):
+        from tensorboardX.record_writer import RecordWriter
+
+        try:
+            folder.mkdir(exist_ok=True)
+            for old in folder.glob("events.out.tfevents.*"):
+                old.unlink()
+            self._file: Any = RecordWriter(str(folder / "events.out.tfevents.0.dpftrl"))
+        except OSError as error:
+            raise InvalidInput(f"{folder} cannot be written: {error.strerror}") from None
+        self._write(wall_time=0.0, file_version="brain.Event:2")
+        for point in points:
+            self.add(point)
+
+    def add(self, point: Point) -> None:
+        from tensorboardX.summary import scalar
+
+        for name in ("epsilon", "accuracy", "perplexity"):
+            if (value := getattr(point, name)) is not None:
+                summary: Any = scalar(name, value)
+                self._write(wall_time=float(point.round), step=point.round, summary=summary)
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, **event: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        self._file.write(Event(**event).SerializeToString())
