@@ -141,7 +141,7 @@ def _real(facts: Facts) -> Iterator[str]:
     )
     yield (
         "The sampler that turns the keystream into Gaussians ends far out in their tails. That "
-        f"adds at most {rounded_up(facts.guarantee.sampler_delta, 2)} to delta (more for more "
-        "devices together), and zCDP holds but for an event of that probability. Where delta would "
-        "change by more than a hundred-thousandth of itself, this has been added."
+        f"takes at most {rounded_up(facts.guarantee.sampler_delta, 2)} of delta (more for more "
+        "devices together), and zCDP holds but for an event of that probability. The delta that is "
+        "stated includes it."
     )

@@ -15,7 +15,7 @@ from dpftrl.sensitivity.result import ROUNDING
 
 # Where epsilon is stated besides the delta that was asked for.
 DELTAS = (1e-5, 1e-6, 1e-8, 1e-10)
-# Below this share of delta, what the sampler adds is named and not added.
+# Below this share of delta, what the sampler adds (in runs of version 0.1) is named and not added.
 NEGLIGIBLE = 1e-5
 
 NOT_COVERED = (
@@ -131,9 +131,9 @@ class Facts:
 
 
 def whole_delta(guarantee: Guarantee) -> float:
-    """Delta, with what the sampler adds where that is not negligible."""
-    extra = guarantee.sampler_delta
-    return guarantee.delta if extra <= NEGLIGIBLE * guarantee.delta else guarantee.delta + extra
+    """The delta of a guarantee with the sampler's part, where that is not negligible."""
+    total = guarantee.total_delta
+    return guarantee.delta if total <= guarantee.delta * (1 + NEGLIGIBLE) else total
 
 
 def delta_text(guarantee: Guarantee) -> str:
