@@ -19,8 +19,10 @@ RADIUS_BITS: Final = 76
 MOST_DRAWS: Final = 2.0**40
 # Relative rounding of a float64 number.
 UNIT_ROUNDOFF: Final = 2.0**-53
-# Rounding may enlarge mu by this factor at most before no guarantee is given at all.
-MOST_ENLARGEMENT: Final = 2.0
+# The most that rounding in the noise buffers may contribute to the mu of a new run, as a share.
+MOST_ROUNDING: Final = 1e-3
+# R over r + m (see `mu_with_rounding`) above which there is no guarantee: mu would double.
+MOST_SHARE: Final = 0.5
 
 
 def largest_normal(bits: int = RADIUS_BITS) -> float:
@@ -30,6 +32,10 @@ def largest_normal(bits: int = RADIUS_BITS) -> float:
     6.66
     """
     return math.sqrt(2 * math.log(2) * bits)
+
+
+# No normal is larger than this. The last radius belongs to the middle of its cell: a uniform 2^-77.
+FARTHEST_NORMAL: Final = largest_normal(RADIUS_BITS + 1)
 
 
 def sampler_delta(mu: float, bits: int = RADIUS_BITS) -> float:
@@ -65,32 +71,46 @@ def mu_with_rounding(mu: float, mechanism: Mechanism, rounds: int) -> float:
     Guarantees:
         An upper bound for every model of at most 2^40 / `rounds` coordinates. Rounding moves the
         two hypotheses about Z apart by a further vector, which depends on earlier releases and has
-        a norm of at most R = 2 u (r + mu) sqrt(coordinates) * `rounding_gain`, always: u is the
+        a norm of at most R = 2 u (r + m) sqrt(coordinates) * `rounding_gain`, always: u is the
         rounding of float64, r the largest normal of the sampler. Shifts of Gaussians that are
         chosen by the past, and whose norms together never exceed m, are m-Gaussian DP (the proof
         is in `docs/guarantees.md`). So m = mu + R, solved for m.
     """
     share = _rounding_share(mechanism, rounds)
-    return (mu + share * largest_normal()) / (1 - share)
+    return (mu + share * FARTHEST_NORMAL) / (1 - share)
 
 
 def mu_before_rounding(mu: float, mechanism: Mechanism, rounds: int) -> float:
-    """The ideal mu at which a real stream has this mu; the inverse of `mu_with_rounding`."""
+    """The ideal mu at which a real stream has this mu; the inverse of `mu_with_rounding`.
+
+    Raises:
+        InvalidInput: Rounding makes up too much of `mu`; see `check_rounding`.
+    """
     share = _rounding_share(mechanism, rounds)
-    before = mu * (1 - share) - share * largest_normal()
-    if not before > 0:
-        raise InvalidInput(
-            f"rounding in the noise buffers of {mechanism.name} over {rounds:,} rounds costs more "
-            f"than mu {mu:g} allows; use fewer rounds, or a mechanism with smaller scales"
-        )
+    before = mu * (1 - share) - share * FARTHEST_NORMAL
+    check_rounding(mu - before, mu, mechanism, rounds)
     return before
 
 
+def check_rounding(rounding: float, mu: float, mechanism: Mechanism, rounds: int) -> None:
+    """Refuse a run in which more than 0.1% of mu comes from rounding in the noise buffers.
+
+    Plans and calibration share this check. `account` does not make it: what was released has the
+    guarantee that it has.
+    """
+    if not rounding <= MOST_ROUNDING * mu:
+        raise InvalidInput(
+            f"rounding in the noise buffers of {mechanism.name} over {rounds:,} rounds would make "
+            f"up {100 * rounding / mu:.3g}% of mu {mu:g}, and {MOST_ROUNDING:.1%} is the limit; "
+            "use a mechanism with smaller scales, fewer rounds, or a larger epsilon"
+        )
+
+
 def _rounding_share(mechanism: Mechanism, rounds: int) -> float:
-    """R over r + mu."""
+    """R over r + m."""
     coordinates = MOST_DRAWS / rounds
     share = 2 * UNIT_ROUNDOFF * math.sqrt(coordinates) * mechanism.rounding_gain(rounds)
-    if not 1 / (1 - share) <= MOST_ENLARGEMENT or not share < 1:
+    if not share <= MOST_SHARE:
         raise InvalidInput(
             f"rounding in the noise buffers of {mechanism.name} over {rounds:,} rounds leaves no "
             "guarantee; use fewer rounds, or a mechanism with smaller scales"

@@ -17,8 +17,9 @@ from dpftrl.mechanisms import Mechanism, StreamState
 Matrix = NDArray[np.float64]
 
 # Float64's relative rounding, the largest normal that the sampler makes, and coordinates x rounds.
+# The radius has 76 random bits, and half of the last one more: its smallest uniform is 2^-77.
 UNIT_ROUNDOFF: Final = 2.0**-53
-LARGEST_NORMAL: Final = math.sqrt(2 * 76 * math.log(2))
+LARGEST_NORMAL: Final = math.sqrt(2 * 77 * math.log(2))
 MOST_DRAWS: Final = 2.0**40
 # No mechanism takes more rows of Z in one round.
 MOST_FRESH: Final = 128
@@ -37,7 +38,7 @@ def worst_shift(mechanism: Mechanism, rounds: int) -> float:
         return 0.0
     content = np.zeros((0, 0))  # buffers (down) by rows of Z (across)
     errors, sizes = np.zeros((0, 0)), np.zeros(0)  # buffers by roundings, and how large those are
-    next_row, squares = 0, 0.0
+    next_row, squares, once = 0, 0.0, mechanism.rounds_buffers_once
     for round_ in range(rounds):
         noise, after, fresh = _weights(mechanism, round_, next_row, len(content))
         kept = len(content)
@@ -49,7 +50,7 @@ def worst_shift(mechanism: Mechanism, rounds: int) -> float:
         limits = np.append(np.abs(content).sum(axis=1), np.ones(fresh))
         content = np.hstack([after[:, :kept] @ content, after[:, kept:]])
         new = [
-            (j, _rounding(after[j], noise, pivot, limits, float(np.abs(content[j]).sum())))
+            (j, float(np.abs(content[j]).sum()) if once else _rounding(after[j], limits))
             for j in range(len(after))
             if not _is_exact(after[j], noise)
         ]
@@ -62,11 +63,8 @@ def worst_shift(mechanism: Mechanism, rounds: int) -> float:
     return math.sqrt(squares)
 
 
-def _rounding(row: Matrix, noise: Matrix, pivot: int, limits: Matrix, content: float) -> float:
-    """How many roundings of a normal one buffer takes when it is stored."""
-    beside_noise = row - row[pivot] / noise[pivot] * noise
-    if np.count_nonzero(np.abs(beside_noise) > 1e-12) <= 1:
-        return content  # one buffer times its decay, plus the noise: rounded once
+def _rounding(row: Matrix, limits: Matrix) -> float:
+    """How many roundings of a normal a buffer takes that is rounded after each of its products."""
     return float(np.count_nonzero(row) * (np.abs(row) @ limits))
 
 

@@ -76,6 +76,9 @@ class Mechanism(ABC):
     """A correlated noise mechanism: an immutable value."""
 
     family: ClassVar[str]
+    # Whether the stream refills a buffer in one fused multiply-add of its decay and the noise, and
+    # so rounds it once a round. Otherwise it rounds after every product of a weighted sum.
+    rounds_buffers_once: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -144,7 +147,8 @@ class Mechanism(ABC):
         rounding changes what the release says of one coordinate of Z by at most
         2 * 2^-53 * r * `rounding_gain`, as an L2 norm over all rounds; see `docs/guarantees.md`.
         It is 0 for a mechanism whose buffers are earlier rows of noise or of Z: those are float64
-        numbers already, and storing them rounds nothing.
+        numbers already, and storing them rounds nothing. Otherwise it grows at least as the square
+        root of the rounds, so that more rounds of a smaller model never have a smaller mu.
         """
         self.check_rounds(rounds)
         return 0.0

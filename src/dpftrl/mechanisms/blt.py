@@ -48,6 +48,7 @@ class BLT(ToeplitzMechanism):
     """
 
     family = "blt"
+    rounds_buffers_once = True
 
     theta: tuple[float, ...]
     omega: tuple[float, ...]

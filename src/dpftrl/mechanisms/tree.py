@@ -110,8 +110,8 @@ class BinaryTree(Mechanism):
             own = self._own_weight(level)
             size = own + (1 - own) * 2 * sizes[-1]
             merged = sum(errors)
-            rounds_here = (rounds + (1 << level)) >> (level + 1)
-            squares += rounds_here * (merged / own) ** 2
+            # At most one round in 2^l completes a block of that size and nothing larger.
+            squares += rounds / (1 << level) * (merged / own) ** 2
             errors.append(merged + (2 * level + 1) * (2 * size + sum(sizes)))
             sizes.append(size)
         return squares**0.5 * ROUNDING_MARGIN

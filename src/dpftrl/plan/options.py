@@ -135,11 +135,12 @@ def _option(question: Question, candidate: Candidate, rms_noise: float | None) -
         loss = mechanism.loss(question.participation())
         sigma = _sigma(question, mechanism, loss, rms_noise)
         guarantee = account(mechanism, question.participation(), sigma, question.budget.delta)
+        plan = Plan(question.fleet, guarantee)
         scenarios = {name: _scenario(question, mechanism, sigma, name) for name in SCENARIOS}
     except DpftrlError as error:
         return Missing(candidate.label, str(error))
     memory = mechanism.memory(question.rounds) * question.parameters * BYTES
-    return Option(candidate.label, Plan(question.fleet, guarantee), loss, memory, scenarios)
+    return Option(candidate.label, plan, loss, memory, scenarios)
 
 
 def _sigma(question: Question, mechanism: Mechanism, loss: Loss, rms_noise: float | None) -> float:

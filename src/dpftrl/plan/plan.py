@@ -3,20 +3,18 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, final
+from typing import Literal, final
 
 import msgspec
 
 from dpftrl.accounting import Guarantee, account
 from dpftrl.accounting.files import GuaranteeFile, guarantee_content, guarantee_from
+from dpftrl.accounting.sampler import check_rounding
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism
 from dpftrl.participation import Participation
 from dpftrl.plan.fleet import Fleet
 from dpftrl.storage import read_json, replace_file
-
-# The most that rounding in the noise buffers may contribute to mu, as a share of it.
-MOST_ROUNDING: Final = 1e-3
 
 
 @final
@@ -42,12 +40,7 @@ class Plan:
                 f"{len(promised.runs)} runs and {promised.devices} devices"
             )
         run = promised.runs[0]
-        if not run.rounding <= MOST_ROUNDING * run.mu:
-            raise InvalidInput(
-                f"rounding in the noise buffers of {run.mechanism.name} would make up "
-                f"{run.rounding / run.mu:.2%} of mu, and {MOST_ROUNDING:.1%} is the limit; use a "
-                "mechanism with smaller scales, fewer rounds or less noise"
-            )
+        check_rounding(run.rounding, run.mu, run.mechanism, run.participation.rounds)
 
     def covering_rounding(self) -> "Plan":
         """The same plan with rounding covered, which a plan of version 0.1 did not do.
