@@ -95,12 +95,12 @@ def test_losses_are_those_of_the_mechanism(answer):
         assert option.loss == option.plan.mechanism.loss(question.participation())
 
 
-def test_memory_is_in_float32(answer):
+def test_memory_is_in_float64(answer):
     question, found = answer
     for option in found.values():
         vectors = option.plan.mechanism.memory(question.rounds)
-        assert option.memory_bytes == vectors * question.parameters * 4
-    assert found["blt-default"].memory_bytes == 4 * question.parameters * 4
+        assert option.memory_bytes == vectors * question.parameters * 8
+    assert found["blt-default"].memory_bytes == 4 * question.parameters * 8
 
 
 SETTINGS = {
@@ -241,12 +241,19 @@ def test_nothing_is_computed_before_it_is_asked_for(monkeypatch):
     assert isinstance(next(options(QUICK)), Option)
 
 
-def test_rounds_as_many_as_there_can_be_are_still_a_plan():
-    """Twice as many cannot be: that surprise is open, and the mechanism still there."""
+def test_more_rounds_than_float64_buffers_can_be_trusted_for_are_no_plan():
     question = Question(Fleet(10**18, 1), 10**18, Budget(DELTA, epsilon=1.0), buffers=1)
     first = next(options(question))
-    assert isinstance(first, Option), first
-    assert first.scenarios["rounds_double"] is None
+    assert isinstance(first, Missing), first
+    assert "rounding in the noise buffers" in first.note
+
+
+def test_so_much_noise_that_rounding_shows_is_no_plan():
+    """Every mechanism that rounds is left out, and the others are still there."""
+    question = Question(Fleet(1300, 100), 20, Budget(DELTA, noise_multiplier=1e7), buffers=1)
+    found = {option.label: option for option in options(question)}
+    assert isinstance(found["blt"], Missing)
+    assert "of mu" in found["blt"].note
 
 
 NAN, INF = math.nan, math.inf

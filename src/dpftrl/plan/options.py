@@ -16,7 +16,7 @@ from dpftrl.plan.plan import Plan
 
 # What may turn out otherwise than planned, by what it is called.
 SCENARIOS = ("min_sep_half", "min_sep_double", "rounds_half", "rounds_double")
-BYTES = 4  # a coordinate of the noise state, in float32
+BYTES = 8  # per coordinate of the noise state, in float64
 
 
 @final
@@ -53,7 +53,7 @@ class Option:
         label: What to call it here.
         plan: What it would promise.
         loss: Error and sensitivity.
-        memory_bytes: What its noise state takes for the model's parameters, in float32.
+        memory_bytes: What its noise state takes for the model's parameters, in float64.
         scenarios: Epsilon if things turn out otherwise; None where it cannot run that long.
     """
 
