@@ -109,18 +109,20 @@ class _Events:
             self.add(point)
 
     def add(self, point: Point) -> None:
-        from tensorboardX.summary import scalar
+        import tensorboardX.summary
 
+        scalar: Any = tensorboardX.summary.scalar
         for name in ("epsilon", "accuracy", "perplexity"):
             if (value := getattr(point, name)) is not None:
-                summary: Any = scalar(name, value)
-                self._write(wall_time=float(point.round), step=point.round, summary=summary)
+                at = float(point.round)
+                self._write(wall_time=at, step=point.round, summary=scalar(name, value))
         self._file.flush()
 
     def close(self) -> None:
         self._file.close()
 
     def _write(self, **event: Any) -> None:
-        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto import event_pb2
 
-        self._file.write(Event(**event).SerializeToString())
+        made: Any = event_pb2
+        self._file.write(made.Event(**event).SerializeToString())
