@@ -109,13 +109,13 @@ class _Events:
             self.add(point)
 
     def add(self, point: Point) -> None:
-        import tensorboardX.summary
+        from tensorboardX import summary
 
-        scalar: Any = tensorboardX.summary.scalar
+        tensorboard: Any = summary
         for name in ("epsilon", "accuracy", "perplexity"):
             if (value := getattr(point, name)) is not None:
                 at = float(point.round)
-                self._write(wall_time=at, step=point.round, summary=scalar(name, value))
+                self._write(wall_time=at, step=point.round, summary=tensorboard.scalar(name, value))
         self._file.flush()
 
     def close(self) -> None:
