@@ -45,7 +45,7 @@ def test_the_commonest_wish_about_held_out_people_is_explained():
 
 def _missing(config: Config) -> list[str]:
     tables = msgspec.to_builtins(config)
-    return [
+    return [name for name, value in tables.items() if value is None] + [
         f"{table}.{name}"
         for table, values in tables.items()
         if isinstance(values, dict)
@@ -68,7 +68,8 @@ def test_what_is_not_given_is_shown_as_a_comment(config, tmp_path):
         wished, found = re.subn(rf"(?m)^# ({name} = .+  # .+)$", r"\1", config_text(config))
         assert found == 1, key
         path.write_text(wished)
-        table = msgspec.to_builtins(read_config(path))[key.partition(".")[0]]
+        whole = msgspec.to_builtins(read_config(path))
+        table = whole[key.partition(".")[0]] if "." in key else whole
         assert table[name] is not None, key
     path.write_text(config_text(config))
     assert read_config(path) == config

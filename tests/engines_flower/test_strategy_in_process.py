@@ -24,7 +24,7 @@ from tiny_apps import (
 from dpftrl.audit import audit
 from dpftrl.engines.flower import InProcessGrid, Patience
 from dpftrl.errors import InvalidInput, RunInUse, TooFewClients, UnsafeState
-from dpftrl.federated import Server, Settings
+from dpftrl.federated import Server, Settings, StartModel
 
 
 def final(place: Path) -> np.ndarray:
@@ -68,6 +68,27 @@ def test_resuming_a_finished_run_returns_its_model(tmp_path: Path) -> None:
     first = strategy(tmp_path).start(grid(), start_arrays())
     again = strategy(tmp_path).start(grid(), start_arrays())
     assert (first.arrays["w"].numpy() == again.arrays["w"].numpy()).all()
+
+
+def test_a_run_from_an_exported_model_composes(tmp_path: Path) -> None:
+    strategy(tmp_path / "first").start(grid(), start_arrays())
+    with Server.open(tmp_path / "first/run", state_folder=tmp_path / "first/state") as server:
+        before = server.epsilon
+        server.export(tmp_path / "model.safetensors")
+    start = StartModel.load(tmp_path / "model.safetensors")
+    second = tmp_path / "second"
+    result = strategy(second).start(grid(), start)
+    assert (result.arrays["w"].numpy() == final(second)).all()
+    with Server.open(second / "run", state_folder=second / "state") as server:
+        assert server.epsilon > before * 1.2
+        assert server.start == start.start
+    assert audit(second / "run", second / "state").passed
+    again = strategy(second).start(grid(), StartModel.load(tmp_path / "model.safetensors"))
+    assert (result.arrays["w"].numpy() == again.arrays["w"].numpy()).all()
+    run = start.start.earlier[0].run or ""
+    other = StartModel.load(tmp_path / "model.safetensors", other_people=[run])
+    with pytest.raises(InvalidInput, match="another statement about its people"):
+        strategy(second).start(grid(), other)
 
 
 class Stopped(Exception):

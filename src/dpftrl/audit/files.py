@@ -23,17 +23,6 @@ class SettingsContent(msgspec.Struct, frozen=True):
     identity: Literal["stated", "registered", "unregistered"] = "stated"
 
 
-class RunFile(msgspec.Struct, frozen=True):
-    """`run.json`."""
-
-    format: Literal["dpftrl run"]
-    version: Literal[1, 2]
-    run: str
-    settings: SettingsContent
-    test_key: bool
-    buffers: Literal["float32", "float64"] = "float32"
-
-
 class ParticipationContent(msgspec.Struct, frozen=True):
     """Who may take part, in a file."""
 
@@ -83,10 +72,38 @@ class GuaranteeFile(msgspec.Struct, frozen=True):
 
     @property
     def stream(self) -> StreamContent:
-        """The one stream of noise of a run."""
+        """The stream of noise of a guarantee that is for one run alone."""
         if len(self.runs) != 1:
             raise InvalidInput(f"a run has one stream of noise, and {len(self.runs)} are named")
         return self.runs[0]
+
+
+class EarlierRunContent(msgspec.Struct, frozen=True):
+    """A private run behind the start model, in `run.json`."""
+
+    run: str | None
+    test_key: bool
+    people: Literal["same", "others"]
+    guarantee: GuaranteeFile
+
+
+class StartContent(msgspec.Struct, frozen=True):
+    """The model file that a run started from, in `run.json`."""
+
+    sha256: str
+    earlier: list[EarlierRunContent]
+
+
+class RunFile(msgspec.Struct, frozen=True):
+    """`run.json`."""
+
+    format: Literal["dpftrl run"]
+    version: Literal[1, 2]
+    run: str
+    settings: SettingsContent
+    test_key: bool
+    buffers: Literal["float32", "float64"] = "float32"
+    start: StartContent | None = None
 
 
 class FleetContent(msgspec.Struct, frozen=True):
@@ -116,6 +133,8 @@ class Told:
         promise: From there too.
         mechanism: What correlates the noise.
         buffers: What the noise buffers are kept in.
+        start: The model file that it started from, if it was one.
+        version: Of `run.json`; version 1 did not record start models.
     """
 
     def __init__(self, folder: Path):
@@ -125,6 +144,8 @@ class Told:
         self.settings = run.settings
         self.test_key = run.test_key
         self.buffers = run.buffers
+        self.start = run.start
+        self.version = run.version
         self.fleet = plan.fleet
         self.promise = plan.guarantee
         self.mechanism = stream_mechanism(plan.guarantee.stream, folder / "plan.json")

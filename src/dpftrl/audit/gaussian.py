@@ -1,7 +1,7 @@
 """From mu to epsilon, through the logarithm of the normal distribution function."""
 
 import math
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -72,3 +72,27 @@ def stated_epsilon(delta: float, mu: float, sampler_share: float = 1.0) -> float
         sampler_share: How much to take off, as a multiple of `sampler_delta`.
     """
     return epsilon_of(max(delta - sampler_share * sampler_delta(mu), delta / 2), mu)
+
+
+class MuRange(NamedTuple):
+    """The least and the most mu that an honest file states."""
+
+    least: float
+    most: float
+
+    def composed_with(self, other: "MuRange") -> "MuRange":
+        """Two runs together: the squares add up."""
+        return MuRange(math.hypot(self.least, other.least), math.hypot(self.most, other.most))
+
+    def epsilons(self, delta: float, is_v1: bool) -> tuple[float, float]:
+        """The least and the most epsilon that an honest file states.
+
+        Args:
+            delta: Where it is stated.
+            is_v1: Whether a run of version 0.1 is in it: then the sampler's part of delta is not.
+        """
+        if is_v1:
+            return epsilon_of(delta, self.least), epsilon_of(delta, self.most)
+        # The library bounds the sampler's part from above, by less than a factor of two.
+        most = stated_epsilon(delta, self.most, sampler_share=2.0)
+        return stated_epsilon(delta, self.least), most

@@ -9,17 +9,18 @@ import numpy as np
 
 from dpftrl.audit.cohorts import limits_of
 from dpftrl.audit.contacts import Contacts
+from dpftrl.audit.earlier import EarlierRuns
 from dpftrl.audit.files import GuaranteeFile, Told
 from dpftrl.audit.happened import furthest_moved
 from dpftrl.audit.journal import Journal
 from dpftrl.audit.ledger import Ledger
-from dpftrl.audit.patterns import ROUNDING
+from dpftrl.audit.patterns import ROUNDING, Limits
 from dpftrl.audit.promise import (
     check_claim,
     check_epsilon,
     check_sensitivity,
     claimed_limits,
-    epsilon_between,
+    own_stream,
     read_guarantee,
 )
 from dpftrl.audit.strategy import MOST_ROUNDS, Strategy
@@ -33,10 +34,13 @@ TOO_LARGE: Final = f"more than {MOST_ROUNDS:,} rounds are not written down"
 class Released:
     """The rounds that were released, of which there is at least one."""
 
-    def __init__(self, root: Path, journal: Journal, contacts: Contacts, told: Told):
+    def __init__(
+        self, root: Path, journal: Journal, contacts: Contacts, told: Told, earlier: EarlierRuns
+    ):
         self._path = root / "guarantee.json"
         self._journal = journal
         self._told = told
+        self._earlier = earlier
         self._contacts = contacts
         self._narrow, self._wide = limits_of(journal, contacts, told)
         self._strategy = Strategy(told.mechanism, len(journal.commits))
@@ -59,9 +63,21 @@ class Released:
         return checks
 
     def epsilon(self) -> float:
-        """What all of it guarantees, recomputed."""
-        found = self._strategy.sensitivity(self._narrow)
-        least, _ = epsilon_between(found, self._told, self._strategy)
+        """What all of it guarantees, with the earlier runs on the same people, recomputed."""
+        least, _ = self._epsilons(self._narrow)
+        return least
+
+    def _epsilons(self, limits: Limits) -> tuple[float, float]:
+        """The least and the most that an honest file states, if clients keep to these limits."""
+        told, earlier = self._told, self._earlier
+        mu = self._strategy.mu_range(limits, told.sigma, told.buffers).composed_with(earlier.mu)
+        return mu.epsilons(told.delta, told.buffers == "float32" or earlier.is_v1)
+
+    def _epsilon_alone(self) -> float:
+        """What this run guarantees by itself, which is what its plan promises."""
+        told = self._told
+        mu = self._strategy.mu_range(self._narrow, told.sigma, told.buffers)
+        least, _ = mu.epsilons(told.delta, told.buffers == "float32")
         return least
 
     def _check_noise(self) -> str | Check:
@@ -94,15 +110,16 @@ class Released:
         for row, (before, after) in enumerate(pairwise(said), start=1):
             if not after >= before * (1 - ROUNDING):
                 raise UnsafeState(f"epsilon falls at row {row}, from {before:.7g} to {after:.7g}")
-        found = self._strategy.sensitivity(self._narrow)
-        return check_epsilon(said[-1], found, self._told, self._strategy, "the journal")
+        return check_epsilon(said[-1], *self._epsilons(self._narrow), "the journal")
 
     def _check_guarantee(self) -> str:
         claim: GuaranteeFile = read_guarantee(self._path, len(self._journal.commits))
-        covered = check_claim(claim, self._path, self._told, self._narrow, self._wide)
-        found = self._strategy.sensitivity(claimed_limits(claim))
-        check_sensitivity(claim.stream.sensitivity, found)
-        epsilon = check_epsilon(claim.epsilon, found, self._told, self._strategy, "it")
+        covered = check_claim(
+            claim, self._path, self._told, self._earlier, self._narrow, self._wide
+        )
+        limits = claimed_limits(claim)
+        check_sensitivity(own_stream(claim).sensitivity, self._strategy.sensitivity(limits))
+        epsilon = check_epsilon(claim.epsilon, *self._epsilons(limits), "it")
         return f"{covered}; {epsilon}"
 
     def _check_budget(self) -> str | Check:
@@ -110,13 +127,16 @@ class Released:
         budget, promised = self._told.settings.budget, self._told.promise.epsilon
         if budget is not None and not spent <= budget * (1 + ROUNDING):
             raise UnsafeState(f"epsilon is {spent:.7g}, and the budget {budget:g}")
-        if not spent <= promised * (1 + ROUNDING):
-            text = f"epsilon is {spent:.7g}, more than the plan promised: {promised:.7g}"
+        # The plan is for this run alone; the budget for all that is composed with it.
+        alone = self._epsilon_alone() if self._earlier.composed else spent
+        by_itself = " for this run by itself" if self._earlier.composed else ""
+        if not alone <= promised * (1 + ROUNDING):
+            text = f"epsilon is {alone:.7g}, more than the plan promised: {promised:.7g}"
             if self._told.settings.timer_hours is None:
                 raise UnsafeState(text)
             return Check("budget", "warning", text)
         limit = "no budget was set" if budget is None else f"the budget is {budget:g}"
-        return f"epsilon is {spent:.6g}; {limit}, and the plan promises {promised:.6g}"
+        return f"epsilon is {spent:.6g}; {limit}, and the plan promises {promised:.6g}{by_itself}"
 
     def _check_happened(self, ledger: Ledger) -> str | Check:
         if not self._strategy.is_small:

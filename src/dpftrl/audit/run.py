@@ -7,6 +7,7 @@ from typing import final
 
 from dpftrl.audit.cohorts import check_cohorts, check_timers
 from dpftrl.audit.contacts import Contacts, check_cap
+from dpftrl.audit.earlier import EarlierRuns
 from dpftrl.audit.files import Told, digest_must_be
 from dpftrl.audit.folder import check_checkpoints, check_modes
 from dpftrl.audit.journal import Journal, read_journal
@@ -35,7 +36,8 @@ def audit(
         Anything that was changed, dropped or added in the journal, the ledger, the plan, the
         settings or the kept checkpoints since they were written fails a check, unless it was done
         with the noise key and the witness at hand. Whatever the files say, they pass only if no
-        client came too early or too often and the stated epsilon follows from what they hold.
+        client came too early or too often and the stated epsilon follows from what they hold,
+        composed with the earlier runs that the start model was recorded with.
     """
     root = Path(folder)
     if not any((root / name).exists() for name in ("run.json", "private/journal.jsonl")):
@@ -54,6 +56,7 @@ class _Audit:
         self.checks: list[Check] = []
         self.journal: Journal | None = None
         self.told: Told | None = None
+        self.earlier: EarlierRuns | None = None
         self.ledger: Ledger | None = None
         self.epsilon: float | None = None
 
@@ -94,18 +97,20 @@ class _Audit:
     def _after_journal(self, journal: Journal) -> None:
         self._check_witness(journal)
         self._check("settings and plan", lambda: self._read_told(journal))
+        if self.earlier is not None:
+            self._check("start model", self.earlier.check)
         checkpoints = self.root / "private" / "checkpoints"
         self._check("checkpoints", lambda: check_checkpoints(checkpoints, journal))
         self._check("ledger", lambda: self._read_ledger(journal))
-        if self.told is None:
+        if self.told is None or self.earlier is None:
             self._warn("guarantee", "not looked at: the settings or the plan cannot be trusted")
             return
-        told, contacts = self.told, Contacts.of(journal.attempts)
+        told, earlier, contacts = self.told, self.earlier, Contacts.of(journal.attempts)
         most = told.promise.stream.participation.max_participations
         self._check("cohorts", lambda: check_cohorts(journal, told))
         self._check("timers", lambda: check_timers(journal, contacts, told))
         self._check("cap", lambda: check_cap(contacts, most))
-        self._check("epsilon", lambda: self._look_at_release(journal, contacts, told))
+        self._check("epsilon", lambda: self._look_at_release(journal, contacts, told, earlier))
         if told.test_key:
             text = "NOT PRIVATE: the noise key is a fixed one for tests, which anybody can guess"
             self._warn("noise key", text)
@@ -131,6 +136,7 @@ class _Audit:
         told = Told(self.root)
         if told.run != created.run:
             raise UnsafeState("run.json is that of another run")
+        self.earlier = EarlierRuns(told, self.root / "run.json")
         self.told = told
         return "run.json, plan.json and the mechanism are what they were when the run began"
 
@@ -147,13 +153,15 @@ class _Audit:
         text += f"; {self.ledger.bytes_after:,} bytes at its end are of the round in flight"
         return Check("ledger", "warning", text)
 
-    def _look_at_release(self, journal: Journal, contacts: Contacts, told: Told) -> str:
+    def _look_at_release(
+        self, journal: Journal, contacts: Contacts, told: Told, earlier: EarlierRuns
+    ) -> str:
         if not journal.commits:
             if (self.root / "guarantee.json").exists():
                 raise UnsafeState("there is a guarantee.json, and nothing was released")
-            self.epsilon = 0.0
+            self.epsilon = earlier.epsilon()
             return "nothing was released yet"
-        released = Released(self.root, journal, contacts, told)
+        released = Released(self.root, journal, contacts, told, earlier)
         for name, examine in released.examinations(self.ledger).items():
             self._check(name, examine)
         self.epsilon = released.epsilon()

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl.audit.gaussian import MuRange
 from dpftrl.audit.nested import worst_nested
 from dpftrl.audit.patterns import ROUNDING, Limits, Reach, worst_of_all
 from dpftrl.audit.rounding import rounding_of, worst_shift
@@ -52,6 +53,14 @@ class Strategy:
     def is_small(self) -> bool:
         """Whether it can be written down."""
         return self.rounds <= MOST_ROUNDS
+
+    def mu_range(self, limits: Limits, sigma: float, buffers: str) -> MuRange:
+        """What sensitivity, noise and the rounding of the buffers give."""
+        found = self.sensitivity(limits)
+        ideal = MuRange(found.value / sigma, found.claimable / sigma)
+        if buffers == "float32":  # version 0.1: rounding was not in it
+            return ideal
+        return MuRange(self.least_mu(ideal.least), self.most_mu(ideal.most))
 
     def least_mu(self, ideal: float) -> float:
         """At least this is the mu of the stream with its float64 buffers, at an ideal mu."""

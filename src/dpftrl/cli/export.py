@@ -5,10 +5,8 @@ from pathlib import Path
 import click
 
 from dpftrl.cli.output import print_json, working
-from dpftrl.errors import InvalidInput
 from dpftrl.federated import Server
 from dpftrl.report.numbers import rounded_up
-from dpftrl.storage import replace_file
 
 
 @click.command("export")
@@ -22,28 +20,18 @@ def export_command(
 ) -> None:
     """Write the released model of RUN: the only file of a run that is meant to be shared.
 
-    It has the model's arrays by name, how many rounds it was trained, and what these guarantee: no
+    It has the model's arrays by name, how many rounds it was trained, what these guarantee, and
+    which private runs are behind it, so that a training that starts from it can compose them: no
     noise state, no key, nothing about who took part.
     """
-    from safetensors.numpy import save
-
-    if model.suffix != ".safetensors":
-        raise InvalidInput(f"a model ends in .safetensors, got {str(model)!r}")
     with (
         working(f"reading {run}"),
         Server.open(run, state_folder=state_folder, trust_folder=trust_folder) as server,
     ):
-        if not server.rounds:
-            raise InvalidInput(f"{run} has released nothing yet; train at least one round")
-        guarantee = server.guarantee()
-        said = {
-            "rounds": str(server.rounds),
-            "epsilon": repr(guarantee.epsilon),
-            "delta": repr(guarantee.delta),
-        }
-        replace_file(model, save(server.arrays(), said))
+        summary = server.export(model)
     if as_json:
-        print_json({"model": str(model), **said})
+        print_json({"model": str(model), **summary})
     else:
-        epsilon, delta = rounded_up(guarantee.epsilon), f"{guarantee.delta:g}"
-        click.echo(f"{model}: {said['rounds']} rounds, epsilon {epsilon} at delta {delta}")
+        epsilon = rounded_up(float(summary["epsilon"]))
+        delta = f"{float(summary['delta']):g}"
+        click.echo(f"{model}: {summary['rounds']} rounds, epsilon {epsilon} at delta {delta}")

@@ -6,10 +6,12 @@ from dpftrl.federated.layout import Layout
 from dpftrl.federated.optimizers import Adam, Optimizer, Sgd
 from dpftrl.federated.server import Server
 from dpftrl.federated.settings import Settings
+from dpftrl.federated.start import EarlierRun, Start, StartModel
 
 __all__ = [
     "Adam",
     "Attempt",
+    "EarlierRun",
     "Layout",
     "Optimizer",
     "Released",
@@ -17,4 +19,6 @@ __all__ = [
     "Server",
     "Settings",
     "Sgd",
+    "Start",
+    "StartModel",
 ]

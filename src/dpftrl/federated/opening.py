@@ -22,6 +22,7 @@ from dpftrl.federated.ledger import EMPTY, Ledger
 from dpftrl.federated.pseudonyms import Pseudonyms
 from dpftrl.federated.records import AnyRecord, Cohort, Committed, Created
 from dpftrl.federated.settings import RunFile, Settings
+from dpftrl.federated.start import Start, StartModel
 from dpftrl.federated.state import RunState, unpacked
 from dpftrl.federated.timers import Timers
 from dpftrl.federated.witness import Lock, Witness
@@ -39,6 +40,7 @@ class OpenRun:
     folder: RunFolder
     plan: Plan
     file: RunFile
+    start: Start | None
     journal: Journal
     state: RunState
     ledger: Ledger
@@ -85,35 +87,51 @@ def begin_run(
     folder: RunFolder,
     plan: Plan,
     settings: Settings,
-    model: Mapping[str, NDArray[Any]],
+    model: Mapping[str, NDArray[Any]] | StartModel,
     state_folder: Path | None,
     insecure_test_key: int | None,
 ) -> OpenRun:
     """Write everything that a run needs; its journal's first line comes last."""
     plan = plan.covering_rounding()
     settings.check(plan)
-    layout = Layout.of(model)
+    start = model.start if isinstance(model, StartModel) else None
+    arrays = model.arrays if isinstance(model, StartModel) else model
+    if start is not None:
+        _check_others(start, settings)
+    layout = Layout.of(arrays)
     is_test = insecure_test_key is not None
     key = NoiseKey.insecure_for_tests(insecure_test_key) if is_test else NoiseKey.generate()
-    file = RunFile(
-        run=os.urandom(16).hex(),
-        settings=settings,
-        names=layout.names,
-        shapes=layout.shapes,
-        test_key=is_test,
-        buffers="float64",
-    )
     folder.make()
     with ExitStack() as held:
         lock = Lock(folder.lock)
         held.callback(lock.close)
         folder.refuse_if_begun()
-        run = _unread(folder, plan, file, key, lock, state_folder)
+        file = RunFile(
+            run=os.urandom(16).hex(),
+            settings=settings,
+            names=layout.names,
+            shapes=layout.shapes,
+            test_key=is_test,
+            buffers="float64",
+            start=None if start is None else start.content(folder.settings),
+        )
+        run = _unread(folder, plan, file, start, key, lock, state_folder)
         held.callback(run.witness.close)
-        run.checkpoint = Checkpoint(layout.flat(model), settings.optimizer.start(layout.size))
+        run.checkpoint = Checkpoint(layout.flat(arrays), settings.optimizer.start(layout.size))
         _write_first(run, key)
         run.held = held.pop_all()
     return run
+
+
+def _check_others(start: Start, settings: Settings) -> None:
+    """Refuse a statement about other people that the labels contradict."""
+    for one in start.others:
+        if one.population is not None and one.population == settings.population:
+            raise InvalidInput(
+                f"the people of earlier run {one.name} are stated to be others than those of this "
+                f"run, and both runs have the population label {one.population!r}; leave it out of "
+                "other_people, or correct the label"
+            )
 
 
 def _write_first(run: OpenRun, key: NoiseKey) -> None:
@@ -121,7 +139,7 @@ def _write_first(run: OpenRun, key: NoiseKey) -> None:
     folder.write_key(key)
     save_plan(run.plan, folder.plan)
     replace_durably(folder.settings, msgspec.json.format(msgspec.json.encode(run.file)))
-    for path in (*folder.root.glob("plan*"), folder.root):
+    for path in (*folder.root.glob("plan*"), *folder.root.glob("run*"), folder.root):
         flush(path)
     sha256 = run.checkpoint.save(folder.checkpoint(0))
     run.ledger.begin()
@@ -148,7 +166,8 @@ def open_run(folder: RunFolder, state_folder: Path | None, trust_folder: bool) -
         key = folder.read_key()
         _check_created(folder, key)
         file = read_json(folder.settings, RunFile, "run")
-        run = _unread(folder, load_plan(folder.plan), file, key, lock, state_folder)
+        start = None if file.start is None else Start.of_content(file.start, folder.settings)
+        run = _unread(folder, load_plan(folder.plan), file, start, key, lock, state_folder)
         held.callback(run.witness.close)
         _catch_up(run, key, trust_folder)
         run.held = held.pop_all()
@@ -172,6 +191,7 @@ def _unread(
     folder: RunFolder,
     plan: Plan,
     file: RunFile,
+    start: Start | None,
     key: NoiseKey,
     lock: Lock,
     state_folder: Path | None,
@@ -184,6 +204,7 @@ def _unread(
         folder=folder,
         plan=plan,
         file=file,
+        start=start,
         journal=Journal(folder.journal, key),
         state=RunState(),
         ledger=Ledger(folder.ledger, settings.hash_clients),

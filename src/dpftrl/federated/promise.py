@@ -6,6 +6,7 @@ from typing import final
 from dpftrl.accounting import Guarantee, Run, guarantee_of
 from dpftrl.accounting.guarantee import CLIPPING, Basis, BufferType, Hypothesis
 from dpftrl.federated.settings import Settings
+from dpftrl.federated.start import TEST_KEY, EarlierRun, Start
 from dpftrl.participation import MinSep
 from dpftrl.plan import Plan
 
@@ -28,10 +29,6 @@ IDENTITIES = {
         "starts again gets a new name and counts as another device.",
     ),
 }
-TEST_KEY = Hypothesis(
-    "secrecy",
-    "NOTHING IS PRIVATE HERE: the noise key is a fixed one for tests, which anybody can guess.",
-)
 
 
 @final
@@ -44,15 +41,37 @@ class Promise:
         settings: Whether timers go by rounds, which the server enforces, or by time; budget.
         test_key: Whether the noise key is one for tests.
         buffers: What the noise buffers are kept in.
+        start: The model file that the run started from, with the private runs behind it.
     """
 
     plan: Plan
     settings: Settings
     test_key: bool
     buffers: BufferType
+    start: Start | None = None
+
+    @property
+    def planned(self) -> Guarantee:
+        """The guarantee after the last round of the plan, composed with the earlier runs."""
+        return self._composed(self.plan.guarantee)
+
+    @property
+    def epsilon_before(self) -> float:
+        """What the earlier runs on the same people spent before the first round of this one."""
+        return 0.0 if self.start is None else self.start.epsilon(self.plan.guarantee.delta)
 
     def after(self, rounds: int, least_gap: int | None, most_contacts: int) -> Guarantee:
-        """The guarantee of everything released in so many rounds.
+        """The guarantee of so many rounds, composed with the earlier runs on the same people.
+
+        The arguments are those of `alone_after`.
+        """
+        return self._composed(self.alone_after(rounds, least_gap, most_contacts))
+
+    def _composed(self, alone: Guarantee) -> Guarantee:
+        return alone if self.start is None else self.start.composed_with(alone)
+
+    def alone_after(self, rounds: int, least_gap: int | None, most_contacts: int) -> Guarantee:
+        """The guarantee of everything that this run itself released in so many rounds.
 
         Args:
             rounds: How many.
@@ -79,10 +98,20 @@ class Promise:
         epsilon = self.after(rounds, least_gap, most_contacts).epsilon
         if epsilon <= budget:
             return None
+        before = self.epsilon_before
+        earlier = f"; the earlier runs spent {before:.10g} of it" if before else ""
         return (
             f"the budget is spent: after {rounds - 1:,} rounds, one more would make epsilon "
-            f"{epsilon:.10g}, above {budget:g}"
+            f"{epsilon:.10g}, above {budget:g}{earlier}"
         )
+
+    def history(
+        self, run: str, rounds: int, least_gap: int | None, most_contacts: int
+    ) -> tuple[EarlierRun, ...]:
+        """All private runs behind the model after so many rounds; this one, named `run`, last."""
+        before = () if self.start is None else self.start.earlier
+        alone = self.alone_after(rounds, least_gap, most_contacts)
+        return (*before, EarlierRun(run, self.settings.population, self.test_key, alone))
 
 
 def _basis(settings: Settings) -> Basis:

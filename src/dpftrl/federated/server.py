@@ -30,9 +30,11 @@ from dpftrl.federated.pseudonyms import written
 from dpftrl.federated.records import Abandoned, AnyRecord, Cohort, Committed
 from dpftrl.federated.reports import Reports
 from dpftrl.federated.settings import Settings, cohort_size
+from dpftrl.federated.start import PROVENANCE, Start, StartModel, provenance_metadata
 from dpftrl.federated.state import packed, unpacked
 from dpftrl.noise import Grid
 from dpftrl.plan import Plan
+from dpftrl.storage import replace_file
 
 Keys = NDArray[np.uint64]
 
@@ -74,7 +76,8 @@ class Server:
         self._usable = True
         self._process = os.getpid()
         self._turn = Lock()
-        self._promise = Promise(run.plan, run.settings, run.file.test_key, run.file.buffers)
+        file = run.file
+        self._promise = Promise(run.plan, run.settings, file.test_key, file.buffers, run.start)
         self._grid = Grid.for_noise(run.plan.sigma, run.settings.clip_norm)
 
     @classmethod
@@ -83,7 +86,7 @@ class Server:
         folder: str | os.PathLike[str],
         plan: Plan,
         settings: Settings,
-        model: Mapping[str, NDArray[Any]],
+        model: Mapping[str, NDArray[Any]] | StartModel,
         *,
         state_folder: str | os.PathLike[str] | None = None,
         insecure_test_key: int | None = None,
@@ -94,7 +97,9 @@ class Server:
             folder: Where its files go.
             plan: Mechanism, noise, fleet and the guarantee that they have together.
             settings: All else.
-            model: Named arrays to start from. They must not depend on the clients' data.
+            model: Named arrays to start from, which must not depend on the clients' data. A model
+                from a file goes through `StartModel.load`: if a private run made it, the guarantee
+                of this run is composed with that of the earlier one.
             state_folder: Where the witness goes, outside the run's folder; by default
                 $DPFTRL_STATE, or the user's state folder.
             insecure_test_key: Seed of a noise key that anybody can guess. For tests alone.
@@ -175,8 +180,18 @@ class Server:
 
     @property
     def epsilon(self) -> float:
-        """What they guarantee, at the plan's delta."""
-        return self._run.state.epsilon
+        """What they and the earlier runs on the same people guarantee, at the plan's delta."""
+        return self._run.state.epsilon if self.rounds else self._promise.epsilon_before
+
+    @property
+    def start(self) -> Start | None:
+        """The model file that the run started from, if it was one."""
+        return self._run.start
+
+    @property
+    def planned(self) -> Guarantee:
+        """What the run will guarantee after its last round, composed with the earlier runs."""
+        return self._promise.planned
 
     @property
     def in_flight(self) -> bool:
@@ -206,8 +221,37 @@ class Server:
         """The released model, by name."""
         return self.layout.arrays(self.model)
 
+    def export(self, path: str | os.PathLike[str]) -> dict[str, str]:
+        """Write the released model to a .safetensors file, which is meant to be shared.
+
+        Its metadata says how many rounds the model was trained, what they guarantee, and which
+        private runs are behind it, so that a later run can compose them. It says nothing about who
+        took part, and holds no noise and no key.
+
+        Returns:
+            The metadata without the runs.
+        """
+        target = Path(path)
+        if target.suffix != ".safetensors":
+            raise InvalidInput(f"a model ends in .safetensors, got {str(target)!r}")
+        if not self.rounds:
+            root = self.folder.root
+            raise InvalidInput(f"{root} has released nothing yet; train at least one round")
+        from safetensors.numpy import save
+
+        guarantee = self.guarantee()
+        summary = {
+            "rounds": str(self.rounds),
+            "epsilon": repr(guarantee.epsilon),
+            "delta": repr(guarantee.delta),
+        }
+        history = self._promise.history(self.run, self.rounds, *self._run.charged)
+        metadata = {**summary, PROVENANCE: provenance_metadata(history)}
+        replace_file(target, save(self.arrays(), metadata))
+        return summary
+
     def guarantee(self) -> Guarantee:
-        """What everything released so far guarantees."""
+        """What everything released so far guarantees, with the earlier runs on the same people."""
         if not self.rounds:
             raise InvalidInput("nothing has been released yet, so there is nothing to guarantee")
         return self._promise.after(self.rounds, *self._run.charged)

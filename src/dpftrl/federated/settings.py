@@ -9,6 +9,7 @@ from dpftrl.accounting.guarantee import BufferType
 from dpftrl.checks import positive_number, whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.federated.optimizers import Optimizer, Sgd
+from dpftrl.federated.start import StartContent, check_label
 from dpftrl.noise import Grid
 from dpftrl.participation import MinSep
 from dpftrl.plan import Plan
@@ -21,7 +22,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     Attributes:
         clip_norm: L2 norm that no update may pass; the server clips again whatever arrives.
         optimizer: What the noised mean does to the model.
-        budget: Stop before the round after which epsilon, at the plan's delta, would pass this.
+        budget: Stop before the round after which epsilon, at the plan's delta, would pass this. It
+            is for the total: earlier runs that are composed with this one count.
         timer_hours: Clients may return after so many hours, whatever the number of rounds: min-sep
             is then observed. None: they wait for min-sep rounds of the plan, enforced.
         seed: Chooses the cohorts.
@@ -31,6 +33,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         identity: How a client's name belongs to a device. `stated`: whoever drives the server says
             so. `registered`: by a key that was registered beforehand, which all that it sends is
             signed with. `unregistered`: by a name that a device gets anew when it starts again.
+        population: What you call the people of this run, such as "es-ES keyboards". It is recorded
+            and published with the model; nothing is derived from it.
     """
 
     clip_norm: float
@@ -41,6 +45,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     snapshot_every: int = 20
     hash_clients: bool = True
     identity: Literal["stated", "registered", "unregistered"] = "stated"
+    population: str | None = None
 
     def check(self, plan: Plan) -> None:
         """Refuse what does not go together, or could not be read back from a file."""
@@ -50,6 +55,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             positive_number("budget", self.budget)
         if self.timer_hours is not None:
             positive_number("timer_hours", self.timer_hours)
+        if self.population is not None:
+            check_label(self.population)
         if whole_number("seed", self.seed, at_least=0) >= 2**64:
             raise InvalidInput(f"seed must fit into 64 bits, got {self.seed}")
         whole_number("snapshot_every", self.snapshot_every)
@@ -96,6 +103,7 @@ class RunFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         shapes: Their shapes.
         test_key: Whether anybody can guess the noise key.
         buffers: What the noise buffers are kept in. Version 1 does not say so: it was float32.
+        start: The model file that the run started from, if it was one. Version 1 does not say so.
     """
 
     format: Literal["dpftrl run"] = "dpftrl run"
@@ -106,6 +114,7 @@ class RunFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     shapes: tuple[tuple[int, ...], ...]
     test_key: bool
     buffers: BufferType = "float32"
+    start: StartContent | None = None
 
 
 def cohort_size(plan: Plan) -> int:

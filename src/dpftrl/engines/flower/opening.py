@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from dpftrl.engines.flower.identity import Identity
 from dpftrl.errors import InvalidInput, RunInUse, UnsafeState
-from dpftrl.federated import RunFolder, Server, Settings
+from dpftrl.federated import RunFolder, Server, Settings, StartModel
 from dpftrl.plan import Plan
 
 POLL_SECONDS: Final = 0.5
+
+Model = dict[str, NDArray[Any]] | StartModel
 
 
 @final
@@ -39,14 +41,12 @@ class Place:
     insecure_test_key: int | None
     wait: float
 
-    def open(
-        self, plan: Plan, settings: Settings, model: dict[str, NDArray[Any]], identity: Identity
-    ) -> Server:
+    def open(self, plan: Plan, settings: Settings, model: Model, identity: Identity) -> Server:
         """Go on with the run that is here, if it is the one that is meant; or begin it."""
         told = msgspec.structs.replace(settings, identity=identity)
         return self._when_free(lambda: self._open(plan, told, model))
 
-    def _open(self, plan: Plan, settings: Settings, model: dict[str, NDArray[Any]]) -> Server:
+    def _open(self, plan: Plan, settings: Settings, model: Model) -> Server:
         if not RunFolder(Path(self.folder)).exists:
             return Server.create(
                 self.folder,
@@ -80,9 +80,7 @@ class Place:
             time.sleep(POLL_SECONDS)
 
 
-def _check_same(
-    server: Server, plan: Plan, settings: Settings, model: dict[str, NDArray[Any]]
-) -> None:
+def _check_same(server: Server, plan: Plan, settings: Settings, model: Model) -> None:
     """Whoever resumes a run must mean the run that is there."""
     folder, kept = server.folder.root, server.settings
     stronger = (kept.identity, settings.identity) == ("unregistered", "registered")
@@ -102,5 +100,11 @@ def _check_same(
         theirs.guarantee.delta,
     ):
         raise InvalidInput(f"{folder} holds a run of another plan; resume with its own plan.json")
-    if why := server.layout.misfit(model):
+    arrays = model.arrays if isinstance(model, StartModel) else model
+    if why := server.layout.misfit(arrays):
         raise InvalidInput(f"{folder} holds a run of another model: {why}")
+    if isinstance(model, StartModel) and model.start != server.start:
+        raise InvalidInput(
+            f"{folder} holds a run that started from another model file, or with another "
+            "statement about its people; resume with the same StartModel.load"
+        )

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from logging import INFO, WARNING
 from random import Random
 from secrets import token_hex
-from typing import Any, final
+from typing import final
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -25,12 +25,12 @@ from dpftrl.engines.flower.messages import (
     arrays_of,
     record_of,
 )
-from dpftrl.engines.flower.opening import Place
+from dpftrl.engines.flower.opening import Model, Place
 from dpftrl.engines.flower.patience import Patience
 from dpftrl.engines.flower.replies import replies_to
 from dpftrl.engines.flower.run_clock import RunClock
 from dpftrl.errors import InvalidInput, RunOver, TooFewClients, UnsafeState
-from dpftrl.federated import Attempt, Server, Settings
+from dpftrl.federated import Attempt, Server, Settings, StartModel
 from dpftrl.plan import Plan
 from dpftrl.report.numbers import rounded_up
 
@@ -83,7 +83,7 @@ class DpFtrl(Strategy):
     def start(  # pyright: ignore[reportIncompatibleMethodOverride]  # the plan knows the rounds
         self,
         grid: Grid,
-        initial_arrays: ArrayRecord,
+        initial_arrays: ArrayRecord | StartModel,
         *,
         train_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
@@ -93,12 +93,16 @@ class DpFtrl(Strategy):
         Args:
             grid: What reaches the nodes.
             initial_arrays: The model to start from; a run that goes on has its own, of this shape.
+                A model from a file goes through `StartModel.load`, so that private runs behind it
+                are composed with this one.
             train_config: Goes to the nodes with the model, as `config`.
             evaluate_fn: Is told the number of rounds and the model: at the beginning, and after
                 every round. It must not look at the data of clients.
         """
         config, result = train_config or ConfigRecord(), Result()
-        with self._opened(grid, arrays_of(initial_arrays)) as server:
+        is_file = isinstance(initial_arrays, StartModel)
+        model = initial_arrays if is_file else arrays_of(initial_arrays)
+        with self._opened(grid, model) as server:
             self.summary()
             result.arrays = record_of(server.arrays())
             _evaluate(result, server.rounds, evaluate_fn)
@@ -111,7 +115,7 @@ class DpFtrl(Strategy):
         return result
 
     @contextmanager
-    def _opened(self, grid: Grid, model: dict[str, Any]) -> Generator[Server]:
+    def _opened(self, grid: Grid, model: Model) -> Generator[Server]:
         identity = identity_of(grid)
         if self._require_auth and identity != "registered":
             raise InvalidInput(
@@ -216,6 +220,9 @@ class DpFtrl(Strategy):
         log(INFO, "Promised: epsilon %s at delta %g", epsilon, promised.delta)
         if self._open is not None:
             server, _ = self._open
+            if server.start is not None and server.start.composed:
+                together = rounded_up(server.planned.epsilon)
+                log(INFO, "With the earlier runs behind the start model: epsilon %s", together)
             identity = server.settings.identity
             log(INFO, "Nodes are %s; rounds released before: %s", identity, server.rounds)
 

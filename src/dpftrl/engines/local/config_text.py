@@ -9,12 +9,13 @@ from dpftrl.engines.local.sections import Config
 
 # TOML has no way to say "nothing": what is not given is shown as an example in a comment.
 EXAMPLES: Final = {
+    "population": '"es-ES keyboards"  # what you call the people; published with the model',
     "data.path": '"people.jsonl"  # the file to read; jsonl and stackoverflow need one',
     "data.vocabulary": '"words.txt"  # public words, one a line, instead of vocabulary_size',
     "data.vocabulary_size": "1000  # words of the task's own vocabulary",
     "data.sentence_length": "20  # words of a sentence; else what suits the task",
     "data.most_users": "1000  # users to train on at most",
-    "model.start": '"model.safetensors"  # an exported model to start from',
+    "model.start": '"model.safetensors"  # a model to start from, such as an exported one',
     "client.most_batches": "10  # of a client in a round",
     "server.schedule": '"cooldown:last-quarter:0.05"  # of the learning rate',
     "privacy.buffers": "4  # of a BLT; else 4, or as many as there are rounds",

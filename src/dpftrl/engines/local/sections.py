@@ -7,6 +7,7 @@ import msgspec
 from dpftrl.checks import as_float, positive_number, whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import Optimizer, Sgd
+from dpftrl.federated.start import check_label
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -61,7 +62,11 @@ class Network(Section, frozen=True):
     Attributes:
         name: `lstm` or `window`.
         sizes: Of its layers; those not given take its defaults.
-        start: An exported model to start from; else fresh, or pre-trained on public text.
+        start: A .safetensors model to start from; else fresh, or pre-trained on public text. If
+            `dpftrl export` wrote it, the private runs behind it are composed with this one.
+        other_people: Runs behind the start model, by identity or population label, whose people
+            are others than those of this run: they are not composed. You state this; nobody can
+            check it, and the privacy statement says so.
         pretraining_steps: Steps of plain training on the task's public text, before anything else.
         pretraining_rate: Their learning rate.
     """
@@ -69,12 +74,18 @@ class Network(Section, frozen=True):
     name: Literal["lstm", "window"] = "window"
     sizes: dict[str, int] = {}
     start: str | None = None
+    other_people: tuple[str, ...] = ()
     pretraining_steps: int = 0
     pretraining_rate: float = 1e-3
 
     def __post_init__(self) -> None:
         self._check_whole("pretraining_steps", at_least=0)
         self._check_positive("pretraining_rate")
+        if self.other_people and self.start is None:
+            raise InvalidInput(
+                f"other_people names {self.other_people[0]!r:.60} as an earlier run, and there is "
+                "no start model: give model.start as well, or leave other_people out"
+            )
 
 
 @final
@@ -106,10 +117,11 @@ class Privacy(Section, frozen=True):
         min_sep: Rounds from one participation of a client to its next; else as many as the
             number of clients allows.
         max_participations: Of one client.
-        epsilon: Calibrate the noise to this.
+        epsilon: Calibrate the noise of this run, by itself, to this.
         noise_multiplier: Or take this noise.
         delta: Where epsilon is stated.
-        budget: Stop before epsilon passes this; a calibrated run stays below by itself.
+        budget: Stop before epsilon passes this, earlier runs included that are composed with this
+            one. A calibrated run without earlier runs stays below by itself.
     """
 
     rounds: int = 60
@@ -174,6 +186,7 @@ class Config(Section, frozen=True):
 
     Attributes:
         task: chitchat, poetry, stackoverflow or jsonl.
+        population: What you call the people of this run; it is published with the model.
         seed: Decides everything but the noise.
         clip_norm: L2 norm of an update.
         evaluate_every: Rounds between two looks at the held-out users.
@@ -182,6 +195,7 @@ class Config(Section, frozen=True):
     """
 
     task: str = "chitchat"
+    population: str | None = None
     seed: int = 0
     clip_norm: float = 0.5
     evaluate_every: int = 5
@@ -195,6 +209,8 @@ class Config(Section, frozen=True):
     simulation: Simulation = Simulation()
 
     def __post_init__(self) -> None:
+        if self.population is not None:
+            check_label(self.population)
         self._check_whole("seed", at_least=0)
         if not self.seed < 2**64:
             raise InvalidInput(f"seed must fit into 64 bits, got {self.seed}")

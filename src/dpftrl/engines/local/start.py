@@ -1,16 +1,13 @@
-"""The model that a training starts from: nothing in it comes from the clients."""
+"""The model that a training starts from: fresh, trained on public text, or from a file."""
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl.engines.local.sections import Network
 from dpftrl.errors import InvalidInput
-from dpftrl.federated import Layout
-from dpftrl.storage import read_file
+from dpftrl.federated import Layout, StartModel
 from dpftrl.tasks import UNKNOWN, Task
 from dpftrl.tasks.language_model import Lstm, Window, language_model
 from dpftrl.tasks.pretraining import pretrain
@@ -21,7 +18,6 @@ Report = Callable[[int, float], None]
 
 # What is never a target hardly counts.
 NEVER = 1e-5
-MOST_BYTES = 2**40
 
 
 def network(settings: Network, task: Task) -> Lstm | Window:
@@ -32,10 +28,25 @@ def network(settings: Network, task: Task) -> Lstm | Window:
 def starting_arrays(
     settings: Network, task: Task, seed: int, report: Report | None = None
 ) -> Arrays:
-    """A model that was given, one trained on the task's public text, or a fresh one."""
+    """The arrays of `starting_model`, which alone do not say where they come from."""
+    model = starting_model(settings, task, seed, report)
+    return dict(model.arrays) if isinstance(model, StartModel) else model
+
+
+def starting_model(
+    settings: Network, task: Task, seed: int, report: Report | None = None
+) -> StartModel | Arrays:
+    """A model from a file, one trained on the task's public text, or a fresh one.
+
+    Arrays without a file hold nothing from the clients. A file says where its model comes from, and
+    a run that starts from it is composed with the private runs behind it.
+    """
     model = network(settings, task)
     if settings.start is not None:
-        return _read(Path(settings.start), model.init(seed))
+        start = StartModel.load(settings.start, settings.other_people)
+        if why := Layout.of(model.init(seed)).misfit(start.arrays):
+            raise InvalidInput(f"{settings.start} is a model of another kind: {why}")
+        return start
     if settings.pretraining_steps:
         if task.public is None:
             raise InvalidInput(f"{task.name} has no public text to train on beforehand")
@@ -51,16 +62,3 @@ def _by_rank(size: int) -> NDArray[np.float32]:
     share = np.full(size, NEVER)
     share[UNKNOWN + 1 :] = 1 / np.arange(1, size - UNKNOWN)
     return np.log(share / share.sum()).astype(np.float32)
-
-
-def _read(path: Path, like: Mapping[str, NDArray[Any]]) -> Arrays:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
-    try:
-        found = load(read_file(path, MOST_BYTES))
-    except SafetensorError as error:
-        raise InvalidInput(f"{path} is not a model: {error}") from None
-    if why := Layout.of(like).misfit(found):
-        raise InvalidInput(f"{path} is a model of another kind: {why}")
-    return found
