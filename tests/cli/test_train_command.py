@@ -122,6 +122,90 @@ def test_nobodys_name_is_in_the_folder(train, folder, tmp_path):
             assert b"user 1" not in path.read_bytes(), path
 
 
+def basis_of(statement: Path, name: str) -> set[str]:
+    rows = json.loads(statement.read_bytes())["hypotheses"]
+    return {row["basis"] for row in rows if row["name"] == name}
+
+
+def test_a_statement_at_the_end_of_a_training_has_evidence(train, folder, tmp_path):
+    train(folder / "small.toml")
+    statement = tmp_path / "run" / "statement.json"
+    assert json.loads(statement.read_bytes())["verification"]["verified"] is True
+    assert basis_of(statement, "participation") == {"enforced"}
+
+
+@pytest.mark.usefixtures("train")
+def test_trainings_that_start_from_each_other_compose(folder, tmp_path):
+    """Each alone has epsilon 30; what is stated grows, in every file and line."""
+    start: list[object] = []
+    stated, runs = [], []
+    for number in range(3):
+        out = tmp_path / str(number)
+        label = ["--set", f'population="people {number}"']
+        code, said, _ = run("train", folder / "small.toml", *label, *start, "--out", out)
+        assert code == 0
+        epsilon = json.loads((out / "guarantee.json").read_bytes())["epsilon"]
+        twin = json.loads((out / "statement.json").read_bytes())
+        points = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        assert twin["epsilon"] == points[-1]["epsilon"] == epsilon
+        assert points[0]["epsilon"] == pytest.approx(stated[-1] if stated else 0.0)
+        assert [
+            one["run"] for one in (twin["start"] or {"earlier_runs": []})["earlier_runs"]
+        ] == runs
+        assert said.count("on the same people: composed") == number
+        assert run("verify", out)[0] == 0
+        model = tmp_path / f"{number}.safetensors"
+        assert float(answer("export", out, model)["epsilon"]) == epsilon
+        start = ["--set", f'model.start="{model}"']
+        runs.append(twin["run"])
+        stated.append(epsilon)
+    assert stated[0] == pytest.approx(30, rel=1e-6)
+    assert stated[2] > stated[1] * 1.2 > stated[0] * 1.5
+
+
+def test_other_people_are_named_explicitly(train, folder, tmp_path):
+    train(folder / "small.toml", "--set", 'population="first"')
+    model = tmp_path / "model.safetensors"
+    answer("export", tmp_path / "run", model)
+    start = ["train", folder / "small.toml", "--set", f'model.start="{model}"']
+    others = ["--set", 'model.other_people=["first"]']
+    out = tmp_path / "other"
+    why = told_in_one_line(*start, "--set", 'model.other_people=["x"]', "--out", out)
+    assert "other_people names 'x'" in why
+    why = told_in_one_line(*start, *others, "--set", 'population="first"', "--out", out)
+    assert "both runs have the population label 'first'" in why
+    assert not out.exists()
+    code, said, _ = run(*start, *others, "--set", 'population="second"', "--out", out)
+    assert code == 0
+    assert "on other people, as you state: not composed" in said
+    twin = json.loads((out / "statement.json").read_bytes())
+    assert twin["epsilon"] == pytest.approx(30, rel=1e-6)
+    assert basis_of(out / "statement.json", "other people") == {"claimed"}
+
+
+def test_an_interrupted_chain_goes_on_composed(train, folder, tmp_path):
+    train(folder / "small.toml")
+    model = tmp_path / "model.safetensors"
+    answer("export", tmp_path / "run", model)
+    out = tmp_path / "second"
+    budget = ["--set", "privacy.budget=40.0"]  # for both together: it ends before the last round
+    start = ["--set", f'model.start="{model}"', *budget]
+    code, said, _ = run("train", folder / "small.toml", *start, "--out", out)
+    assert code == 0
+    assert "the earlier runs spent" in said
+    model.unlink()
+    code, said, _ = run("train", "--out", out, "--resume")
+    assert code == 0
+    assert "on the same people: composed" in said
+    epsilon = json.loads((out / "guarantee.json").read_bytes())["epsilon"]
+    assert 30 < epsilon <= 40
+
+
+def test_other_people_without_a_start_model_are_refused(folder, tmp_path):
+    others = ["--set", 'model.other_people=["first"]', "--out", tmp_path / "run"]
+    assert "no start model" in told_in_one_line("train", folder / "small.toml", *others)
+
+
 def test_a_finished_run_has_nothing_to_resume(train, folder):
     train(folder / "small.toml")
     assert "all 4 rounds are done" in train("--resume")

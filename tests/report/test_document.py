@@ -129,7 +129,7 @@ def test_colours_stand_out_from_their_ground():
     for scheme in (light, dark):
         colours = dict(re.findall(r"--(\w+): (#\w+)", scheme))
         for ground in ("ground", "soft"):
-            for name in ("text", "enforced", "observed", "assumed"):
+            for name in ("text", "enforced", "observed", "claimed", "assumed"):
                 assert contrast(colours[name], colours[ground]) >= 4.5
 
 

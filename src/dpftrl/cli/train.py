@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -20,6 +20,7 @@ from dpftrl.report.numbers import in_full, rounded_up
 
 if TYPE_CHECKING:
     from dpftrl.engines.local.training import Progress, Training
+    from dpftrl.federated import Server
 
 
 @click.command("train")
@@ -131,8 +132,26 @@ def _announce(training: "Training") -> None:
         f"{plan.mechanism.name}, noise multiplier {plan.sigma:.4g}, {plan.participation}: "
         f"{_promise(plan.guarantee.epsilon, plan)}"
     )
+    for line in _start_model(training.server):
+        click.echo(line)
     if training.server.rounds:
         click.echo(f"going on after {training.server.rounds:,} rounds")
+
+
+def _start_model(server: "Server") -> Iterator[str]:
+    """What the model file that a run started from means for its epsilon."""
+    start = server.start
+    if start is None:
+        return
+    if not start.earlier:
+        yield "start model: its origin is not known to dpftrl; recorded as claimed public"
+    for one in start.earlier:
+        own = f"epsilon {rounded_up(one.guarantee.epsilon)} at delta {one.guarantee.delta:g}"
+        same = "the same people: composed"
+        how = same if one.people == "same" else "other people, as you state: not composed"
+        yield f"start model: made by run {one.name}, {own}, on {how}"
+    if start.composed:
+        yield f"with the earlier runs: {_promise(server.planned.epsilon, server.plan)}"
 
 
 @contextmanager
@@ -210,6 +229,8 @@ def _tell(training: "Training", ended: str | None, out: Path, as_json: bool) -> 
     )
     if server.rounds:
         click.echo(f"statement: {out / 'statement.md'}")
+    if training.statement is not None and training.statement.facts.evidence == "failed":
+        click.echo(f"this run does not verify; to see why: dpftrl verify {out}", err=True)
 
 
 def _promise(epsilon: float, plan: Plan) -> str:

@@ -7,9 +7,10 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from dpftrl.accounting import Hypothesis, Run
+from dpftrl.accounting import Run
 from dpftrl.report.document import Block, Paragraph, Section, Span, Table, Text
 from dpftrl.report.facts import Facts, catalogue_name, delta_text, empty
+from dpftrl.report.hypotheses import StatedBasis, StatedHypothesis
 from dpftrl.report.numbers import in_full, rounded_up
 from dpftrl.report.twin import matrix_digest
 from dpftrl.report.wording import bases, formal, limits, number_rows
@@ -18,7 +19,12 @@ from dpftrl.report.wording import bases, formal, limits, number_rows
 MOST_SHOWN = 24
 
 # With a sign each, so that black and white shows the difference too.
-SIGNS = {"enforced": "✔ enforced", "observed": "◉ observed", "assumed": "△ assumed"}
+SIGNS: dict[StatedBasis, str] = {
+    "enforced": "✔ enforced",
+    "observed": "◉ observed",
+    "claimed": "◇ claimed",
+    "assumed": "△ assumed",
+}
 
 
 def accounting_section(facts: Facts) -> Section:
@@ -109,9 +115,11 @@ def _hypotheses(facts: Facts) -> Iterator[Block]:
         (
             "The guarantee holds if all of these do. ",
             _sign("enforced"),
-            ": the server refused anything else, during the run. ",
+            ": the server refused anything else during the run, and the run's files verify. ",
             _sign("observed"),
             ": read from the log, after the run. ",
+            _sign("claimed"),
+            ": a file or the operator says so, and nothing here shows it. ",
             _sign("assumed"),
             ": taken for granted here; somebody has to see to it.",
         )
@@ -121,16 +129,12 @@ def _hypotheses(facts: Facts) -> Iterator[Block]:
     yield Table(caption, head, tuple(map(_hypothesis, facts.hypotheses)))
 
 
-def _hypothesis(one: Hypothesis) -> tuple[Text, ...]:
+def _hypothesis(one: StatedHypothesis) -> tuple[Text, ...]:
     return (one.name, _sign(one.basis), one.text)
 
 
-def _sign(basis: str) -> Span:
-    match basis:
-        case "enforced" | "observed":
-            return Span(SIGNS[basis], basis)
-        case _:
-            return Span(SIGNS["assumed"], "assumed")
+def _sign(basis: StatedBasis) -> Span:
+    return Span(SIGNS[basis], basis)
 
 
 def _real(facts: Facts) -> Iterator[str]:

@@ -25,10 +25,11 @@ from dpftrl.report.document import (
 # Colours have a contrast of at least 4.5 to their ground; no meaning hangs on colour alone.
 STYLE: Final = """\
 :root { color-scheme: light dark; --text: #1b1b1b; --ground: #fff; --line: #c8c8c8;
-  --soft: #f3f3f3; --enforced: #00664f; --observed: #004f9e; --assumed: #8a4300; }
+  --soft: #f3f3f3; --enforced: #00664f; --observed: #004f9e; --claimed: #6b2fa0;
+  --assumed: #8a4300; }
 @media screen and (prefers-color-scheme: dark) { :root { --text: #e8e8e8; --ground: #161616;
   --line: #4a4a4a; --soft: #242424; --enforced: #5fd3b0; --observed: #8ec5ff;
-  --assumed: #ffb65c; } }
+  --claimed: #d0a8ff; --assumed: #ffb65c; } }
 body { margin: 0; color: var(--text); background: var(--ground);
   font: 1rem/1.55 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
 main { max-width: 46rem; margin: 0 auto; padding: 2rem 1rem 4rem; overflow-wrap: anywhere; }
@@ -49,8 +50,8 @@ pre { padding: .7rem .9rem; background: var(--soft); white-space: pre-wrap; }
 .notice { margin: 1rem 0; padding: .7rem .9rem; border-left: .4rem solid var(--assumed);
   background: var(--soft); }
 .enforced { color: var(--enforced); } .observed { color: var(--observed); }
-.assumed { color: var(--assumed); }
-.enforced, .observed, .assumed { white-space: nowrap; }
+.claimed { color: var(--claimed); } .assumed { color: var(--assumed); }
+.enforced, .observed, .claimed, .assumed { white-space: nowrap; }
 @media print { body { font-size: 10pt; } main { max-width: none; padding: 0; }
   pre { border: 1px solid var(--line); } }
 @page { margin: 18mm; }"""

@@ -9,7 +9,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Literal, final
 
-Style = Literal["plain", "code", "strong", "enforced", "observed", "assumed"]
+Style = Literal["plain", "code", "strong", "enforced", "observed", "claimed", "assumed"]
 
 # Control, format, surrogate, private and unassigned characters: they hide, or hide others.
 HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn"}

@@ -1,15 +1,19 @@
 """Everything that a statement says, computed once: the page and its JSON twin read it from here."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, final
 
-from dpftrl.accounting import Guarantee, Hypothesis, Run, delta_of, guarantee_of
+from dpftrl.accounting import Guarantee, Run, delta_of
+from dpftrl.audit import Verdict
 from dpftrl.errors import DpftrlError
+from dpftrl.federated import Start
 from dpftrl.mechanisms import mechanism
 from dpftrl.observed import Observed
 from dpftrl.plan import Fleet
 from dpftrl.report.happened import Happened
+from dpftrl.report.hypotheses import StatedHypothesis, stated_hypotheses
 from dpftrl.report.numbers import in_full, rounded_up
 from dpftrl.sensitivity.result import ROUNDING
 
@@ -29,6 +33,8 @@ NOT_COVERED = (
 )
 
 Role = Literal["plan", "guarantee", "run guarantee", "log"]
+# Whether `dpftrl verify` passed on the run, failed, or had no private files to look at.
+Evidence = Literal["verified", "failed", "none"]
 
 
 @final
@@ -49,6 +55,24 @@ class Input:
 
 @final
 @dataclass(frozen=True)
+class RunRecord:
+    """What the run's own `run.json` says of it.
+
+    Attributes:
+        run: The identity of the run.
+        population: What its operator calls the people in it, if anything.
+        start: The model file that it started from, with the private runs behind it.
+        version: Of the file; version 1 did not record start models.
+    """
+
+    run: str
+    population: str | None
+    start: Start | None
+    version: int
+
+
+@final
+@dataclass(frozen=True)
 class Facts:
     """What a statement says.
 
@@ -56,12 +80,15 @@ class Facts:
         happened: The guarantee that is stated, and what has to be said about it.
         promised: The guarantee of the plan or file that the statement is about.
         fleet: The devices it was planned for, where that is known.
-        accounted: What the run's server enforced and accounted.
+        accounted: What the run's server accounted for the run itself, without earlier runs.
         observed: What the log shows.
         devices: For how many devices of one person to state the guarantee.
         inputs: The files; the first is the plan or guarantee.
         date: When the statement was made, if it should say so.
         curves: A picture of accuracy and epsilon by round, as PNG.
+        verdict: What `dpftrl verify` finds about the run, if its private files are there.
+        record: What the run's `run.json` says.
+        claims: Hypotheses that a file calls enforced or observed, without evidence.
     """
 
     happened: Happened
@@ -73,6 +100,9 @@ class Facts:
     inputs: tuple[Input, ...]
     date: str | None
     curves: bytes | None = None
+    verdict: Verdict | None = None
+    record: RunRecord | None = None
+    claims: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def guarantee(self) -> Guarantee:
@@ -87,12 +117,24 @@ class Facts:
             return "upper bound"
         return self.guarantee.kind
 
+    @property
+    def evidence(self) -> Evidence:
+        """What stands behind the word "enforced"."""
+        if self.verdict is None:
+            return "none"
+        return "verified" if self.verdict.passed else "failed"
+
+    @property
+    def start(self) -> Start | None:
+        """The model file that the run started from, where that is known."""
+        return None if self.record is None else self.record.start
+
     @cached_property
-    def hypotheses(self) -> tuple[Hypothesis, ...]:
-        """What it rests on; what a file left out is assumed, because it is needed all the same."""
-        needed = guarantee_of(self.guarantee.runs, self.guarantee.delta).hypotheses
-        named = {hypothesis.name for hypothesis in self.guarantee.hypotheses}
-        return (*self.guarantee.hypotheses, *(one for one in needed if one.name not in named))
+    def hypotheses(self) -> tuple[StatedHypothesis, ...]:
+        """What it rests on."""
+        earlier = 0 if self.start is None else len(self.start.runs)
+        has_evidence = self.evidence != "failed"
+        return stated_hypotheses(self.guarantee, self.claims, earlier, has_evidence)
 
     @cached_property
     def by_devices(self) -> tuple[Guarantee, ...]:
@@ -109,7 +151,7 @@ class Facts:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What nobody may overlook: what happened first, then the numbers themselves."""
-        found = list(self.happened.warnings)
+        found = [*self._about_verification(), *self.happened.warnings]
         if empty(self.guarantee):
             found.append("There is no guarantee at all: the noise is far too small.")
         if self.fleet is not None and not whole_delta(self.guarantee) * self.fleet.population < 1:
@@ -118,6 +160,27 @@ class Facts:
                 "devices: to publish all data of one of them would keep to the same delta."
             )
         return tuple(found)
+
+    def _about_verification(self) -> Iterator[str]:
+        verdict = self.verdict
+        if verdict is None:
+            return
+        failed = [check.name for check in verdict.checks if check.outcome == "failed"]
+        if failed:
+            yield (
+                f"The run does not verify: of {len(verdict.checks)} checks, these failed: "
+                f"{', '.join(failed)}. Its files were changed, or it did not keep to its plan. "
+                "Nothing is called enforced or observed here, and the numbers may be too small; "
+                "`dpftrl verify` says more."
+            )
+        if failed and verdict.epsilon is not None and verdict.epsilon > self.guarantee.epsilon:
+            epsilon = rounded_up(verdict.epsilon)
+            yield f"By the run's journal and plan, epsilon is {epsilon}, more than is stated here."
+        if any((one.name, one.outcome) == ("witness", "warning") for one in verdict.checks):
+            yield (
+                "The witness of the run was left out when it was verified: this may be an older "
+                "copy of the run, with fewer rounds than were released."
+            )
 
     def alike(self, guarantee: Guarantee) -> Guarantee:
         """Another guarantee for as many devices and at the same delta, so that the two compare."""

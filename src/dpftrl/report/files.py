@@ -6,16 +6,20 @@ from pathlib import Path
 
 import msgspec
 
-from dpftrl.accounting import Guarantee, load_guarantee
-from dpftrl.errors import InvalidInput
+from dpftrl.accounting import Guarantee, guarantee_of, load_guarantee
+from dpftrl.audit import Verdict, audit
+from dpftrl.errors import DpftrlError, InvalidInput
+from dpftrl.federated import Start
+from dpftrl.federated.settings import RunFile
 from dpftrl.observed import Limits, Observed, Report, observe
 from dpftrl.plan import Plan, load_plan
-from dpftrl.report.facts import Input, Role
+from dpftrl.report.facts import Input, Role, RunRecord
 from dpftrl.report.happened import limits_of
 from dpftrl.report.statement import Statement, statement
 from dpftrl.storage import read_file, read_json
 
 GUARANTEE, LEDGER, CURVES = "guarantee.json", "ledger.csv", "curves.png"
+RECORD, PRIVATE = "run.json", "private"
 
 
 class Header(msgspec.Struct):
@@ -31,8 +35,13 @@ def statement_of_files(
     devices: int | None = None,
     date: str | None = None,
     report: Report | None = None,
+    state_folder: Path | None = None,
+    witness: bool = True,
 ) -> Statement:
     """State what a plan or guarantee promises and, with a run's folder, what became of it.
+
+    A run whose private files are in the folder is verified: only then is anything in its
+    `guarantee.json` called enforced.
 
     Args:
         promise: A plan or a guarantee.
@@ -40,23 +49,51 @@ def statement_of_files(
         devices: One more number of devices of one person to state the guarantee for.
         date: To be printed.
         report: Is told how far reading the ledger is.
+        state_folder: Where the witness of the run is.
+        witness: Whether to ask for the witness; without it, the folder may be an older copy.
     """
     promised = _load(promise)
     role: Role = "plan" if isinstance(promised, Plan) else "guarantee"
     inputs = [Input(role, _name(promise, run), _sha256(promise))]
     accounted = None if run is None else _accounted(run)
     base = accounted or (promised.guarantee if isinstance(promised, Plan) else promised)
+    record = None if run is None else _record(run)
     if run is not None:
         inputs += _run_inputs(run)
+    # A log is that of the run itself, which comes last, after the earlier runs.
+    is_chain = record is not None and record.start is not None and bool(record.start.runs)
+    limits = _limits(guarantee_of(base.runs[-1:], base.delta) if is_chain else base)
     return statement(
         promised,
         accounted=accounted,
-        observed=None if run is None else _observed(run, base, report),
+        observed=None if run is None else _observed(run, limits, report),
         devices=devices,
         inputs=tuple(inputs),
         date=date,
         curves=None if run is None else _curves(run),
+        verdict=None if run is None else _verdict(run, state_folder, witness),
+        record=record,
     )
+
+
+def _verdict(run: Path, state_folder: Path | None, witness: bool) -> Verdict | None:
+    """What an audit finds, where there is a server's private folder to look at."""
+    if not (run / PRIVATE).exists():
+        return None
+    return audit(run, state_folder, witness=witness)
+
+
+def _record(run: Path) -> RunRecord | None:
+    """What the run's server wrote down when it began; None if that cannot be read."""
+    path = run / RECORD
+    if not path.exists():
+        return None
+    try:
+        file = read_json(path, RunFile, "run")
+        start = None if file.start is None else Start.of_content(file.start, path)
+    except DpftrlError:  # the audit, if there is one, fails for the same reason
+        return None
+    return RunRecord(file.run, file.settings.population, start, file.version)
 
 
 def _curves(run: Path) -> bytes | None:
@@ -86,15 +123,16 @@ def _accounted(run: Path) -> Guarantee | None:
     return load_guarantee(path) if path.exists() else None
 
 
-def _observed(run: Path, base: Guarantee, report: Report | None) -> Observed | None:
+def _limits(base: Guarantee) -> Limits:
+    if len(base.runs) != 1:  # of several, nobody knows which limits apply to which rows
+        return Limits()
+    allowed = limits_of(base)
+    return Limits(allowed.min_sep, allowed.max_participations)
+
+
+def _observed(run: Path, limits: Limits, report: Report | None) -> Observed | None:
     path = run / LEDGER
-    if not path.exists():
-        return None
-    limits = Limits()
-    if len(base.runs) == 1:  # of several, nobody knows which limits apply to which rows
-        allowed = limits_of(base)
-        limits = Limits(allowed.min_sep, allowed.max_participations)
-    return observe(path, limits, report=report)
+    return observe(path, limits, report=report) if path.exists() else None
 
 
 def _run_inputs(run: Path) -> Iterator[Input]:

@@ -9,7 +9,7 @@ from dpftrl.accounting import Guarantee
 from dpftrl.report.document import Block, Bullets, Figure, Paragraph, Section, Span, Table
 from dpftrl.report.facts import NOT_COVERED, Facts, delta_text, empty
 from dpftrl.report.numbers import in_full, percent_up, rounded_up
-from dpftrl.report.wording import at_delta, bases, limits, origin, summary, whom
+from dpftrl.report.wording import at_delta, bases, limits, origin, starts_from, summary, whom
 
 NOTHING = "-"
 
@@ -50,7 +50,8 @@ def summary_section(facts: Facts) -> Section:
         f"their guess is right with a probability of at most {percent_up(facts.right_guess)}."
     )
     rest = f"It rests on {len(facts.hypotheses)} hypotheses ({bases(facts)}): see section 3.4."
-    texts = (Span(summary(facts), "strong"), origin(facts), meaning, rest)
+    first = (Span(summary(facts), "strong"), origin(facts), *starts_from(facts))
+    texts = (*first, meaning, rest)
     return Section("Summary", tuple(map(Paragraph, texts)))
 
 
@@ -59,6 +60,8 @@ def happened_section(facts: Facts) -> Section:
     columns = {"planned": facts.alike(facts.promised)}
     if facts.accounted is not None:
         columns["accounted by the server"] = facts.alike(facts.accounted)
+    if facts.start is not None and facts.start.runs:
+        columns["composed with the earlier runs"] = facts.guarantee
     head = ("", *columns, *(["observed in the log"] if facts.observed else []))
     rows = [
         (label, *(_of_runs(guarantee, label) for guarantee in columns.values()), *seen)
@@ -152,8 +155,38 @@ def _covered(facts: Facts) -> Iterator[Block]:
         yield Paragraph(
             f"Over all runs together: at most {facts.guarantee.common_cap:,} rounds of one device."
         )
+    yield from _start_model(facts)
     yield Paragraph("Not covered:")
     yield Bullets(NOT_COVERED)
+
+
+def _start_model(facts: Facts) -> Iterator[Block]:
+    """Where the first model came from, as the run's files say."""
+    record = facts.record
+    if record is None:
+        return
+    if record.start is None and record.version == 1:
+        yield Paragraph("What the run started from is not recorded: version 0.1 did not do so.")
+    elif record.start is None:
+        yield Paragraph("The run did not start from a model file.")
+    elif not record.start.earlier:
+        yield Paragraph(
+            ("The run started from a model file of SHA-256 ", Span(record.start.sha256, "code"))
+        )
+    else:
+        rows = tuple(
+            (
+                Span(one.run or "not recorded", "code"),
+                one.population or NOTHING,
+                f"{one.guarantee.runs[0].participation.rounds:,}",
+                at_delta(one.guarantee),
+                "the same; composed" if one.people == "same" else "others (claimed); not composed",
+            )
+            for one in record.start.earlier
+        )
+        head = ("earlier run", "population", "rounds", "epsilon by itself", "people")
+        caption = "The private runs that the start model was made by, as its file states."
+        yield Table(caption, head, rows)
 
 
 def _unit(facts: Facts) -> Iterator[Block]:

@@ -1,21 +1,31 @@
 """The privacy statement: what is promised, to whom, and what that rests on."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
-from dpftrl.accounting import Guarantee
+from dpftrl.accounting import Guarantee, guarantee_of
+from dpftrl.audit import Verdict
 from dpftrl.checks import whole_number
 from dpftrl.errors import InvalidInput
+from dpftrl.federated import Start
 from dpftrl.observed import Observed
 from dpftrl.plan import Plan
 from dpftrl.report.accounting_section import accounting_section
 from dpftrl.report.as_html import html
 from dpftrl.report.as_markdown import markdown
 from dpftrl.report.document import Block, Document, Notice, Paragraph, Span
-from dpftrl.report.facts import Facts, Input
+from dpftrl.report.facts import Facts, Input, RunRecord
 from dpftrl.report.happened import weigh
+from dpftrl.report.hypotheses import (
+    CLAIMS,
+    PARTICIPATION,
+    claims_of,
+    in_our_words,
+    participation_of,
+    without_evidence,
+)
 from dpftrl.report.sections import (
     definition_section,
     happened_section,
@@ -24,7 +34,7 @@ from dpftrl.report.sections import (
 )
 from dpftrl.report.twin import twin
 from dpftrl.report.verification import verification_section
-from dpftrl.report.wording import formal, origin, summary
+from dpftrl.report.wording import formal, origin, starts_from, summary
 from dpftrl.storage import replace_file
 
 ENDINGS = (".md", ".html", ".json")
@@ -50,8 +60,9 @@ class Statement:
 
     @property
     def summary(self) -> str:
-        """A short paragraph: warnings, the guarantee, and where it comes from."""
-        return " ".join([*self.facts.warnings, summary(self.facts), origin(self.facts)])
+        """A short paragraph: warnings, the guarantee, where it and its start model come from."""
+        facts = self.facts
+        return " ".join([*facts.warnings, summary(facts), origin(facts), *starts_from(facts)])
 
     def markdown(self) -> str:
         """For people, as text."""
@@ -75,44 +86,80 @@ def statement(
     inputs: tuple[Input, ...] = (),
     date: str | None = None,
     curves: bytes | None = None,
+    verdict: Verdict | None = None,
+    record: RunRecord | None = None,
 ) -> Statement:
     """State what a plan or guarantee promises or, after a run, what may still be stated.
 
     Args:
         promise: What was planned.
-        accounted: What the run's server enforced and accounted.
+        accounted: What the run's server wrote into `guarantee.json`.
         observed: What the run's log shows; see `dpftrl.observed`.
         devices: One more number of devices of one person to state the guarantee for.
         inputs: The files that all this came from, the promise first.
         date: To be printed; nothing is if none is given.
         curves: A picture of accuracy and epsilon by round, as PNG.
+        verdict: What `dpftrl.audit` finds about the run that `accounted` is of.
+        record: What the run's `run.json` says, with the model that it started from.
 
     Guarantees:
         What is stated is the promise, or what was accounted if that is given; but if the log does
-        not keep to its limits, the guarantee of the log, with an epsilon that is not smaller. Every
-        number in text is rounded up.
+        not keep to its limits, the guarantee of the log, with an epsilon that is not smaller. If
+        the run started from a private model, the earlier runs on the same people are composed.
+        A hypothesis is called enforced only if the verdict passed, and observed only if it passed
+        or a log is given. Every number in text is rounded up.
 
     >>> from dpftrl import MinSep, mechanism
     >>> from dpftrl.accounting import account
     >>> clients = MinSep(rounds=2000, min_sep=1182, max_participations=2)
     >>> found = statement(account(mechanism("blt-b1000"), clients, sigma=16.1, delta=1e-10))
     >>> print(found.summary.partition("are ")[2].partition(" It ")[0])
-    (0.9790, 1e-10)-differentially private and 0.01394-zCDP, for each device.
+    (0.9790, 1e-10)-differentially private and 0.01395-zCDP, for each device.
     """
-    guarantee = promise.guarantee if isinstance(promise, Plan) else promise
+    promised = in_our_words(promise.guarantee if isinstance(promise, Plan) else promise)
+    own = None if accounted is None else in_our_words(accounted)
+    is_verified = verdict is not None and verdict.passed
+    claims: frozenset[tuple[str, str]] = frozenset()
+    if own is None or not is_verified:
+        claims = claims_of(own or promised)
+        own = None if own is None else without_evidence(own)
+    promised = without_evidence(promised)
+    start = None if record is None else record.start
+    if start is not None:
+        promised = _alone(promised, start)
+        own = None if own is None else _alone(own, start)
     kind = "plan" if isinstance(promise, Plan) else "guarantee"
+    happened = weigh(promised, kind, own, observed)
+    if start is not None:
+        happened = replace(happened, guarantee=start.composed_with(happened.guarantee))
     facts = Facts(
-        happened=weigh(guarantee, kind, accounted, observed),
-        promised=guarantee,
+        happened=happened,
+        promised=promised,
         fleet=promise.fleet if isinstance(promise, Plan) else None,
-        accounted=accounted,
+        accounted=own,
         observed=observed,
         devices=() if devices is None else (whole_number("devices", devices),),
         inputs=inputs,
         date=date,
         curves=curves,
+        verdict=verdict,
+        record=record,
+        claims=claims,
     )
     return Statement(facts, _document(facts))
+
+
+def _alone(guarantee: Guarantee, start: Start) -> Guarantee:
+    """The guarantee of the last run, without the earlier runs that it was composed with."""
+    dropped = {PARTICIPATION, *(one.name for one in CLAIMS)}
+    others = (one for one in guarantee.hypotheses if one.name not in dropped)
+    hypotheses = (participation_of(guarantee)[-1], *others)
+    if len(guarantee.runs) == 1:
+        return replace(guarantee, hypotheses=hypotheses)
+    if guarantee.runs[:-1] != start.runs:  # not what run.json says: rather count a run twice
+        return guarantee
+    alone = guarantee_of(guarantee.runs[-1:], guarantee.delta).for_devices(guarantee.devices)
+    return replace(alone, hypotheses=hypotheses)
 
 
 def save_statement(statement: Statement, stem: str | os.PathLike[str]) -> tuple[Path, ...]:

@@ -23,7 +23,7 @@ def _content(facts: Facts, summary: str, formal: str) -> dict[str, Any]:
     stated = facts.guarantee
     return {
         "format": "dpftrl statement",
-        "version": 1,
+        "version": 2,
         "summary": summary,
         "formal_statement": formal,
         "warnings": facts.warnings,
@@ -46,6 +46,10 @@ def _content(facts: Facts, summary: str, formal: str) -> dict[str, Any]:
         "planned": _guarantee(facts.promised),
         "accounted": None if facts.accounted is None else _guarantee(facts.accounted),
         "observed": _observed(facts),
+        "run": None if facts.record is None else facts.record.run,
+        "population": None if facts.record is None else facts.record.population,
+        "start": _start(facts),
+        "verification": _verification(facts),
         "dpftrl_version": __version__,
         "input_sha256": facts.inputs[0].sha256 if facts.inputs else None,
         "inputs": [
@@ -106,6 +110,36 @@ def _observed(facts: Facts) -> dict[str, Any] | None:
         "kept_to_limits": facts.happened.kept,
         "guarantee": None if ex_post is None else _guarantee(ex_post),
     }
+
+
+def _start(facts: Facts) -> dict[str, Any] | None:
+    """The model file that the run started from; None if there was none, or it is not recorded."""
+    start = facts.start
+    if start is None:
+        return None
+    return {
+        "sha256": start.sha256,
+        "earlier_runs": [
+            {
+                "run": one.run,
+                "population": one.population,
+                "people": one.people,
+                "composed": one.people == "same",
+                **_guarantee(one.guarantee),
+            }
+            for one in start.earlier
+        ],
+    }
+
+
+def _verification(facts: Facts) -> dict[str, Any] | None:
+    """Names alone: what a check found may name folders of whoever ran it."""
+    if facts.verdict is None:
+        return None
+    by_outcome: dict[str, list[str]] = {"passed": [], "failed": [], "warning": []}
+    for check in facts.verdict.checks:
+        by_outcome[check.outcome].append(check.name)
+    return {"verified": facts.verdict.passed, "checks": by_outcome}
 
 
 def matrix_digest(value: np.ndarray[Any, Any]) -> str:

@@ -42,12 +42,17 @@ def _blocks(facts: Facts) -> Iterator[Block]:
     lines = tuple(_commands(facts))
     has_log = any(one.role == "log" for one in facts.inputs)
     log = " The log, which is not published, is for whoever ran the training." if has_log else ""
+    if facts.evidence != "none":
+        log = (
+            " The log and the run's private files, which are not published, are for whoever ran "
+            "the training: without them the same command says claimed instead of enforced."
+        )
     if lines:
         yield Paragraph(
             f"These commands recompute it, in a folder that holds the files by these names.{log} "
             "The numbers in a file are never trusted: they are computed again from its mechanism, "
-            "its participation and its noise. Whether a hypothesis is enforced is what the file "
-            "says."
+            "its participation and its noise. Nor are its words: a hypothesis is called enforced "
+            "only if the run verifies."
         )
         yield Commands(lines)
 
@@ -72,6 +77,9 @@ def _statement(facts: Facts) -> str:
     words = ["dpftrl", "statement", facts.inputs[0].name]
     folder = next((one.name.rpartition("/")[0] for one in facts.inputs[1:]), "")
     words += ["--run", folder] if folder else []
+    checks = () if facts.verdict is None else facts.verdict.checks
+    if any((check.name, check.outcome) == ("witness", "warning") for check in checks):
+        words += ["--no-witness"]
     words += [word for count in facts.devices for word in ("--devices", str(count))]
     words += [] if facts.date is None else ["--date", facts.date]
     return shlex.join([*words, "--json"])

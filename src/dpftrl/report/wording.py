@@ -3,17 +3,30 @@
 from collections import Counter
 
 from dpftrl.accounting import Guarantee
+from dpftrl.federated import EarlierRun
 from dpftrl.participation import FixedEpochs, Participation
-from dpftrl.report.facts import Facts, delta_text, empty
+from dpftrl.report.facts import Evidence, Facts, delta_text, empty
+from dpftrl.report.hypotheses import StatedBasis
 from dpftrl.report.numbers import in_full, rounded_up
 
 ORIGINS = {
     "plan": "This is a plan: it will hold for a run that keeps to it and to its hypotheses.",
     "guarantee": "It was computed from a guarantee file. How the training went is not known here.",
-    "run": "It is what the server of the run enforced and accounted.",
     "log": (
         "It allows for the participation that the log shows, read after the run (ex post), because "
         "the limits were not kept."
+    ),
+}
+
+# The same for what the server of a run wrote, by the evidence that there is for it.
+OF_RUN: dict[Evidence, str] = {
+    "verified": (
+        "It is what the server of the run enforced and accounted: the run's files verify."
+    ),
+    "failed": "It is what the run's guarantee file says, and the run does not verify.",
+    "none": (
+        "It is what the run's guarantee file says. The run's private files are not here, so that "
+        "nothing shows whether its server enforced it."
     ),
 }
 
@@ -32,10 +45,33 @@ def summary(facts: Facts) -> str:
 
 def origin(facts: Facts) -> str:
     """Where the numbers come from."""
-    said = ORIGINS[facts.happened.origin]
+    came_from = facts.happened.origin
+    said = OF_RUN[facts.evidence] if came_from == "run" else ORIGINS[came_from]
     if facts.happened.kept:
         return f"{said} The participation log, read afterwards, keeps to the same limits."
     return said
+
+
+def starts_from(facts: Facts) -> tuple[str, ...]:
+    """A sentence for each private run behind the start model, or for a file without any."""
+    start = facts.start
+    if start is None:
+        return ()
+    if not start.earlier:
+        return (
+            "It starts from a model file whose origin is not known to dpftrl (SHA-256 "
+            f"{start.sha256}): claimed public.",
+        )
+    return tuple(f"Starts from a private model: {_earlier(one)}." for one in start.earlier)
+
+
+def _earlier(one: EarlierRun) -> str:
+    label = "" if one.population is None else f", population {one.population!r}"
+    run = f"run {one.run}" if one.run else "a run that version 0.1 did not record"
+    name = f"{run} (epsilon {at_delta(one.guarantee)} by itself{label})"
+    if one.people == "same":
+        return f"{name} on the same people; composed"
+    return f"{name}, stated by the operator: on other people (claimed); not composed"
 
 
 def formal(facts: Facts) -> str:
@@ -70,9 +106,10 @@ def limits(participation: Participation) -> str:
 
 
 def bases(facts: Facts) -> str:
-    """How many hypotheses are enforced, observed and assumed."""
+    """How many hypotheses are enforced, observed, claimed and assumed."""
     found = Counter(one.basis for one in facts.hypotheses)
-    return ", ".join(f"{found[basis]} {basis}" for basis in ("enforced", "observed", "assumed"))
+    every: tuple[StatedBasis, ...] = ("enforced", "observed", "claimed", "assumed")
+    return ", ".join(f"{found[basis]} {basis}" for basis in every)
 
 
 def at_delta(guarantee: Guarantee) -> str:

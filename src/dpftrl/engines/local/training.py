@@ -16,12 +16,12 @@ from dpftrl.engines.local.metrics import Metrics, Point
 from dpftrl.engines.local.planning import make_plan
 from dpftrl.engines.local.population import Population
 from dpftrl.engines.local.sections import Config
-from dpftrl.engines.local.start import network, starting_arrays
+from dpftrl.engines.local.start import network, starting_model
 from dpftrl.errors import InvalidInput, RunOver
 from dpftrl.federated import RunFolder, Server, Settings
 from dpftrl.plan import Plan
 from dpftrl.report.files import statement_of_files
-from dpftrl.report.statement import save_statement
+from dpftrl.report.statement import Statement, save_statement
 from dpftrl.storage import replace_file
 from dpftrl.tasks import Report, Task, Vocabulary, load_task
 from dpftrl.tasks.evaluation import Evaluation, evaluate, words_to_predict
@@ -51,14 +51,25 @@ class Progress:
 
 @final
 class Training:
-    """A training that is ready to go on."""
+    """A training that is ready to go on.
 
-    def __init__(self, config: Config, task: Task, server: Server):
+    Attributes:
+        config: What was asked for.
+        task: The people and their text.
+        server: The run.
+        statement: The privacy statement that `run` wrote when it ended, if any round was released.
+    """
+
+    def __init__(
+        self, config: Config, task: Task, server: Server, state_folder: Path | None = None
+    ):
         """Use `begin` or `resume`."""
         local = config.client
         self.config = config
         self.task = task
         self.server = server
+        self.statement: Statement | None = None
+        self._state_folder = state_folder
         self._model = network(config.model, task)
         training = LocalTraining(
             local.learning_rate, local.batch_size, local.epochs, local.most_batches
@@ -100,7 +111,7 @@ class Training:
         plan = plan or make_plan(config.privacy, len(task.train))
         _check_population(plan, task)
         words_to_predict(task.heldout.sentences, config.evaluate_sentences)
-        first = starting_arrays(config.model, task, config.seed, _steps(config, report))
+        first = starting_model(config.model, task, config.seed, _steps(config, report))
         settings = Settings(
             clip_norm=config.clip_norm,
             optimizer=config.server,
@@ -108,6 +119,7 @@ class Training:
             timer_hours=config.simulation.timer_hours,
             seed=config.seed,
             snapshot_every=config.snapshot_every,
+            population=config.population,
         )
         server = Server.create(
             folder,
@@ -118,7 +130,7 @@ class Training:
             insecure_test_key=insecure_test_key,
         )
         replace_file(folder / CONFIG, config_text(config).encode())
-        return cls(config, task, server)
+        return cls(config, task, server, state_folder)
 
     @classmethod
     def resume(
@@ -135,7 +147,7 @@ class Training:
         config = read_config(folder / CONFIG)
         server = Server.open(folder, state_folder=state_folder, trust_folder=trust_folder)
         try:
-            return cls(config, load_training_task(config, report), server)
+            return cls(config, load_training_task(config, report), server, state_folder)
         except BaseException:
             server.close()
             raise
@@ -201,9 +213,10 @@ class Training:
             self._metrics.close()
             folder = self.server.folder
             if self.server.rounds:
-                save_statement(
-                    statement_of_files(folder.plan, folder.root), folder.root / "statement"
+                self.statement = statement_of_files(
+                    folder.plan, folder.root, state_folder=self._state_folder
                 )
+                save_statement(self.statement, folder.root / "statement")
 
 
 def load_training_task(config: Config, report: Report | None = None) -> Task:
