@@ -176,7 +176,8 @@ def test_calibrated_noise_covers_the_rounding(family: Family, data):
     promise = account(mechanism, clients, sigma, 1e-6)
     assert 2.0 * (1 - 1e-6) <= promise.epsilon <= 2.0
     assert promise.mu >= promise.runs[0].sensitivity.value / sigma
-    assert Plan(FLEET, promise).sigma == sigma
+    run = promise.runs[0]
+    assert run.rounding <= MOST_ROUNDING * run.mu  # or a plan would refuse it
 
 
 # --- Files -------------------------------------------------------------------------------------

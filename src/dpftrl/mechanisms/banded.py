@@ -22,6 +22,8 @@ from dpftrl.sensitivity.dense import brute_force, brute_force_is_cheap
 MOST_WORK = 3e11
 MOST_ENTRIES = 2e8
 SMALLEST_BLOCK = 64
+# Coordinates on which the size of the noise is tried out.
+PROBES = 16
 
 
 @final
@@ -134,6 +136,18 @@ class Banded(Mechanism):
     def memory(self, rounds: int) -> int:
         """One vector for each band but the diagonal."""
         return min(len(self.columns), self.check_rounds(rounds)) - 1
+
+    def check_noise(self, rounds: int) -> None:
+        """By sending rows of random signs through the stream."""
+        self.check_rounds(rounds)
+        signs = np.random.default_rng(0).choice([-1.0, 1.0], (rounds, PROBES))
+        state, largest = self.init(PROBES), 0.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            for t in range(rounds):
+                noise, state = self._step(state, signs.__getitem__)
+                own = max(1.0, float(self.columns[0, t]))
+                largest = max(largest, float(np.abs(noise).max()) * own)
+        self.refuse_noise(largest, rounds)
 
     def _step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]:
         lags = np.arange(min(len(self.columns), state.round + 1))

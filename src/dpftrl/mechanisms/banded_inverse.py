@@ -87,6 +87,11 @@ class BandedInverse(ToeplitzMechanism):
         """One vector for each coefficient of the inverse but the first."""
         return min(len(self.c_hat), self.check_rounds(rounds)) - 1
 
+    def check_noise(self, rounds: int) -> None:
+        """The noise is at most the sum of its coefficients times the largest row of Z."""
+        self.check_rounds(rounds)
+        self.refuse_noise(sum(map(abs, self.c_hat)) * max(1.0, 1 / self.c_hat[0]), rounds)
+
     def _step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]:
         """A moving average over the rows of Z, which the buffers hold, newest first."""
         window = np.concatenate([rows(state.next_row)[None], state.buffers])

@@ -28,6 +28,10 @@ Rows = Callable[[int], Vector]
 # Rounds to which dense matrices, and vectors with one entry a round, are kept.
 DENSE_LIMIT = 10_000
 CURVE_LIMIT = 20_000_000
+# The noise of a round over Z, and over what the round's own row of Z adds to it. Float64 has 53
+# bits, a grid 25 to a standard deviation of Z: much beyond this Z would be lost in the noise, and
+# the noise would not fit into the 63 bits of a sum.
+MOST_NOISE = 2.0**20
 # What a rounding gain is multiplied by, for its own rounding and for rounding of errors.
 ROUNDING_MARGIN = 1.001
 
@@ -152,6 +156,23 @@ class Mechanism(ABC):
         """
         self.check_rounds(rounds)
         return 0.0
+
+    def check_noise(self, rounds: int) -> None:
+        """Refuse a strategy whose noise is so large that float64 no longer resolves Z in it.
+
+        Most families cannot grow: their parameters are refused when they are built.
+        """
+        self.check_rounds(rounds)
+
+    @final
+    def refuse_noise(self, size: float, rounds: int) -> None:
+        """Raise if the noise of a round can be so many times as large as Z, or as its own row."""
+        if not size <= MOST_NOISE:
+            raise InvalidInput(
+                f"the noise of {self.name} grows to {size:.2g} times Z within {rounds:,} rounds, "
+                f"and above {MOST_NOISE:.2g} float64 would lose Z in it; use a first coefficient "
+                "near 1, and others that fall off faster"
+            )
 
     @final
     def init(self, size: int) -> StreamState:

@@ -99,6 +99,19 @@ class Toeplitz(ToeplitzMechanism):
         """One vector for each coefficient but the first."""
         return min(len(self.c), self.check_rounds(rounds)) - 1
 
+    def check_noise(self, rounds: int) -> None:
+        """Coefficients that never rise have an inverse that never grows.
+
+        (1 - x) c(x) is then c_0 minus a series of non-negative terms with sum c_0, so that prefix
+        sums of the inverse are a renewal sequence over c_0: between 0 and 1 / c_0.
+        """
+        self.check_curve(rounds)
+        size = 1 / self.c[0]
+        if not np.all(np.diff(self.c) <= 0):
+            with np.errstate(over="ignore", invalid="ignore"):
+                size = float(np.abs(self.inverse_coefficients(rounds)).sum())
+        self.refuse_noise(size * max(1.0, self.c[0]), rounds)
+
     def _step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]:
         return forward_substitution(state, rows, np.array(self.c), keep=len(self.c) - 1)
 

@@ -40,7 +40,9 @@ class Plan:
                 f"{len(promised.runs)} runs and {promised.devices} devices"
             )
         run = promised.runs[0]
-        check_rounding(run.rounding, run.mu, run.mechanism, run.participation.rounds)
+        rounds = run.participation.rounds
+        check_rounding(run.rounding, run.mu, run.mechanism, rounds)
+        run.mechanism.check_noise(rounds)
 
     def covering_rounding(self) -> "Plan":
         """The same plan with rounding covered, which a plan of version 0.1 did not do.
