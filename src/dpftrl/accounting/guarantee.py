@@ -281,7 +281,10 @@ def delta_for(
         `account` at the delta returned states an epsilon of at most `epsilon`.
     """
     mu = _padded(Run.of(mechanism, participation, sigma).mu * _devices(devices))
-    return min(1.0, (delta_of(epsilon, mu) + sampler_delta(mu)) * (1 + 4 * ULP))
+    delta, step = delta_of(epsilon, mu) + sampler_delta(mu), ULP
+    while delta < 1 and epsilon_of(ideal_delta(delta, mu), mu) > epsilon:
+        delta, step = delta * (1 + step), 2 * step
+    return min(1.0, delta)
 
 
 def calibrate(
