@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import mpmath as mp
@@ -11,10 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rounded_mu import MOST_ROUNDING, rounding_share, with_rounding
 
 import dpftrl
 from conformance import EVERY, Family, allowed_patterns, draw_case, participations, true_sensitivity
-from dpftrl import FixedEpochs, MinSep
+from dpftrl import FixedEpochs, Mechanism, MinSep, Participation
 from dpftrl.accounting import (
     Guarantee,
     Hypothesis,
@@ -87,6 +89,47 @@ def test_the_event_of_several_devices_is_that_of_several_devices(devices: int):
 # --- Calibration -------------------------------------------------------------------------------
 
 
+def largest_mu(epsilon: float, delta: float) -> float:
+    """By halving. The sampler takes its part of delta first, and at most half of it."""
+    low, high = 0.0, 11.0  # the sampler's range ends before
+    for _ in range(1200):
+        middle = (low + high) / 2
+        taken = sampler_delta(middle)
+        fits = taken <= delta / 2 and epsilon_of(delta - taken, middle) <= epsilon
+        low, high = (middle, high) if fits else (low, middle)
+        if high - low <= 1e-15 * high:
+            break
+    return low
+
+
+def check_calibration(
+    mech: Mechanism, clients: Participation, epsilon: float, delta: float
+) -> Guarantee | None:
+    """The calibrated noise keeps to the budget, and nobody could do with less noise.
+
+    Returns:
+        None where the budget is refused, since too much of it would go to rounding.
+    """
+    mu = largest_mu(epsilon, delta)
+    share = rounding_share(mu, mech, clients.rounds)
+    if share > MOST_ROUNDING:
+        with pytest.raises(InvalidInput, match="rounding"):
+            calibrate(mech, clients, epsilon, delta)
+        return None
+    sigma = calibrate(mech, clients, epsilon, delta)
+    promise = account(mech, clients, sigma, delta)
+    assert promise.epsilon <= epsilon
+    assert promise.total_delta == delta
+    assert promise.mu == pytest.approx(mu, rel=1e-9)
+    return promise
+
+
+def uses_up(promise: Guarantee, epsilon: float) -> bool:
+    """One of two things uses the budget up: epsilon, or the sampler with its half of delta."""
+    sampler_takes_half = promise.sampler_delta >= promise.delta / 2 * (1 - 1e-6)
+    return promise.epsilon >= epsilon * (1 - 1e-6) or sampler_takes_half
+
+
 # Over 19 families, more than a thousand draws.
 @every
 @settings(max_examples=55)
@@ -95,21 +138,25 @@ def test_calibrated_noise_keeps_to_its_budget_and_uses_it_up(family: Family, dat
     mech, rounds = draw_case(data, family, 30)
     clients = data.draw(participations(rounds))
     epsilon, delta = data.draw(budgets())
-    sigma = calibrate(mech, clients, epsilon, delta)
-    spent = account(mech, clients, sigma, delta).epsilon
-    assert epsilon * (1 - 1e-6) <= spent <= epsilon
-    assert account(mech, clients, sigma * (1 - 1e-8), delta).epsilon > epsilon
+    promise = check_calibration(mech, clients, epsilon, delta)
+    assert promise is not None
+    assert uses_up(promise, epsilon)
+    quieter = account(mech, clients, promise.runs[0].sigma * (1 - 1e-8), delta)
+    assert quieter.epsilon > epsilon or quieter.total_delta > delta
 
 
 def test_calibration_at_the_size_of_production():
     rng = random.Random(1)
     mechs = [dpftrl.mechanism(n) for n in ("blt-b100", "blt-b400", "blt-b1000", "independent")]
+    refusals = 0
     for _ in range(300):
         mech = rng.choice(mechs)
         clients = MinSep(rng.randrange(1, 10**6), rng.randrange(1, 10**5), rng.randrange(1, 100))
         epsilon, delta = math.exp(rng.uniform(-3, 3.9)), 10 ** rng.uniform(-12, -3)
-        sigma = calibrate(mech, clients, epsilon, delta)
-        assert epsilon * (1 - 1e-6) <= account(mech, clients, sigma, delta).epsilon <= epsilon
+        promise = check_calibration(mech, clients, epsilon, delta)
+        refusals += promise is None
+        assert promise is None or uses_up(promise, epsilon)
+    assert 0 < refusals < 150  # BLTs of very many rounds
 
 
 @every
@@ -119,16 +166,61 @@ def test_noise_calibrated_to_zcdp_keeps_to_it_and_uses_it_up(family: Family, dat
     mech, rounds = draw_case(data, family, 30)
     clients = data.draw(participations(rounds))
     rho = data.draw(st.floats(-12, 4).map(lambda digits: 10.0**digits))
+    share = rounding_share(math.sqrt(2 * rho), mech, rounds)
+    if share > MOST_ROUNDING:
+        refused(lambda: calibrate_rho(mech, clients, rho))
+        return
     sigma = calibrate_rho(mech, clients, rho)
     assert rho * (1 - 1e-12) <= account(mech, clients, sigma, 1e-6).rho <= rho
     assert account(mech, clients, sigma * (1 - 1e-11), 1e-6).rho > rho
 
 
 @pytest.mark.parametrize("epsilon", [1e-9, 1e-3, 1e3, 1e6, 1e12, 1e100])
-@pytest.mark.parametrize("delta", [1e-300, 1e-30, 0.5, 1 - 1e-9])
-def test_calibration_ends_at_absurd_budgets_too(epsilon: float, delta: float):
-    sigma = calibrate(dpftrl.mechanism("blt"), CLIENTS, epsilon, delta)
-    assert account(dpftrl.mechanism("blt"), CLIENTS, sigma, delta).epsilon <= epsilon
+@pytest.mark.parametrize("delta", [1e-22, 1e-20, 1e-4, 0.5, 1 - 1e-9])
+@pytest.mark.parametrize("name", ["blt", "independent"])
+def test_calibration_to_an_absurd_budget_ends_and_uses_it_up(
+    name: str, epsilon: float, delta: float
+):
+    promise = check_calibration(dpftrl.mechanism(name), CLIENTS, epsilon, delta)
+    assert promise is not None or name == "blt"
+    # Between an epsilon of 1e-9 and none, a delta near 1 moves by less than its last digits.
+    if promise is not None and (epsilon, delta) != (1e-9, 1 - 1e-9):
+        assert uses_up(promise, epsilon)
+
+
+@pytest.mark.parametrize("epsilon", [1e-9, 1.0, 1e3, 1e100])
+@pytest.mark.parametrize("delta", [5e-324, 1e-300, 1e-30, 2e-23])
+@pytest.mark.parametrize("name", ["blt", "independent"])
+def test_a_delta_below_what_the_sampler_takes_is_refused(name: str, delta: float, epsilon: float):
+    """The end of the sampler's range takes 2^-76 at any noise, and may take half of delta."""
+    refused(lambda: calibrate(dpftrl.mechanism(name), CLIENTS, epsilon, delta))
+
+
+@pytest.mark.parametrize("epsilon", [32.7, 1e3, 1e6])
+def test_a_large_epsilon_at_a_small_delta_needs_the_noise_that_the_sampler_needs(epsilon: float):
+    """The sampler alone must not take more than half of delta, however large epsilon is."""
+    promise = check_calibration(dpftrl.mechanism("blt"), CLIENTS, epsilon, 1e-9)
+    assert promise.epsilon == pytest.approx(32.629, abs=1e-3)
+    assert promise.sampler_delta == pytest.approx(0.5e-9, rel=1e-6)
+    assert calibrate(dpftrl.mechanism("blt"), CLIENTS, 32.6, 1e-9) > promise.runs[0].sigma
+
+
+@pytest.mark.parametrize("above", [1e-9, 1e-3, 1.0])
+def test_calibration_is_refused_where_rounding_takes_more_than_a_thousandth_of_mu(above: float):
+    blt = dpftrl.mechanism("blt")
+    rounding = with_rounding(0.0, blt, 2000)
+    limit = rounding / (MOST_ROUNDING - rounding_share(1e9, blt, 2000))
+    assert rounding_share(limit, blt, 2000) == pytest.approx(MOST_ROUNDING, rel=1e-6)
+    enough, too_little = limit * (1 + above + 1e-6), limit / (1 + above + 1e-6)
+    assert check_calibration(blt, CLIENTS, epsilon_of(1e-9, enough), 1e-9) is not None
+    assert check_calibration(blt, CLIENTS, epsilon_of(1e-9, too_little), 1e-9) is None
+    assert calibrate_rho(blt, CLIENTS, enough**2 / 2) > 0
+    refused(lambda: calibrate_rho(blt, CLIENTS, too_little**2 / 2))
+    # Accounting does not refuse it: what was released has the guarantee that it has.
+    sigma = blt.sensitivity(CLIENTS).value / too_little
+    assert account(blt, CLIENTS, sigma, 1e-9).mu == pytest.approx(
+        with_rounding(too_little, blt, 2000), rel=1e-12
+    )
 
 
 @given(budget=budgets(), sigma=st.floats(0.5, 100))
@@ -136,9 +228,21 @@ def test_delta_at_an_epsilon_undoes_epsilon_at_a_delta(budget, sigma: float):
     delta = budget[1]
     promise = account(dpftrl.mechanism("blt"), CLIENTS, sigma, delta)
     found = delta_for(dpftrl.mechanism("blt"), CLIENTS, sigma, promise.epsilon)
-    assert found == pytest.approx(delta, rel=1e-9)
+    assert found == pytest.approx(promise.total_delta, rel=1e-9)
     lower = delta_for(dpftrl.mechanism("blt"), CLIENTS, sigma, promise.epsilon * (1 - 1e-6))
     assert lower > delta
+    assert lower >= found
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0, 10.0, 40.0])
+@pytest.mark.parametrize("sigma", [0.7, 2.0, 5.0, 20.0, 30.0])
+def test_the_delta_of_an_epsilon_has_the_part_of_the_sampler_in_it(sigma: float, epsilon: float):
+    found = delta_for(dpftrl.mechanism("blt"), CLIENTS, sigma, epsilon)
+    promise = account(dpftrl.mechanism("blt"), CLIENTS, sigma, found)
+    assert promise.epsilon <= epsilon
+    assert found == pytest.approx(
+        delta_of(epsilon, promise.mu) + sampler_delta(promise.mu), rel=1e-9
+    )
 
 
 # --- Monotone ----------------------------------------------------------------------------------
@@ -155,10 +259,14 @@ def test_more_exposure_never_costs_less(name: str, data):
     def epsilon(clients: MinSep, sigma: float = 3.0) -> float:
         return account(mech, clients, sigma, 1e-7).epsilon
 
-    here = epsilon(MinSep(rounds, gap, cap))
+    clients = MinSep(rounds, gap, cap)
+    here = epsilon(clients)
     slack = 1 - 1e-11
     more_rounds = MinSep(rounds + data.draw(st.integers(1, 50)), gap, cap)
-    assert epsilon(more_rounds) >= here * slack
+    assert mech.sensitivity(more_rounds).value >= mech.sensitivity(clients).value * slack
+    # The part of rounding may be smaller: with more rounds, a guarantee covers smaller models only.
+    run = Run.of(mech, clients, 3.0)
+    assert epsilon(more_rounds) >= here * (slack - 2 * run.rounding / run.mu)
     assert epsilon(MinSep(rounds, data.draw(st.integers(1, gap)), cap)) >= here * slack
     assert epsilon(MinSep(rounds, gap, cap + data.draw(st.integers(1, 5)))) >= here * slack
     assert epsilon(MinSep(rounds, gap, cap), sigma=3.0 * (1 + 1e-9)) < here
@@ -183,21 +291,37 @@ def test_mu_is_the_worst_pattern_of_the_dense_strategy(family: Family, data):
 
 def check_mu(promise: Guarantee, strategy: np.ndarray) -> None:
     run = promise.runs[0]
-    truth = true_sensitivity(strategy, run.participation)
-    found = promise.mu * run.sigma
-    assert found >= truth.attained * (1 - 1e-9)
+    truth = true_sensitivity(strategy, run.participation).attained
+    mu = with_rounding(truth / run.sigma, run.mechanism, run.participation.rounds)
+    assert run.sensitivity.value >= truth * (1 - 1e-9)
+    assert promise.mu >= mu * (1 - 1e-9)
     if promise.kind == "exact":
-        assert found == pytest.approx(truth.attained, rel=1e-9)
+        assert run.sensitivity.value == pytest.approx(truth, rel=1e-9)
+        assert promise.mu == pytest.approx(mu, rel=1e-9)
 
 
-def test_a_mu_one_in_a_hundred_million_off_would_be_noticed():
+@pytest.mark.parametrize("off", [-1e-8, 1e-8])
+def test_a_mu_one_in_a_hundred_million_off_would_be_noticed(off: float):
     mech, clients = dpftrl.mechanism("blt"), MinSep(7, 2)
     promise = account(mech, clients, 2.0, 1e-6)
     check_mu(promise, mech.strategy(7))
-    for side in (-1, 1):
-        wrong = Guarantee(promise.runs, promise.mu * (1 + side * 1e-8), 1e-6, ())
+    (run,) = promise.runs
+    wrong_mu = Guarantee(promise.runs, promise.mu * (1 + off), 1e-6, ())
+    wrong_sensitivity = guarantee_of(
+        [replace(run, sensitivity=run.sensitivity.times(1 + off))], 1e-6
+    )
+    for wrong in (wrong_mu, wrong_sensitivity):
         with pytest.raises(AssertionError):
             check_mu(wrong, mech.strategy(7))
+
+
+def test_a_mu_without_the_rounding_of_its_buffers_would_be_noticed():
+    mech = dpftrl.mechanism("blt-b1000")
+    promise = account(mech, MinSep(20, 4), 20.0, 1e-6)
+    check_mu(promise, mech.strategy(20))
+    ideal = promise.runs[0].sensitivity.value / 20.0
+    with pytest.raises(AssertionError):
+        check_mu(Guarantee(promise.runs, ideal, 1e-6, ()), mech.strategy(20))
 
 
 def delta_between(distance: mp.mpf, epsilon: mp.mpf) -> mp.mpf:
@@ -239,11 +363,15 @@ def test_two_neighbouring_datasets_differ_by_just_the_stated_delta(
 
     patterns = allowed_patterns(TINY)
     worst = max(patterns, key=distance)
+    assert promise.total_delta == delta
     with mp.workdps(30):
-        apart = mp.mpf(distance(worst))
-        true = delta_between(apart, mp.mpf(promise.epsilon))
+        # Rounding in the buffers moves them apart a little further, and the sampler takes a part.
+        apart = mp.mpf(with_rounding(distance(worst), mech, 6))
+        epsilon, taken = mp.mpf(promise.epsilon), mp.mpf(promise.sampler_delta)
+        true = delta_between(apart, epsilon) + taken
         assert delta * (1 - 1e-8) <= true <= delta * (1 + 1e-12)
-        assert delta_between(apart, mp.mpf(promise.epsilon) * (1 - mp.mpf(1e-9))) > delta
+        assert delta_between(apart, epsilon * (1 - mp.mpf(1e-9))) + taken > delta
+        assert delta_between(mp.mpf(distance(worst)), epsilon) <= true
         for pattern in patterns:
             assert distance(pattern) <= promise.mu * (1 + 1e-12)
 
@@ -258,9 +386,15 @@ def test_devices_that_act_alike_move_the_output_by_so_many_times(devices: int):
         float(np.linalg.norm(strategy[:, list(pattern)].sum(axis=1) * devices)) / 2.0
         for pattern in allowed_patterns(clients)
     ]
-    assert together.mu == pytest.approx(max(moved), rel=1e-12)
+    ideal = alone.runs[0].sensitivity.value / 2.0
+    assert ideal * devices == pytest.approx(max(moved), rel=1e-12)
+    mu = with_rounding(max(moved) / devices, mech, 7) * devices
+    assert together.mu == pytest.approx(mu, rel=1e-12)
     assert together.mu == pytest.approx(devices * alone.mu, rel=1e-15)
-    assert together.epsilon == pytest.approx(epsilon_of(1e-6, max(moved)), rel=1e-9)
+    left = max(1e-6 - sampler_delta(mu), 0.5e-6)
+    assert together.epsilon == pytest.approx(epsilon_of(left, mu), rel=1e-9)
+    # Ten devices are 13 standard deviations: the sampler's range ends before that.
+    assert (together.total_delta == 1e-6) == (devices < 10)
     assert together.devices == devices
     assert together.unit == ("device" if devices == 1 else f"{devices} devices of one person")
 
@@ -270,10 +404,12 @@ def test_no_two_devices_move_the_output_by_more_than_is_said_of_two(name: str):
     clients = MinSep(6, 2, 2)
     mech = dpftrl.mechanism(name, clients)
     strategy = mech.strategy(6)
-    said = account(mech, clients, 1.0, 1e-6).for_devices(2).mu
+    promise = account(mech, clients, 1.0, 1e-6).for_devices(2)
+    said = promise.mu
     columns = [strategy[:, list(p)].sum(axis=1) for p in allowed_patterns(clients)]
     worst = max(np.linalg.norm(a + b) for a, b in itertools.product(columns, repeat=2))
-    assert worst == pytest.approx(said, rel=1e-9)
+    assert worst == pytest.approx(2 * promise.runs[0].sensitivity.value, rel=1e-9)
+    assert said == pytest.approx(2 * with_rounding(worst / 2, mech, 6), rel=1e-9)
     # The control: devices do not add up like independent noise.
     assert worst > said / math.sqrt(2) * 1.1
 
@@ -292,11 +428,17 @@ def test_devices_multiply():
 def test_the_numbers_of_a_guarantee_belong_together():
     promise = account(dpftrl.mechanism("blt"), CLIENTS, 10.0, 1e-6)
     assert promise.rho == promise.mu**2 / 2
-    assert promise.epsilon == pytest.approx(epsilon_of(1e-6, promise.mu), rel=1e-10)
-    assert promise.epsilon >= epsilon_of(1e-6, promise.mu)
+    left = 1e-6 - promise.sampler_delta
+    assert promise.epsilon == pytest.approx(epsilon_of(left, promise.mu), rel=1e-10)
+    assert promise.epsilon >= epsilon_of(left, promise.mu)
     assert promise.sampler_delta == sampler_delta(promise.mu)
+    assert promise.total_delta == promise.delta == 1e-6
     assert promise.adjacency == "zero-out"
-    assert promise.mu == promise.runs[0].sensitivity.value / 10.0
+    (run,) = promise.runs
+    ideal = run.sensitivity.value / 10.0
+    assert promise.mu == run.mu == pytest.approx(with_rounding(ideal, BLT, 2000), rel=1e-15)
+    assert run.rounding == promise.mu - ideal
+    assert 0 < run.rounding < 1e-5 * ideal
     assert promise == guarantee_of([Run.of(dpftrl.mechanism("blt"), CLIENTS, 10.0)], 1e-6)
 
 

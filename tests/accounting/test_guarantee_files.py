@@ -24,6 +24,7 @@ from dpftrl.accounting import (
     Hypothesis,
     account,
     compose,
+    guarantee_of,
     load_guarantee,
     save_guarantee,
 )
@@ -204,6 +205,7 @@ def check_claim(path: Path, truth: Guarantee) -> bool:
         assert said[name] >= getattr(real, name) * close, f"says a smaller {name}"
     for run, real_run in zip(said["runs"], truth.runs, strict=True):
         assert run["sensitivity"] >= real_run.sensitivity.value * close, "says less sensitivity"
+        assert run["rounding"] >= real_run.rounding * close, "says less rounding"
     return True
 
 
@@ -242,6 +244,7 @@ PLACES = {
             for rest in [
                 ("noise_multiplier",),
                 ("sensitivity",),
+                ("rounding",),
                 ("participation", "rounds"),
                 ("participation", "min_sep"),
                 ("participation", "max_participations"),
@@ -273,6 +276,29 @@ def test_every_number_of_a_file_is_tried(tmp_path):
     found = {at for at, _ in numbers(saved(tmp_path, capped().for_devices(3)))}
     versions = {at for at in found if at[-1] == "version"}
     assert found - versions == set(PLACES.values())
+
+
+def test_the_rounding_of_the_buffers_cannot_be_edited_away(tmp_path):
+    """Whoever says that the buffers were float32 must say that their rounding is not covered."""
+    promise = blt_run()
+    content = saved(tmp_path, promise)
+    assert content["runs"][0]["buffers"] == "float64"
+    (run,) = promise.runs
+    ideal = guarantee_of([replace(run, buffers="float32")], promise.delta)
+    assert (ideal.mu, ideal.epsilon) < (promise.mu, promise.epsilon)
+    claims = {name: getattr(ideal, name) for name in ("mu", "rho", "epsilon", "sampler_delta")}
+    smaller = copy.deepcopy(content) | claims
+    smaller["runs"][0]["rounding"] = 0.0
+    refused(write(tmp_path, smaller))
+    smaller["runs"][0]["buffers"] = "float32"
+    assert "rounding" in refused(write(tmp_path, smaller))
+    for buffers in ("float32", "float16", None):
+        refused(write(tmp_path, edited(content, ("runs", 0, "buffers"), buffers)))
+
+
+def test_a_file_of_version_2_that_says_version_1_claims_no_more(tmp_path):
+    loaded = loaded_or_refused(write(tmp_path, saved(tmp_path, blt_run()) | {"version": 1}))
+    assert loaded is None or (loaded.mu, loaded.epsilon) == (blt_run().mu, blt_run().epsilon)
 
 
 def test_a_file_whose_noise_was_raised_with_all_its_claims_is_another_run(tmp_path):
@@ -339,7 +365,7 @@ def test_what_is_no_guarantee_is_refused(tmp_path, text: str):
     [
         (("format",), "dpftrl mechanism"),
         (("format",), None),
-        (("version",), 2),
+        (("version",), 3),
         (("version",), 0),
         (("version",), "1"),
         (("adjacency",), "add-or-remove"),
