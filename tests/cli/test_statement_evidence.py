@@ -177,6 +177,12 @@ def test_a_run_that_verifies_is_the_evidence(place):
         "secrecy": "assumed",
     }
     assert twin["verification"]["verified"] is True
+    assert [one["name"] for one in twin["inputs"]] == [
+        "run/plan.json",
+        "run/guarantee.json",
+        "run/ledger.csv",
+        "run/run.json",
+    ]
     assert (twin["population"], twin["start"], twin["warnings"]) == ("a", None, [])
     assert "the run's files verify" in (place.folder / "statement.md").read_text(encoding="utf-8")
 

@@ -12,10 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import answer, run, told_in_one_line
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
+from dpftrl.audit import Check, Verdict
+from dpftrl.engines.local import load_training_task, starting_arrays, starting_model
 from dpftrl.engines.local.config import PRESETS, read_config
 from dpftrl.engines.local.config_text import config_text
+from dpftrl.errors import InvalidInput
+from dpftrl.federated import StartModel
 
 WORDS = [
     "i",
@@ -132,6 +136,33 @@ def test_a_statement_at_the_end_of_a_training_has_evidence(train, folder, tmp_pa
     statement = tmp_path / "run" / "statement.json"
     assert json.loads(statement.read_bytes())["verification"]["verified"] is True
     assert basis_of(statement, "participation") == {"enforced"}
+
+
+@pytest.mark.usefixtures("train")
+def test_a_training_whose_run_does_not_verify_says_so(folder, tmp_path, monkeypatch):
+    def failing(run: Path, *_: object, **__: object) -> Verdict:
+        return Verdict(run.name, (Check("ledger", "failed", "rows are missing"),), 4, None, None)
+
+    monkeypatch.setattr("dpftrl.report.files.audit", failing)
+    code, _, told = run("train", folder / "small.toml", "--out", tmp_path / "run")
+    assert code == 1
+    assert "does not verify" in told
+    assert basis_of(tmp_path / "run" / "statement.json", "clipping") == {"claimed"}
+
+
+def test_arrays_alone_of_a_private_model_are_refused(train, folder, tmp_path):
+    train(folder / "small.toml")
+    model = tmp_path / "model.safetensors"
+    answer("export", tmp_path / "run", model)
+    config = read_config(folder / "small.toml", [f'model.start="{model}"'])
+    task = load_training_task(config)
+    with pytest.raises(InvalidInput, match="use starting_model"):
+        starting_arrays(config.model, task, 0)
+    start = starting_model(config.model, task, 0)
+    assert isinstance(start, StartModel)
+    assert len(start.start.earlier) == 1
+    save_file(load_file(model), model)  # without its metadata: of unknown origin
+    assert sorted(starting_arrays(config.model, task, 0)) == sorted(start.arrays)
 
 
 @pytest.mark.usefixtures("train")

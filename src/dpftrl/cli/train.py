@@ -110,6 +110,8 @@ def train_command(
         _tell(training, ended, out, as_json)
     if ended is None:
         sys.exit(130)
+    if _is_verified(training) is False:
+        sys.exit(1)
 
 
 def _check_extra() -> None:
@@ -215,6 +217,7 @@ def _tell(training: "Training", ended: str | None, out: Path, as_json: bool) -> 
         "epsilon": server.epsilon,
         "delta": server.plan.guarantee.delta,
         "statement": str(out / "statement.md"),
+        "verified": _is_verified(training),
     }
     if as_json:
         print_json(result)
@@ -229,8 +232,14 @@ def _tell(training: "Training", ended: str | None, out: Path, as_json: bool) -> 
     )
     if server.rounds:
         click.echo(f"statement: {out / 'statement.md'}")
-    if training.statement is not None and training.statement.facts.evidence == "failed":
+    if _is_verified(training) is False:
         click.echo(f"this run does not verify; to see why: dpftrl verify {out}", err=True)
+
+
+def _is_verified(training: "Training") -> bool | None:
+    """Whether the run's files verified when its statement was written; None if there is none."""
+    made = training.statement
+    return None if made is None else made.facts.evidence == "verified"
 
 
 def _promise(epsilon: float, plan: Plan) -> str:

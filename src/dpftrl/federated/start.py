@@ -36,7 +36,7 @@ UNRECORDED_KEYS: Final = {"rounds", "epsilon", "delta"}
 # How an earlier run is named where version 0.1 did not record which it was.
 UNRECORDED: Final = "not recorded"
 MOST_MODEL_BYTES: Final = 2**40
-# The metadata of a safetensors file must stay below 100 MB, and run.json below 64 MiB.
+# The header of a safetensors file, which the metadata is in, must stay below 100 MB.
 MOST_PROVENANCE_BYTES: Final = 48 * 2**20
 LONGEST_LABEL: Final = 200  # characters: a label is a name, not a description
 RUN_ID: Final = re.compile(r"[0-9a-f]{32}")

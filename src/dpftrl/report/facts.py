@@ -32,7 +32,7 @@ NOT_COVERED = (
     "Data that devices send outside of the training.",
 )
 
-Role = Literal["plan", "guarantee", "run guarantee", "log"]
+Role = Literal["plan", "guarantee", "run guarantee", "log", "run record"]
 # Whether `dpftrl verify` passed on the run, failed, or had no private files to look at.
 Evidence = Literal["verified", "failed", "none"]
 

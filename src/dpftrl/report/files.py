@@ -136,7 +136,7 @@ def _observed(run: Path, limits: Limits, report: Report | None) -> Observed | No
 
 
 def _run_inputs(run: Path) -> Iterator[Input]:
-    roles: dict[str, Role] = {GUARANTEE: "run guarantee", LEDGER: "log"}
+    roles: dict[str, Role] = {GUARANTEE: "run guarantee", LEDGER: "log", RECORD: "run record"}
     for name, role in roles.items():
         if (run / name).exists():
             yield Input(role, f"{run.resolve().name}/{name}", _sha256(run / name))

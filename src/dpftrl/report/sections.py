@@ -171,14 +171,18 @@ def _start_model(facts: Facts) -> Iterator[Block]:
         yield Paragraph("The run did not start from a model file.")
     elif not record.start.earlier:
         yield Paragraph(
-            ("The run started from a model file of SHA-256 ", Span(record.start.sha256, "code"))
+            (
+                "The run started from a model file of SHA-256 ",
+                Span(record.start.sha256, "code"),
+                ". Its origin is not known to dpftrl.",
+            )
         )
     else:
         rows = tuple(
             (
                 Span(one.run or "not recorded", "code"),
                 one.population or NOTHING,
-                f"{one.guarantee.runs[0].participation.rounds:,}",
+                f"{one.guarantee.runs[0].participation.rounds:,}" if one.run else NOTHING,
                 at_delta(one.guarantee),
                 "the same; composed" if one.people == "same" else "others (claimed); not composed",
             )

@@ -36,8 +36,12 @@ def summary(facts: Facts) -> str:
     stated = facts.guarantee
     if empty(stated):
         return f"There is no guarantee for {whom(stated)}: the noise is far too small."
+    runs = len(stated.runs)
+    what = "the training, and with them all its models,"
+    if runs > 1:
+        what = f"the {runs} trainings together, and with them all their models,"
     return (
-        "All noisy rounds of the training, and with them all its models, are "
+        f"All noisy rounds of {what} are "
         f"({rounded_up(stated.epsilon)}, {delta_text(stated)})-differentially private and "
         f"{rounded_up(stated.rho)}-zCDP, for {whom(stated)}."
     )

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from dpftrl.engines.local.metrics import Point, read_points
     from dpftrl.engines.local.python_clients import PythonClients
     from dpftrl.engines.local.sections import Config
-    from dpftrl.engines.local.start import starting_arrays
+    from dpftrl.engines.local.start import starting_arrays, starting_model
     from dpftrl.engines.local.training import Progress, Training, load_training_task
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "read_config",
     "read_points",
     "starting_arrays",
+    "starting_model",
 ]
 
 _HOMES = {
@@ -33,6 +34,7 @@ _HOMES = {
     "read_config": "config",
     "read_points": "metrics",
     "starting_arrays": "start",
+    "starting_model": "start",
 }
 
 

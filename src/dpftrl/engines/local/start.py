@@ -28,9 +28,21 @@ def network(settings: Network, task: Task) -> Lstm | Window:
 def starting_arrays(
     settings: Network, task: Task, seed: int, report: Report | None = None
 ) -> Arrays:
-    """The arrays of `starting_model`, which alone do not say where they come from."""
+    """The arrays of `starting_model`, where no private run is behind them.
+
+    Raises:
+        InvalidInput: A private run made the model. Arrays alone would not say so, and a run that
+            starts from them would state too small an epsilon.
+    """
     model = starting_model(settings, task, seed, report)
-    return dict(model.arrays) if isinstance(model, StartModel) else model
+    if not isinstance(model, StartModel):
+        return model
+    if model.start.earlier:
+        raise InvalidInput(
+            f"{settings.start} was made by a private run, which must be composed with what starts "
+            "from it; use starting_model, and hand over what it returns"
+        )
+    return dict(model.arrays)
 
 
 def starting_model(
