@@ -1,6 +1,7 @@
 """Buffered linear Toeplitz (BLT) mechanisms, with closed forms at any number of rounds."""
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -224,11 +225,22 @@ class BLT(ToeplitzMechanism):
         """
         if self.check_rounds(rounds) == 1 or not len(self._distinct.rates):
             return 0.0
+        # Plain floats: this is asked for every round, and numpy's smallest step costs more.
+        slow, fast, scales, responses = self._responses
+        held = [_sum_of_powers(rate, rounds) for rate in fast]
+        errors = math.fsum(
+            scale * _sum_of_powers(rate, rounds - 1) * math.fsum(map(operator.mul, row, held))
+            for rate, scale, row in zip(slow, scales, responses, strict=True)
+        )
+        return math.sqrt(rounds) * errors * ROUNDING_MARGIN
+
+    @cached_property
+    def _responses(self) -> tuple[list[float], list[float], list[float], list[list[float]]]:
+        """Rates of C and of C^-1, scales, and `_buffer_responses`."""
         rates, scales = self._distinct
         inverse = inverse_decays(rates, scales)
-        content = _buffer_responses(inverse) @ _sum_of_powers(inverse.rates, rounds)
-        errors = float(scales @ (_sum_of_powers(rates, rounds - 1) * content))
-        return math.sqrt(rounds) * errors * ROUNDING_MARGIN
+        responses = _buffer_responses(inverse).tolist()
+        return rates.tolist(), inverse.rates.tolist(), scales.tolist(), responses
 
     def memory(self, rounds: int) -> int:
         """One vector a buffer."""
@@ -265,12 +277,14 @@ def _buffer_responses(inverse: InverseDecays) -> Matrix:
     return sizes
 
 
-def _sum_of_powers(rates: Vector, terms: int) -> Vector:
+def _sum_of_powers(rate: float, terms: int) -> float:
     """sum_{i < terms} |1 - rate|^i."""
-    rates = np.where(rates > 1, 2 - rates, rates)
-    with np.errstate(divide="ignore"):  # a decay of zero has the logarithm -inf, as it should
-        powers_minus_one = np.expm1(terms * np.log1p(-rates))
-    return np.where(rates == 0, float(terms), -powers_minus_one / np.where(rates == 0, 1.0, rates))
+    rate = 2 - rate if rate > 1 else rate
+    if rate == 0:
+        return float(terms)
+    if rate == 1:
+        return float(terms > 0)
+    return -math.expm1(terms * math.log1p(-rate)) / rate
 
 
 def _after_one(decays: Matrix, weights: Sequence[float] | Vector) -> Vector:
