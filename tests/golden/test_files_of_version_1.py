@@ -64,7 +64,8 @@ def test_noise_states_go_on_to_the_same_bits(label: str):
 @pytest.mark.parametrize("path", sorted((V1 / "plans").glob("*.json")), ids=lambda p: p.stem)
 def test_plans_load(path: Path):
     plan = load_plan(path)
-    assert plan.guarantee.epsilon <= 4.0
+    # The sensitivity is a sum that BLAS orders differently from machine to machine.
+    assert plan.guarantee.epsilon <= 4.0 * (1 + 1e-12)
     assert plan.participation.rounds == 8
 
 
