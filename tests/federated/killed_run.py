@@ -153,10 +153,11 @@ def log_noise(path: str) -> None:
     """Let every round write its number, its sum and its noise, as digests, to a file."""
     add_to = NoiseStream.add_to
 
-    def logged(self: NoiseStream, update: Any, grid: Any = None) -> None:
-        before, row = update.copy(), self.round
-        add_to(self, update, grid)
-        digests = [hashlib.sha256(part.tobytes()).hexdigest() for part in (before, update - before)]
+    def logged(self: NoiseStream, total: Any) -> None:
+        before, row = total.steps.copy(), self.round
+        add_to(self, total)
+        noise = total.steps - before
+        digests = [hashlib.sha256(part.tobytes()).hexdigest() for part in (before, noise)]
         with open(path, "a") as file:
             file.write(json.dumps([row, *digests]) + "\n")
 

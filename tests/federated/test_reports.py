@@ -135,7 +135,7 @@ def reports(goal: int = 3, clients: int = 4) -> Reports:
 
 
 def steps(taken: Reports) -> list[int]:
-    return [int(step) for step in taken.sum()]
+    return [int(step) for step in taken.sum().steps]
 
 
 def squared_share(before: list[int], after: list[int]) -> Fraction:
@@ -393,7 +393,7 @@ def test_a_client_that_reports_from_several_threads_counts_once():
     for thread in threads:
         thread.join()
     assert sorted(outcome) == ["refused"] * 3 + ["taken"]
-    norm = np.linalg.norm(Grid.for_noise(1.0, CLIP).values(taken.sum()))
+    norm = np.linalg.norm(Grid.for_noise(1.0, CLIP).values(taken.sum().steps))
     assert norm <= CLIP * (1 + 1e-9)
 
 
@@ -425,7 +425,7 @@ def test_reports_from_many_threads_are_all_in_the_sum():
         thread.start()
     for thread in threads:
         thread.join()
-    assert np.array_equal(one.sum(), many.sum())
+    assert np.array_equal(one.sum().steps, many.sum().steps)
     assert one.counted == many.counted
 
 
@@ -459,4 +459,4 @@ def test_every_number_goes_where_the_layout_has_it(order):
     taken = Reports(frozenset({0}), 1, layout, grid)
     given = {name: np.array(array, order=order) for name, array in update.items()}
     assert taken.take(0, given) is None
-    assert np.allclose(grid.values(taken.sum()), layout.flat(update), rtol=0, atol=2**-19)
+    assert np.allclose(grid.values(taken.sum().steps), layout.flat(update), rtol=0, atol=2**-19)
