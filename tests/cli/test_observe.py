@@ -124,10 +124,10 @@ def test_logs_that_count_from_one(run, log):
 
 
 def test_ids_are_printed_as_they_are_unless_they_upset_a_terminal(run, log):
-    log.write_text('round,client\n0,[red]x\n1,[red]x\n0,"a\x1b[1m\nb"\n1,"a\x1b[1m\nb"\n')
+    log.write_text('round,client\n0,[red]x\n1,[red]x\n0,"a\x1b[1m\x07b"\n1,"a\x1b[1m\x07b"\n')
     _, out, _ = run(log, "--min-sep", 2)
     assert "[red]x" in out
-    assert r"'a\x1b[1m\nb'" in out
+    assert r"'a\x1b[1m\x07b'" in out
     assert "\x1b" not in out
 
 

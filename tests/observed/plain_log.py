@@ -20,7 +20,7 @@ STATUSES = [None, "counted", "contacted", "abandoned"]
 @st.composite
 def logs(draw: st.DrawFn, most_rounds: int = 30) -> list[Row]:
     """Rows in any order, some of them twice, of few clients so that they come back."""
-    odd = ["7", "07", " 7", "x,y", 'q"q', "two\nlines", "é😀", "null"]
+    odd = ["7", "08", " 9", "x,y", 'q"q', "two words", "é😀", "null", "NULL", "0e12"]
     clients = draw(st.sampled_from([["a"], odd, [f"client-{i:07}" for i in range(9)]]))
     row = st.tuples(
         st.integers(0, most_rounds - 1), st.sampled_from(clients), st.sampled_from(STATUSES)

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from dpftrl.checks import whole_number
+from dpftrl.client_ids import canonical_ids, shown
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms.base import Mechanism
 from dpftrl.observed.best_first import worst_by_bounds
 from dpftrl.observed.gram import worst_by_gram
 from dpftrl.observed.partitions import Partitions
 from dpftrl.observed.patterns import Visits, visits
-from dpftrl.observed.reading import open_source, stream
+from dpftrl.observed.reading import Source, open_source, stream
 from dpftrl.observed.result import Limits, Observed, WorstPattern
-from dpftrl.observed.rows import clean, last_round
+from dpftrl.observed.rows import clean, client_ids, last_round
 from dpftrl.observed.summary import summarise
 from dpftrl.participation import MOST_ROUNDS, MinSep
 
@@ -37,6 +38,10 @@ Report = Callable[[float | None, str], None]
 class ParticipationLog:
     """A log sorted by client; `open_log` makes one.
 
+    Guarantees:
+        No answer counts one client as two because its id is written in two ways: a log in which
+        two different ids have the same canonical form (see `dpftrl.client_ids`) is refused.
+
     Attributes:
         rounds: Rounds of training.
         first_round: The number that the log gives to the first.
@@ -44,7 +49,9 @@ class ParticipationLog:
 
     rounds: int
     first_round: int
+    _source: Source
     _partitions: Partitions
+    _has_respelled_ids: bool
     _report: Report
 
     def summary(self, limits: Limits | None = None) -> Observed:
@@ -70,7 +77,10 @@ class ParticipationLog:
     def _visits(self, doing: str) -> Iterator[Visits]:
         for partition in range(len(self._partitions)):
             self._report(partition / len(self._partitions), doing)
-            yield visits(self._partitions.rows(partition))
+            partition_visits = visits(self._partitions.rows(partition))
+            if self._has_respelled_ids:
+                _refuse_same_clients(partition_visits.ids, self._source)
+            yield partition_visits
 
 
 @contextmanager
@@ -86,7 +96,8 @@ def open_log(
 
     Args:
         path: CSV, JSON lines or Parquet by its ending, with columns `round`, `client` and, if
-            there is one, `status`: counted (or nothing), contacted or abandoned.
+            there is one, `status`: counted (or nothing), contacted or abandoned. A client's id must
+            be written in the same way in all rows.
         rounds: Rounds of training; the last round of the log if it is not known.
         first_round: The number of the first round, 1 in logs that count from 1.
         rows_per_partition: Rows to have in memory at once, or so.
@@ -104,7 +115,14 @@ def open_log(
         stream(source, reader.receive)
         if not reader.rows:
             raise InvalidInput(f"{path} holds no participation: it has no rows")
-        yield ParticipationLog(stated or reader.last_round + 1, first, partitions, told)
+        yield ParticipationLog(
+            rounds=stated or reader.last_round + 1,
+            first_round=first,
+            _source=source,
+            _partitions=partitions,
+            _has_respelled_ids=reader.has_respelled_ids,
+            _report=told,
+        )
     finally:
         partitions.close()
 
@@ -133,6 +151,7 @@ class _Reader:
     report: Report
     rows: int = 0
     last_round: int = 0
+    has_respelled_ids: bool = False
 
     def receive(self, batch: "pl.DataFrame") -> None:
         """Take one batch."""
@@ -142,10 +161,43 @@ class _Reader:
             cleaned = clean(batch, self.first_round, self.stated_rounds, self.rows)
         except InvalidInput as error:
             raise InvalidInput(f"{self.path}: {error}") from None
-        self.rows += len(cleaned)
-        self.last_round = max(self.last_round, last_round(cleaned))
-        self.partitions.add(cleaned)
+        self.rows += len(cleaned.rows)
+        self.last_round = max(self.last_round, last_round(cleaned.rows))
+        self.has_respelled_ids |= cleaned.respelled
+        self.partitions.add(cleaned.rows, cleaned.forms)
         self.report(None, f"{self.rows:,} rows read")
+
+
+def _refuse_same_clients(ids: "pl.Series", source: Source) -> None:
+    """Refuse a partition in which two ids, no two of them equal, have the same canonical form."""
+    forms = canonical_ids(ids).forms
+    if forms.n_unique() == len(forms):
+        return
+    form = forms.filter(forms.is_duplicated()).min()
+    one, other = ids.filter(forms == form).sort().head(2)
+    rows = _first_rows(source, one, other)
+    places = " and ".join(f"row {rows[client]:,} has client {shown(client)}" for client in rows)
+    raise InvalidInput(
+        f"{source.path}: {places}, which differ only in how they are written (white space or "
+        "invisible characters, Unicode form, leading zeros or another notation of a number), so "
+        "that one client could be counted as two; write one client's id in one way, and if they "
+        "are two clients, put something else in front of each"
+    )
+
+
+def _first_rows(source: Source, *clients: str) -> dict[str, int]:
+    """The first row of each of these clients, in the order of the log."""
+    rows, before = dict[str, int](), 0
+
+    def look(batch: "pl.DataFrame") -> None:
+        nonlocal before
+        ids = client_ids(batch["client"])
+        for position in ids.is_in(clients).arg_true():
+            rows.setdefault(ids[position], before + position + 1)
+        before += len(batch)
+
+    stream(source, look)
+    return rows
 
 
 def _silence(_: float | None, __: str) -> None: ...

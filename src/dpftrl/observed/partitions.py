@@ -17,6 +17,8 @@ MOST_PARTITIONS = 1000
 class Partitions:
     """All rows of a client are in the same partition: in memory if there is one, else on disk.
 
+    So are all ids with the same canonical form, which are refused when the partition is read.
+
     The file on disk has no name: the system removes it however the program ends.
     """
 
@@ -33,15 +35,18 @@ class Partitions:
     def __len__(self) -> int:
         return self._number
 
-    def add(self, rows: "pl.DataFrame") -> None:
-        """Put rows where they belong."""
-        import polars as pl
+    def add(self, rows: "pl.DataFrame", forms: "pl.Series") -> None:
+        """Put rows where they belong.
 
+        Args:
+            rows: Columns `client` and `visit`.
+            forms: The canonical form of each row's client.
+        """
         if self._file is None:
             self._frames.append(rows)
             return
         # A hash only chooses the partition; who is who is decided by the ids themselves.
-        chosen = (pl.col("client").hash() % self._number).alias("partition")
+        chosen = (forms.hash() % self._number).alias("partition")
         split = rows.with_columns(chosen).partition_by("partition", as_dict=True, include_key=False)
         for (partition,), part in split.items():
             self._write(self._file, partition, part)

@@ -8,14 +8,17 @@ import gzip
 import os
 import stat
 import zlib
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from dpftrl.errors import InvalidInput
+from dpftrl.observed.raw_lines import check_json_lines, count_csv_lines, count_json
 
 if TYPE_CHECKING:
     import polars as pl
@@ -70,10 +73,80 @@ def open_source(path: str | os.PathLike[str]) -> Source:
 def stream(source: Source, receive: Callable[["pl.DataFrame"], None]) -> None:
     """Hand over the log batch by batch, in order.
 
-    Not `collect_batches`: it ends early, without an error, where polars panics on a damaged file.
+    Guarantees:
+        A log of text is refused if a line of it did not become a row, or if a line of JSON says two
+        things. What was handed over by then must not be used.
     """
+    check = _CHECKS[source.kind](source)
+    tally = Tally()
+
+    def count(batch: "pl.DataFrame") -> None:
+        tally.rows += len(batch)
+        tally.nulls.update({name: batch[name].null_count() for name in batch.columns})
+        receive(batch)
+
     with _told_plainly(source.path, source.kind):
-        source.batches.sink_batches(receive, chunk_size=ROWS_PER_BATCH)
+        # Not `collect_batches`: it ends early, without an error, where polars panics on a damaged
+        # file.
+        source.batches.sink_batches(count, chunk_size=ROWS_PER_BATCH)
+    check(tally)
+
+
+@dataclass
+class Tally:
+    """What was handed over: rows, and how many of them have no value in each column."""
+
+    rows: int = 0
+    nulls: Counter[str] = field(default_factory=Counter[str])
+
+
+def _csv_check(source: Source) -> Callable[[Tally], None]:
+    with _told_plainly(source.path, source.kind):
+        lines = count_csv_lines(source.path)
+
+    def check(tally: Tally) -> None:
+        if tally.rows < lines:
+            _refuse_lost_lines(source, lines, tally.rows)
+
+    return check
+
+
+def _json_check(source: Source) -> Callable[[Tally], None]:
+    with _told_plainly(source.path, source.kind):
+        counts = count_json(source.path, COLUMNS)
+
+    def check(tally: Tally) -> None:
+        if counts.exclude_ambiguity(tally.rows, tally.nulls):
+            return
+        lines = check_json_lines(source.path, COLUMNS)
+        if tally.rows < lines:
+            _refuse_lost_lines(source, lines, tally.rows)
+
+    return check
+
+
+def _no_check(_: Source) -> Callable[[Tally], None]:
+    """Parquet says itself how many rows it has."""
+    return lambda _: None
+
+
+_CHECKS = {"csv": _csv_check, "json": _json_check, "parquet": _no_check}
+
+
+def _refuse_lost_lines(source: Source, lines: int, rows: int) -> None:
+    """A row with a line break in one of its fields swallowed the lines after it: name it."""
+    import polars as pl
+
+    where = ""
+    if source.kind == "csv":
+        frame = pl.scan_csv(source.path, infer_schema=False, glob=False)
+        has_break = pl.any_horizontal(pl.all().str.contains("\n", literal=True))
+        first = frame.select(has_break.arg_true().first()).collect().item()
+        where = "" if first is None else f", and row {first + 1:,} has a field with a line break"
+    raise InvalidInput(
+        f"{source.path} has {lines:,} lines of data and {rows:,} rows{where}; a stray quote joins "
+        "lines: remove it, and write each row on one line"
+    )
 
 
 def _existing(path: str | os.PathLike[str]) -> tuple[Path, int]:
