@@ -29,6 +29,7 @@ from small_runs import (
 )
 
 from dpftrl.cli.main import main
+from dpftrl.client_ids import canonical_id, why_unfit
 from dpftrl.errors import InvalidInput, RunOver, TooFewClients, UnsafeState
 from dpftrl.federated import Server
 from dpftrl.federated.cohort import Rules, choose
@@ -480,23 +481,28 @@ STRANGE = (
     'say "x"',
     '"',
     '""',
-    "two\nlines",
-    "two\r\nlines",
-    "carriage\rreturn",
-    "end\r",
-    "\n",
-    " spaces ",
-    "\t",
+    "two words",
+    "Two words",
+    "a\u200db",
     "ünï — 漢字 🙂",
+    "東京\u3000太郎",
+    "x²",
+    "x2",
     "c0123456789abcdef",
     "cffffffffffffffff",
     "0",
+    "007",
+    "00010",
+    "-7",
+    "1e5",
+    "0e12",
+    "0e13",
+    "1.1",
+    "1.10",
     "null",
     "NaN",
     "None",
     "#comment",
-    "\ufeff",
-    "\x00",
     "'; drop table",
     "round,client,status",
     "../../etc/passwd",
@@ -506,7 +512,7 @@ STRANGE = (
 
 @pytest.mark.parametrize("hashed", [True, False])
 def test_strange_names_survive_a_restart(tmp_path, hashed):
-    plan = small_plan(10, 5, goal=3, over_selection=1.5, population=60)
+    plan = small_plan(10, 8, goal=3, over_selection=1.5, population=60)
     server = create(tmp_path, plan, hash_clients=hashed)
     server.begin(STRANGE).abandon("first")
     while True:
@@ -532,7 +538,9 @@ def test_strange_names_survive_a_restart(tmp_path, hashed):
 
 
 names_of_any_kind = st.lists(
-    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6),
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
+    .map(canonical_id)
+    .filter(lambda name: why_unfit(name) is None),
     min_size=6,
     max_size=12,
     unique=True,
@@ -553,6 +561,150 @@ def test_any_names_survive_a_restart(tmp_path_factory, names):
     assert set(found) <= set(names)
     assert observe(server.folder.ledger).contacted_clients == len(found)
     server.close()
+
+
+UNCLEAR = {
+    " a": "'a'",
+    "a ": "'a'",
+    "\t": "no visible character",
+    "a\u00a0": "'a'",
+    "a\u00a0b": "'a b'",
+    "\ufeffa": "'a'",
+    "a\u200bb": "'ab'",
+    "\ufeff": "no visible character",
+    "e\u0301": r"'\\xe9'",
+    "+7": "'7'",
+    "7.0": "'7'",
+    "7e+0": "'7'",
+    "-07": "'-7'",
+    "7".zfill(65): "'7'",
+    "1e+20": "2.53 or more",
+    "two\nlines": "line break",
+    "end\r": "line break",
+    "a\0": "NUL",
+}
+
+
+@pytest.mark.parametrize(("name", "says"), UNCLEAR.items(), ids=map(ascii, UNCLEAR))
+def test_a_name_that_could_be_another_is_refused(tmp_path, name, says):
+    with create(tmp_path) as server:
+        before = server.folder.journal.read_bytes()
+        with pytest.raises(InvalidInput, match=f"client name .*{says}"):
+            server.begin([*PEOPLE, name])
+        assert server.folder.journal.read_bytes() == before
+        assert server.begin(PEOPLE).clients
+
+
+SPELLINGS = [("7", "007"), ("007", "7"), ("07", "007"), ("1e5", "100000"), ("0100000", "1E5")]
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+@pytest.mark.parametrize(("one", "other"), SPELLINGS)
+def test_two_spellings_of_a_number_are_refused_in_one_call(tmp_path, one, other, hashed):
+    with create(tmp_path, small_plan(goal=1), hash_clients=hashed) as server:
+        before = server.folder.journal.read_bytes()
+        with pytest.raises(InvalidInput, match="differ only in how they are written") as refusal:
+            server.begin([one, other])
+        assert repr(one) in str(refusal.value)
+        assert repr(other) in str(refusal.value)
+        assert server.folder.journal.read_bytes() == before
+        assert server.begin([one]).clients == (one,)
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize(("one", "other"), SPELLINGS)
+def test_two_spellings_of_a_number_are_refused_in_two_rounds(tmp_path, one, other, restart, hashed):
+    server = create(tmp_path, small_plan(goal=1, min_sep=1), hash_clients=hashed)
+    one_round(server, [one])
+    if restart:
+        server = reopen(server)
+    one_round(server, ["another"])
+    before = server.folder.journal.read_bytes()
+    says = rf"{other!r} and {one!r}, who was contacted before, differ only in how they are written"
+    with pytest.raises(InvalidInput, match=says):
+        server.begin([other])
+    assert server.folder.journal.read_bytes() == before
+    one_round(server, [one])  # under its own name it may return
+    server.close()
+
+
+def test_names_that_were_available_only_are_not_bound_to_a_spelling(tmp_path):
+    """Whoever was never contacted has no timer that could be lost."""
+    with create(tmp_path, small_plan(goal=1, min_sep=1)) as server:
+        first = server.begin(["7", "8"])
+        fill(first)
+        first.commit()
+        (contacted,) = first.clients
+        other = {"7": "8", "8": "7"}[contacted]
+        one_round(server, [other.zfill(3)])
+        with pytest.raises(InvalidInput, match="contacted before"):
+            server.begin([contacted.zfill(3)])
+
+
+FLEETS = {
+    "padded": [f"{i:04}" for i in range(9_970, 10_030)],
+    "several lengths": [f"{i:0{2 + i % 3}}" for i in range(60)],
+    "node ids": [str(2**63 + 12_345 * i) for i in range(60)],
+    "hexadecimal": [f"{i:x}" for i in range(0x1C0, 0x1FC)],
+    "upper and lower case": [f"{c}{i}" for c in "aA" for i in range(30)],
+    "spaces inside": [f"device {i:03}" for i in range(60)],
+    "decomposable letters": [f"Gerät {i}" for i in range(60)],
+}
+
+
+@pytest.mark.parametrize("fleet", FLEETS.values(), ids=FLEETS.keys())
+def test_an_honest_fleet_is_let_pass_in_all_rounds(tmp_path, fleet):
+    server = create(tmp_path, hash_clients=False)
+    while not server.ended():
+        one_round(server, fleet)
+        server = reopen(server)
+    assert observe(server.folder.ledger).participations == 60
+    server.close()
+
+
+@pytest.mark.parametrize("name", [" a", "two\nlines", "7.0", "e\u0301"])
+def test_a_name_of_an_older_run_stays_as_it_was(tmp_path, monkeypatch, name):
+    """A client with a new name has no timer, so that the run must go on with the old one."""
+    server = create(tmp_path, small_plan(goal=1, min_sep=2))
+    with monkeypatch.context() as older:
+        older.setattr("dpftrl.federated.server.refuse_unclear", lambda *_: None)
+        one_round(server, [name])
+    server = reopen(server)
+    one_round(server, ["another", name])
+    one_round(server, [name])
+    assert sorted(map(len, contacts(server).values())) == [1, 2]
+    for unclear in ("b ", "7.00"):
+        with pytest.raises(InvalidInput, match="client name"):
+            server.begin([name, unclear])
+    server.close()
+
+
+def test_an_interrupted_round_of_an_older_run_goes_on(tmp_path, monkeypatch):
+    server = create(tmp_path, small_plan(goal=2))
+    with monkeypatch.context() as older:
+        older.setattr("dpftrl.federated.server.refuse_unclear", lambda *_: None)
+        asked = server.begin([" a", "b"])
+    server = reopen(server)
+    again = server.begin([" a", "b", " c"])
+    assert again.clients == asked.clients
+    fill(again)
+    again.commit()
+    server.close()
+
+
+def test_a_statement_refuses_a_ledger_with_two_spellings(tmp_path, monkeypatch):
+    for second, code in (("8", 0), ("007", 2)):
+        place = tmp_path / second
+        server = create(place, small_plan(goal=1, min_sep=1), hash_clients=False)
+        one_round(server, ["7"])
+        with monkeypatch.context() as older:
+            older.setattr(Pseudonyms, "refuse_renamed", lambda *_: None)
+            one_round(server, [second])
+        server.close()
+        run = server.folder.root
+        command = ("statement", run / "plan.json", "--run", run, "--state-folder", place / "state")
+        assert exit_code(*command) == code
 
 
 def test_hashed_names_are_in_no_file(tmp_path):

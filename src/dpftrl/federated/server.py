@@ -26,7 +26,7 @@ from dpftrl.federated.layout import Layout
 from dpftrl.federated.ledger import Status
 from dpftrl.federated.opening import OpenRun, begin_run, open_run
 from dpftrl.federated.promise import Promise
-from dpftrl.federated.pseudonyms import written
+from dpftrl.federated.pseudonyms import refuse_unclear, written
 from dpftrl.federated.records import Abandoned, AnyRecord, Cohort, Committed
 from dpftrl.federated.reports import Reports
 from dpftrl.federated.settings import Settings, cohort_size
@@ -268,10 +268,12 @@ class Server:
         """Choose the cohort of the next round, or the cohort of a round that was interrupted again.
 
         Args:
-            available: Names of the clients that can be asked now.
+            available: Names of the clients that can be asked now. A client must have the same name
+                in all rounds; names that differ only in how they are written are refused.
             now: The time in hours, where timers go by time.
 
         Raises:
+            InvalidInput: A name could be another spelling of another client's name.
             RunOver: There is no further round.
             TooFewClients: Nobody was contacted; more must become available.
         """
@@ -288,8 +290,11 @@ class Server:
         now = None if now is None else _hours(now)
         by_key = {run.pseudonyms.key(name): name for name in available}
         if run.state.pending is None:
+            refuse_unclear(by_key, run.timers)
             keys = np.fromiter(by_key, np.uint64, len(by_key))
-            self._contact(self._chosen(keys, now), by_key, now)
+            chosen = self._chosen(keys, now)
+            run.pseudonyms.refuse_renamed([by_key[int(key)] for key in chosen], run.timers)
+            self._contact(chosen, by_key, now)
         return self._attempt(by_key)
 
     def _chosen(self, keys: Keys, now: float | None) -> Keys:
