@@ -13,8 +13,8 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from numpy.typing import NDArray
 
 from dpftrl import MinSep, account, mechanism
-from dpftrl.engines.flower import DpFtrl, client_mod
 from dpftrl.federated import Settings
+from dpftrl.flower import DpFtrl, client_mod
 from dpftrl.plan import Fleet, Plan
 
 SIDE = 1000

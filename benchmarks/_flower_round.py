@@ -24,7 +24,7 @@ def in_process(private: bool, clients: int, rounds: int, steps: int) -> dict[str
     """Rounds over our Grid."""
     import _flower_apps as apps
 
-    from dpftrl.engines.flower import InProcessGrid
+    from dpftrl.flower import InProcessGrid
 
     grid = InProcessGrid(apps.client_app(private, steps), range(1, clients + 1))
     with tempfile.TemporaryDirectory() as folder:

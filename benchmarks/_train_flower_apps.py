@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 if TYPE_CHECKING:
-    from dpftrl.engines.local.jax_clients import JaxClients
+    from dpftrl.simulation.jax_clients import JaxClients
 
 client_app = ClientApp()
 
@@ -23,7 +23,7 @@ client_app = ClientApp()
 @lru_cache
 def clients() -> "JaxClients":
     """Data and compiled program of a worker."""
-    from dpftrl.engines.local.jax_clients import JaxClients
+    from dpftrl.simulation.jax_clients import JaxClients
 
     return JaxClients(setting.model(), setting.task().train, setting.LOCAL, setting.SEED)
 

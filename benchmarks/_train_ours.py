@@ -15,13 +15,12 @@ import _train_setting as setting
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl.engines.local.config import PRESETS, Privacy
-from dpftrl.engines.local.jax_clients import JaxClients
-from dpftrl.engines.local.loop import next_round
-from dpftrl.engines.local.planning import make_plan
-from dpftrl.engines.local.population import Population
 from dpftrl.federated import Server, Settings
 from dpftrl.plan import Plan
+from dpftrl.simulation.config import PRESETS, Privacy
+from dpftrl.simulation.jax_clients import JaxClients
+from dpftrl.simulation.population import Population, next_round
+from dpftrl.simulation.training import make_plan
 
 Vector = NDArray[np.float32]
 PRESET = PRESETS["chitchat"]

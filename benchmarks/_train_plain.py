@@ -19,8 +19,8 @@ import _train_setting as setting
 import jax
 import numpy as np
 
-from dpftrl.engines.local.batches import client_batches, client_order
 from dpftrl.federated import Layout
+from dpftrl.simulation.jax_clients import client_batches, client_order
 from dpftrl.tasks.language_model import loss
 
 Arrays = dict[str, Any]

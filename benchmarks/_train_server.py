@@ -19,14 +19,13 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl.engines.local.batches import LocalTraining
-from dpftrl.engines.local.config import PRESETS, Privacy
-from dpftrl.engines.local.jax_clients import JaxClients
-from dpftrl.engines.local.planning import make_plan
 from dpftrl.federated import Attempt, Server, Settings, Sgd
-from dpftrl.federated.checkpoints import Checkpoint
+from dpftrl.federated.store.checkpoints import Checkpoint
 from dpftrl.noise import NoiseStream
 from dpftrl.plan import Plan
+from dpftrl.simulation.config import PRESETS, Privacy
+from dpftrl.simulation.jax_clients import JaxClients, LocalTraining
+from dpftrl.simulation.training import make_plan
 from dpftrl.tasks import load_task
 from dpftrl.tasks.language_model import Lstm
 from dpftrl.tasks.users import Users

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl.engines.local.batches import LocalTraining
+from dpftrl.simulation.jax_clients import LocalTraining
 from dpftrl.tasks import Task, load_task
 
 if TYPE_CHECKING:

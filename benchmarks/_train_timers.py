@@ -8,9 +8,7 @@ import numpy as np
 from peer import seconds
 from process_memory import memory, memory_from_here
 
-from dpftrl.federated.cohort import Rules
-from dpftrl.federated.pseudonyms import Pseudonyms
-from dpftrl.federated.timers import Timers
+from dpftrl.federated.eligibility import Pseudonyms, Rules, Timers
 from dpftrl.noise import NoiseKey
 
 

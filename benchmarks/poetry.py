@@ -12,8 +12,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from dpftrl.engines.local.config import read_config
-from dpftrl.engines.local.training import Progress, Training
+from dpftrl.simulation.config import read_config
+from dpftrl.simulation.training import Progress, Training
 
 HERE = Path(__file__).parent
 MECHANISMS = ("blt", "tree")

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from dpftrl import MinSep, account
-from dpftrl.engines.local.config import read_config
-from dpftrl.engines.local.training import load_training_task
+from dpftrl._internal.formatting import rounded_up
 from dpftrl.plan import Fleet, load_plan
-from dpftrl.report.numbers import rounded_up
+from dpftrl.simulation.config import read_config
+from dpftrl.simulation.training import load_training_task
 from dpftrl.tasks.evaluation import unigram_accuracy
 
 OUT = Path("out")

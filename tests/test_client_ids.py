@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpftrl.client_ids import (
+from dpftrl._internal.client_ids import (
     MOST_PADDED_DIGITS,
     canonical_id,
     canonical_ids,

@@ -5,9 +5,9 @@ import sys
 from nextword import server_app, task
 from nextword.client_app import client_app
 
-from dpftrl.engines.flower import InProcessGrid
 from dpftrl.errors import DpftrlError
 from dpftrl.federated import Settings, Sgd
+from dpftrl.flower import InProcessGrid
 
 
 def simulate(plan: str, folder: str) -> None:

@@ -6,8 +6,8 @@ from blobs.client_app import simulated
 from blobs.server_app import main
 from flwr.app import Context, RecordDict
 
-from dpftrl.engines.flower import InProcessGrid, load_plan
 from dpftrl.errors import DpftrlError
+from dpftrl.flower import InProcessGrid, load_plan
 
 
 def simulate(plan: str, folder: str) -> None:

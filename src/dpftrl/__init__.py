@@ -29,8 +29,8 @@ from dpftrl.mechanisms import (
     mechanism,
     save_mechanism,
 )
+from dpftrl.mechanisms._sensitivity import Sensitivity
 from dpftrl.participation import FixedEpochs, MinSep, Participation
-from dpftrl.sensitivity import Sensitivity
 from dpftrl.workload import Workload
 
 __version__ = "0.1.0"

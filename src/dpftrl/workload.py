@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from typing import Self, final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dpftrl.checks import all_within, finite_numbers
+from dpftrl._internal.arrays import Matrix, Vector
+from dpftrl._internal.checks import all_within, finite_numbers
 from dpftrl.errors import InvalidInput
-
-Vector = NDArray[np.float64]
-Matrix = NDArray[np.float64]
 
 PARTS = {"half": 1 / 2, "third": 1 / 3, "quarter": 1 / 4, "fifth": 1 / 5, "tenth": 1 / 10}
 

@@ -14,15 +14,8 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from dpftrl.accounting import (
-    delta_of,
-    epsilon_of,
-    log_delta_of,
-    mu_of,
-    rho_of,
-    sampler,
-    sampler_delta,
-)
+from dpftrl.accounting import delta_of, epsilon_of, log_delta_of, mu_of, rho_of, sampler_delta
+from dpftrl.accounting import finite_precision as sampler
 from dpftrl.accounting.gaussian import FAR, NARROW, REMOTE
 from dpftrl.errors import InvalidInput
 

@@ -22,14 +22,14 @@ from dpftrl.accounting import (
     save_guarantee,
     spending,
 )
-from dpftrl.accounting.guarantee import ROUNDING_NOT_COVERED
-from dpftrl.accounting.sampler import (
+from dpftrl.accounting.finite_precision import (
     FARTHEST_NORMAL,
     MOST_DRAWS,
     MOST_ROUNDING,
     mu_before_rounding,
     mu_with_rounding,
 )
+from dpftrl.accounting.guarantee import ROUNDING_NOT_COVERED
 from dpftrl.errors import InvalidInput
 from dpftrl.plan import Fleet, Plan
 

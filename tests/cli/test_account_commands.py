@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpftrl import BinaryTree, FixedEpochs, MinSep, account, compose, mechanism, save_mechanism
+from dpftrl._internal.formatting import rounded_up
 from dpftrl.accounting import delta_of, epsilon_of, load_guarantee, mu_of, save_guarantee
+from dpftrl.accounting.logs import observe
 from dpftrl.errors import InvalidInput
-from dpftrl.observed import observe
 from dpftrl.plan import Fleet, Plan, save_plan
-from dpftrl.report.numbers import rounded_up
 
 SETTING = ("--rounds", 60, "--min-sep", 7)
 NOISE = ("--noise-multiplier", 3.3, "--delta", 1e-7)

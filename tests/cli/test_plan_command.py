@@ -14,11 +14,11 @@ import pytest
 from command_line import answer, run, told_in_one_line
 
 from dpftrl import MinSep, account
+from dpftrl._internal.formatting import rounded_up
 from dpftrl.cli import plan as plan_module
 from dpftrl.cli.main import main
 from dpftrl.optimize import optimize_blt
 from dpftrl.plan import Fleet, candidates, load_plan
-from dpftrl.report.numbers import rounded_up
 
 BASE = {
     "--population": "57",

@@ -172,7 +172,7 @@ APPS = {
 @pytest.mark.parametrize("name", APPS)
 @pytest.mark.parametrize("arguments", [[], ["no.json"], ["no.json", "run"]])
 def test_a_simulation_tells_a_mistake_in_one_line(monkeypatch, capsys, tmp_path, name, arguments):
-    flower = pytest.importorskip("dpftrl.engines.flower")
+    flower = pytest.importorskip("dpftrl.flower")
     app = MagicMock()
     app.task.task.return_value.train = ["somebody"]
     app.server_app.train.side_effect = lambda _, plan, *__, **___: flower.load_plan(plan)

@@ -14,12 +14,11 @@ import pytest
 from command_line import answer, run, told_in_one_line
 from safetensors.numpy import load_file, save_file
 
-from dpftrl.audit import Check, Verdict
-from dpftrl.engines.local import load_training_task, starting_arrays, starting_model
-from dpftrl.engines.local.config import PRESETS, read_config
-from dpftrl.engines.local.config_text import config_text
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import StartModel
+from dpftrl.simulation import load_training_task, starting_arrays, starting_model
+from dpftrl.simulation.config import PRESETS, config_text, read_config
+from dpftrl.verify import Check, Verdict
 
 WORDS = [
     "i",
@@ -143,7 +142,7 @@ def test_a_training_whose_run_does_not_verify_says_so(folder, tmp_path, monkeypa
     def failing(run: Path, *_: object, **__: object) -> Verdict:
         return Verdict(run.name, (Check("ledger", "failed", "rows are missing"),), 4, None, None)
 
-    monkeypatch.setattr("dpftrl.report.files.audit", failing)
+    monkeypatch.setattr("dpftrl.statement.files.audit", failing)
     code, _, told = run("train", folder / "small.toml", "--out", tmp_path / "run")
     assert code == 1
     assert "does not verify" in told

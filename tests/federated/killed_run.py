@@ -26,7 +26,7 @@ import numpy as np
 from dpftrl import MinSep, account, mechanism
 from dpftrl.errors import DpftrlError
 from dpftrl.federated import Attempt, RunFolder, Server, Settings, Sgd
-from dpftrl.federated.opening import OpenRun
+from dpftrl.federated.store.run_store import OpenRun
 from dpftrl.noise import NoiseStream, stream
 from dpftrl.plan import Fleet, Plan
 

@@ -28,15 +28,13 @@ from small_runs import (
     small_plan,
 )
 
+from dpftrl._internal.client_ids import canonical_id, why_unfit
+from dpftrl.accounting.logs import Limits, observe
 from dpftrl.cli.main import main
-from dpftrl.client_ids import canonical_id, why_unfit
 from dpftrl.errors import InvalidInput, RunOver, TooFewClients, UnsafeState
 from dpftrl.federated import Server
-from dpftrl.federated.cohort import Rules, choose
-from dpftrl.federated.pseudonyms import Pseudonyms, written
-from dpftrl.federated.timers import Timers
+from dpftrl.federated.eligibility import Pseudonyms, Rules, Timers, choose, written
 from dpftrl.noise import NoiseKey
-from dpftrl.observed import Limits, observe
 from dpftrl.participation import UNCAPPED
 
 

@@ -14,7 +14,7 @@ from killed_run import NAMES, Place, fast_places, go_on, result, unharmed
 import dpftrl.federated
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import Server
-from dpftrl.federated.timers import Timers
+from dpftrl.federated.eligibility import Timers
 
 # A file that was being opened is closed by the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from small_runs import PEOPLE, SIZE, create, log, one_round, records, small_plan, sum_of
 
 from dpftrl.errors import ReportRefused
+from dpftrl.federated.eligibility import written
 from dpftrl.federated.layout import Layout
-from dpftrl.federated.pseudonyms import written
-from dpftrl.federated.reports import Reports
+from dpftrl.federated.round import Reports
 from dpftrl.noise import Grid
 
 CLIP = 0.7

@@ -32,8 +32,8 @@ from dpftrl.errors import (
     UnsafeState,
 )
 from dpftrl.federated import Adam, Server, Settings, Sgd
-from dpftrl.federated.checkpoints import Checkpoint
-from dpftrl.federated.reports import Reports
+from dpftrl.federated.round import Reports
+from dpftrl.federated.store.checkpoints import Checkpoint
 from dpftrl.noise import ExactSum, NoiseStream
 from dpftrl.plan import Fleet, Plan
 
@@ -233,9 +233,9 @@ def interrupted(*_: object, **__: object) -> None:
 MIDDLES = [
     (NoiseStream, "add_to"),
     (Checkpoint, "save"),
-    ("dpftrl.federated.ledger.Ledger", "append"),
-    ("dpftrl.federated.journal.Journal", "append"),
-    ("dpftrl.federated.witness.Witness", "remember"),
+    ("dpftrl.federated.store.ledger.Ledger", "append"),
+    ("dpftrl.federated.store.journal.Journal", "append"),
+    ("dpftrl.federated.store.witness.Witness", "remember"),
     ("dpftrl.federated.server", "save_guarantee"),
 ]
 
@@ -290,7 +290,7 @@ def test_an_attempt_that_cannot_be_abandoned_is_still_open_after_a_restart(tmp_p
 def test_a_cohort_that_cannot_be_journalled_is_not_handed_out(tmp_path):
     server = create(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpftrl.federated.journal.Journal.append", full_disk)
+        patch.setattr("dpftrl.federated.store.journal.Journal.append", full_disk)
         with pytest.raises(InvalidInput):
             server.begin(PEOPLE)
     with refused(UnsafeState):

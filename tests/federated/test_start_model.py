@@ -14,11 +14,11 @@ from small_runs import DELTA, PEOPLE, SIZE, create, one_round, records, reopen, 
 
 from dpftrl import MinSep, account, calibrate, mechanism
 from dpftrl.accounting import compose, load_guarantee
-from dpftrl.audit.gaussian import epsilon_of as epsilon_by_halving
 from dpftrl.errors import InvalidInput, RunOver, TooLarge, UnsafeState
 from dpftrl.federated import Server, StartModel
-from dpftrl.federated.start import PROVENANCE
+from dpftrl.federated.start_model import PROVENANCE
 from dpftrl.plan import Fleet, Plan
+from dpftrl.verify.gaussian import epsilon_of as epsilon_by_halving
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +105,7 @@ def test_matrices_that_do_not_fit_are_refused(tmp_path, monkeypatch):
     plan = small_plan(9, 4, sigma=2.0, name="banded:4")
     with create(tmp_path, plan) as server:
         one_round(server)
-        monkeypatch.setattr("dpftrl.federated.start.MOST_PROVENANCE_BYTES", 1000)
+        monkeypatch.setattr("dpftrl.federated.start_model.MOST_PROVENANCE_BYTES", 1000)
         with pytest.raises(TooLarge, match=r"guarantee\.json"):
             server.export(tmp_path / "model.safetensors")
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpftrl.federated import timers as timers_module
-from dpftrl.federated.timers import NEVER, Timers
+from dpftrl.federated import eligibility as timers_module
+from dpftrl.federated.eligibility import NEVER, Timers
 
 # The ends of the range, where a comparison of unsigned numbers can go wrong, and neighbours.
 KEYS = [0, 1, 2, 3, 2**32, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**63 + 1, 2**64 - 2, 2**64 - 1]
@@ -80,7 +80,7 @@ def test_what_will_be_is_asked_without_changing_anything():
 MEASURE = """
 import resource, sys
 import numpy as np
-from dpftrl.federated.timers import Timers
+from dpftrl.federated.eligibility import Timers
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

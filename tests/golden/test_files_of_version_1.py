@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from dpftrl.accounting import load_guarantee
-from dpftrl.audit import audit
 from dpftrl.federated import Server
 from dpftrl.mechanisms.files import load_mechanism
 from dpftrl.noise import Grid, NoiseKey, NoiseStream
 from dpftrl.noise.state import mechanism_sha256
 from dpftrl.plan import load_plan
+from dpftrl.verify import audit
 
 V1 = Path(__file__).parent / "v1"
 EXPECTED = json.loads((V1 / "expected.json").read_text())

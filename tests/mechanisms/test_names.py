@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import dpftrl
 from dpftrl import MinSep, mechanism
 from dpftrl.errors import DpftrlError, InvalidInput, UnknownMechanism
-from dpftrl.mechanisms.names import CATALOGUE
+from dpftrl.mechanisms.registry import CATALOGUE
 
 WANTED_FOR = MinSep(rounds=40, min_sep=6)
 

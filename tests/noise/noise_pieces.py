@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 import dpftrl
 from dpftrl import Mechanism
+from dpftrl._internal.compiled import TILE
 from dpftrl.noise import NoiseKey, NoiseStream
-from dpftrl.noise.keystream import Keystream, row_key
-from dpftrl.noise.normals import TILE, TILE_BLOCKS, TILE_WORDS, tile_of_normals
+from dpftrl.noise.key import Keystream, row_key
+from dpftrl.noise.normals import TILE_BLOCKS, TILE_WORDS, tile_of_normals
 
 Vector = NDArray[np.float64]
 KEY = NoiseKey.insecure_for_tests(20)

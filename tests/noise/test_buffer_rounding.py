@@ -7,9 +7,10 @@ import pytest
 from noise_pieces import KEY, ONE_OF_EACH, rows_of
 
 from dpftrl import Mechanism
-from dpftrl.accounting.sampler import FARTHEST_NORMAL
+from dpftrl._internal.compiled import TILE
+from dpftrl.accounting.finite_precision import FARTHEST_NORMAL
 from dpftrl.noise import NoiseStream
-from dpftrl.noise.normals import TILE, TILE_WORDS, tile_of_normals
+from dpftrl.noise.normals import TILE_WORDS, tile_of_normals
 from rounded_streams import Arithmetic, Plain, float32, float64
 
 ROUNDS, SIZE = 12, 5

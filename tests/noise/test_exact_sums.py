@@ -12,9 +12,9 @@ from noise_pieces import KEY, ONE_OF_EACH, key_of_row, normals_of_key, rows_of
 from numpy.typing import NDArray
 
 import dpftrl
+from dpftrl.clipping import FINENESS, MOST_STEPS
 from dpftrl.errors import InvalidInput
 from dpftrl.noise import ExactSum, Grid, NoiseStream
-from dpftrl.noise.grid import FINENESS, MOST_STEPS
 from dpftrl.noise.kernels import add_rounded
 
 Steps = NDArray[np.int64]

@@ -12,10 +12,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from dpftrl.errors import InvalidInput
 from dpftrl.noise import NoiseKey
-from dpftrl.noise import digest as digest_module
-from dpftrl.noise.digest import NONCE, PIECE, Digest, digest_of_update
-from dpftrl.noise.key import Secret
-from dpftrl.noise.keystream import Keystream, row_key
+from dpftrl.noise import state as digest_module
+from dpftrl.noise.key import Keystream, Secret, row_key
+from dpftrl.noise.state import NONCE, PIECE, Digest, digest_of_update
 
 # NIST SP 800-38A, F.5.5: CTR-AES256.Encrypt.
 NIST_KEY = NoiseKey(

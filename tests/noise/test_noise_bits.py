@@ -22,8 +22,9 @@ from noise_pieces import (
 
 import dpftrl
 from conformance import EVERY, Family, draw_case
+from dpftrl._internal.compiled import TILE
 from dpftrl.noise import Grid, NoiseKey, NoiseStream, rounds
-from dpftrl.noise.normals import TILE, TILE_BLOCKS
+from dpftrl.noise.normals import TILE_BLOCKS
 from dpftrl.noise.rounds import CHUNK, BltRound, Target, run_round
 from dpftrl.noise.state import Buffer
 

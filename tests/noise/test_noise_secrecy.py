@@ -26,13 +26,12 @@ from noise_pieces import KEY, ONE_OF_EACH, OTHER_KEY, key_of_row, normals_of_key
 import dpftrl
 from dpftrl.errors import InvalidInput
 from dpftrl.noise import Grid, NoiseKey, NoiseStream, rounds
-from dpftrl.noise import digest as digest_module
+from dpftrl.noise import state as digest_module
 from dpftrl.noise import state as state_module
 from dpftrl.noise import stream as stream_module
-from dpftrl.noise.digest import Digest
-from dpftrl.noise.key import Secret
-from dpftrl.noise.keystream import Keystream, row_key
+from dpftrl.noise.key import Keystream, Secret, row_key
 from dpftrl.noise.rounds import CHUNK
+from dpftrl.noise.state import Digest
 
 SOURCE = str(pathlib.Path(stream_module.__file__).parent.parent)
 SIGMA = 3.0
@@ -445,7 +444,7 @@ def test_saving_that_fails_shows_no_secret(name, kind, tmp_path, monkeypatch):
     with pytest.raises(InvalidInput) as error:
         stream.save(tmp_path / "missing" / "state")
     check_hides(shown_by(error.value), secrets, kind)
-    for call in ("safetensors.numpy.save_file", "dpftrl.storage.os.fsync"):
+    for call in ("safetensors.numpy.save_file", "dpftrl._internal.storage.os.fsync"):
         with monkeypatch.context() as patch:
             patch.setattr(call, fails)
             with pytest.raises(Broken) as error:

@@ -16,13 +16,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 import dpftrl
-from dpftrl import storage
+from dpftrl._internal import storage
+from dpftrl._internal.storage import replace_file, replace_secretly
 from dpftrl.errors import InvalidInput
 from dpftrl.noise import NoiseKey, NoiseStream
 from dpftrl.noise import state as state_module
 from dpftrl.noise.key import Secret
 from dpftrl.noise.state import NoiseState, mechanism_sha256
-from dpftrl.storage import replace_file, replace_secretly
 
 BLT = dpftrl.BLT([0.9, 0.5], [0.2, 0.3])
 

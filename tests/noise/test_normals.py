@@ -22,11 +22,11 @@ from noise_pieces import (
 from scipy import special, stats
 
 import dpftrl
-from dpftrl.accounting.sampler import RADIUS_BITS, largest_normal
+from dpftrl._internal.compiled import TILE
+from dpftrl.accounting.finite_precision import RADIUS_BITS, largest_normal
 from dpftrl.noise import Grid, NoiseStream
-from dpftrl.noise.key import Secret
-from dpftrl.noise.keystream import row_key
-from dpftrl.noise.normals import PAIRS, TILE, tile_of_normals
+from dpftrl.noise.key import Secret, row_key
+from dpftrl.noise.normals import PAIRS, tile_of_normals
 from dpftrl.noise.rounds import CHUNK
 
 # Bits of the angle; those below it in its word, and a word before, are the radius.

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from noise_pieces import KEY, ONE_OF_EACH, key_of_row, normals_of_key
 
 import dpftrl
+from dpftrl._internal.arrays import segments
 from dpftrl.errors import InvalidInput
 from dpftrl.noise import Grid, NoiseStream
 from dpftrl.noise.rounds import CHUNK
-from dpftrl.noise.segments import segments
 
 GRID = Grid.for_noise(2.0, 1.0)
 

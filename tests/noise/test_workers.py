@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from dpftrl.noise.workers import side_by_side
+from dpftrl._internal.threads import side_by_side
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4, 50])

@@ -6,12 +6,15 @@ from dense_oracle import WORKLOADS, brute_sensitivity, errors, lower_toeplitz, s
 
 from dpftrl import BandedInverse, FixedEpochs, MinSep
 from dpftrl.errors import InvalidInput
-from dpftrl.optimize.band_inverse import optimize_band_inverse
-from dpftrl.optimize.band_inverse_objective import by_log_prefixes, from_log_prefixes, log_loss
-from dpftrl.optimize.lbfgs import minimise_lbfgs
+from dpftrl.optimize._solvers import minimise_lbfgs
+from dpftrl.optimize._toeplitz_error import ToeplitzError, workload_loss
+from dpftrl.optimize.band_inverse import (
+    by_log_prefixes,
+    from_log_prefixes,
+    log_loss,
+    optimize_band_inverse,
+)
 from dpftrl.optimize.result import loss_value
-from dpftrl.optimize.toeplitz_error import ToeplitzError
-from dpftrl.optimize.workload_loss import workload_loss
 from dpftrl.workload import Workload
 
 ROUNDS = 24

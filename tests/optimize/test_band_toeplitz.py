@@ -6,11 +6,10 @@ from dense_oracle import WORKLOADS, brute_sensitivity, errors, lower_toeplitz, s
 
 from dpftrl import DpftrlError, FixedEpochs, FullTree, MinSep, SquareRoot, Toeplitz
 from dpftrl.errors import InvalidInput
+from dpftrl.optimize._toeplitz_error import ToeplitzError, workload_loss
 from dpftrl.optimize.band_inverse import optimize_band_inverse
 from dpftrl.optimize.band_toeplitz import falling, log_loss, optimize_band_toeplitz
 from dpftrl.optimize.bandmf import optimize_bandmf
-from dpftrl.optimize.toeplitz_error import ToeplitzError
-from dpftrl.optimize.workload_loss import workload_loss
 from dpftrl.workload import Workload
 
 ROUNDS = 24

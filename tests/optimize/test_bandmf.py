@@ -7,13 +7,12 @@ import pytest
 from dense_oracle import WORKLOADS, brute_sensitivity, errors, slope
 
 from dpftrl import Banded, MinSep
-from dpftrl.cache import cache_folder
+from dpftrl._internal.cache import cache_folder
 from dpftrl.errors import InvalidInput, TooLarge
 from dpftrl.optimize import bandmf
 from dpftrl.optimize.band_toeplitz import optimize_band_toeplitz
-from dpftrl.optimize.bandmf import optimize_bandmf
+from dpftrl.optimize.bandmf import optimize_bandmf, smaller_problem, stretched_columns
 from dpftrl.optimize.bandmf_objective import BandedError
-from dpftrl.optimize.bandmf_start import smaller_problem, stretched_columns
 from dpftrl.workload import Workload
 
 ROUNDS = 24

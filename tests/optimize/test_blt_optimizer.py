@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 
 from dpftrl import BLT, MinSep, mechanism
 from dpftrl.errors import InvalidInput
-from dpftrl.optimize import best_toeplitz_ratio, optimize_blt, workload_loss
-from dpftrl.optimize.blt import free_function
-from dpftrl.optimize.blt_chain import chain, free_numbers
-from dpftrl.optimize.blt_objective import BltObjective
-from dpftrl.optimize.blt_workload import BltWorkloadObjective
-from dpftrl.optimize.newton import minimise
+from dpftrl.optimize import _toeplitz_error as workload_loss
+from dpftrl.optimize import best_toeplitz_ratio, optimize_blt
+from dpftrl.optimize._solvers import minimise
+from dpftrl.optimize.blt import chain, free_function, free_numbers
+from dpftrl.optimize.blt_objective import BltObjective, BltWorkloadObjective
 from dpftrl.workload import Workload
 
 BENCHMARK = MinSep(rounds=2052, min_sep=342)

@@ -6,7 +6,7 @@ import pytest
 from dpftrl import GeneralBLT, MinSep, load_mechanism, save_mechanism
 from dpftrl.errors import InvalidInput
 from dpftrl.optimize import optimize_blt, optimize_gblt, optimize_robust_blt
-from dpftrl.optimize.gblt_objective import GbltObjective, free_from
+from dpftrl.optimize.generalized_blt import GbltObjective, free_from
 
 BENCHMARK = MinSep(rounds=2052, min_sep=342)
 

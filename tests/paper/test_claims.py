@@ -13,11 +13,11 @@ from dpftrl.optimize import optimize_blt
 from dpftrl.paper.findings import Claim, holds, printed, rounds_to
 from dpftrl.paper.frontier import lower_bound
 from dpftrl.paper.items import chosen
-from dpftrl.paper.written import as_csv, shown
+from dpftrl.paper.output import as_csv, shown
 
 SOURCES = sorted(Path(dpftrl.paper.__file__).parent.glob("*.py"))
 # What reads and writes files, not what computes.
-HOUSEHOLD = {"dpftrl.cache", "dpftrl.storage", "dpftrl.report.plots"}
+HOUSEHOLD = {"dpftrl._internal.cache", "dpftrl._internal.storage", "dpftrl.plots"}
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 
 from dpftrl.errors import InvalidInput
 from dpftrl.paper import chosen, reproduce
+from dpftrl.paper.output import load_results
 from dpftrl.paper.page import insert
-from dpftrl.paper.run import load_results
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -6,8 +6,16 @@ from functools import partial
 import pytest
 
 from dpftrl.paper.accuracy import PRINTED, compared
-from dpftrl.paper.recipes import FULL, QUICK, averaged, deviation
-from dpftrl.paper.trainings import Look, Trained, trainings, tunings
+from dpftrl.paper.trainings import (
+    FULL,
+    QUICK,
+    Look,
+    Trained,
+    averaged,
+    deviation,
+    trainings,
+    tunings,
+)
 from dpftrl.paper.utility import compute
 
 TINY = replace(QUICK, mechanisms=("BLT(d=2, k=6)",))

@@ -7,7 +7,7 @@ import pytest
 
 from dpftrl.errors import InvalidInput
 from dpftrl.tasks import BEGIN, END, PAD, UNKNOWN, chitchat, load_task
-from dpftrl.tasks.cutting import cut_chat
+from dpftrl.tasks.vocabulary import cut_chat
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpftrl.tasks import BEGIN, END, PAD, UNKNOWN, Vocabulary
-from dpftrl.tasks.cutting import cut_chat, cut_lines, cut_spaces, cut_verse, plain_words
-from dpftrl.tasks.encoding import Encoder
+from dpftrl.tasks.users import Encoder
+from dpftrl.tasks.vocabulary import cut_chat, cut_lines, cut_spaces, cut_verse, plain_words
 
 
 @pytest.mark.parametrize(

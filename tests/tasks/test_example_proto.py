@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from serialized import example, feature, field, numbers_feature, varint
 
 from dpftrl.errors import InvalidInput
-from dpftrl.tasks.example_proto import bytes_feature
+from dpftrl.tasks.stackoverflow import bytes_feature
 
 Field = descriptor_pb2.FieldDescriptorProto
 

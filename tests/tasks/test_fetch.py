@@ -6,7 +6,7 @@ import os
 import pytest
 
 from dpftrl.errors import InvalidInput
-from dpftrl.tasks.fetch import Tarball
+from dpftrl.tasks.poetry import Tarball
 
 CONTENT = b"the right bytes"
 TARBALL = Tarball("some-poems", "1.2.3", hashlib.sha256(CONTENT).hexdigest())

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from tiny_poems import FILES, FOLDER, poem, write_tarball
 
-from dpftrl.cache import cache_folder
+from dpftrl._internal.cache import cache_folder
 from dpftrl.errors import InvalidInput
 from dpftrl.tasks import UNKNOWN, Vocabulary, load_task, poetry
-from dpftrl.tasks.fetch import Tarball
-from dpftrl.tasks.names import chance
+from dpftrl.tasks.poetry import Tarball
+from dpftrl.tasks.users import chance
 
 
 @pytest.fixture

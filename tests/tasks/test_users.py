@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from dpftrl.errors import InvalidInput
 from dpftrl.tasks import BEGIN, Users, Vocabulary
-from dpftrl.tasks.cutting import cut_chat
-from dpftrl.tasks.encoding import Encoder
-from dpftrl.tasks.names import chance, safe_name, sample
-from dpftrl.tasks.users import collect_users
+from dpftrl.tasks.users import Encoder, chance, collect_users, safe_name, sample
+from dpftrl.tasks.vocabulary import cut_chat
 
 ENCODER = Encoder(Vocabulary(("a", "b", "c")), cut_chat, 3)
 TEXTS = st.lists(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dpftrl.errors import InvalidInput
 from dpftrl.tasks import UNKNOWN, Vocabulary
-from dpftrl.tasks.cutting import plain_words
+from dpftrl.tasks.vocabulary import plain_words
 
 WORDS = st.lists(st.text("abcde'é月", min_size=1, max_size=4), min_size=1, max_size=30, unique=True)
 

@@ -3,7 +3,7 @@
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from dpftrl.engines.flower import client_mod
+from dpftrl.flower import client_mod
 from nextword import task
 
 

@@ -3,8 +3,8 @@
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
-from dpftrl.engines.flower import DpFtrl
 from dpftrl.federated import Settings, Sgd
+from dpftrl.flower import DpFtrl
 from dpftrl.plan import load_plan
 from nextword import task
 

@@ -4,11 +4,10 @@ from functools import cache
 
 import numpy as np
 
-from dpftrl.engines.local.batches import LocalTraining
-from dpftrl.engines.local.config import Network
-from dpftrl.engines.local.jax_clients import JaxClients
-from dpftrl.engines.local.start import network, starting_arrays
 from dpftrl.federated import Layout
+from dpftrl.simulation.config import Network
+from dpftrl.simulation.jax_clients import JaxClients, LocalTraining
+from dpftrl.simulation.training import network, starting_arrays
 from dpftrl.tasks import Task, load_task
 from dpftrl.tasks.evaluation import evaluate
 

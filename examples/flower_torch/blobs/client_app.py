@@ -4,7 +4,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from blobs.task import Net, load_data, train
-from dpftrl.engines.flower import client_mod
+from dpftrl.flower import client_mod
 
 app = ClientApp(mods=[client_mod()])
 simulated = ClientApp(mods=[client_mod(simulated=True)])

@@ -5,7 +5,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 from blobs.task import Net, accuracy
-from dpftrl.engines.flower import DpFtrl, Settings, load_plan
+from dpftrl.flower import DpFtrl, Settings, load_plan
 
 app = ServerApp()
 

@@ -1,8 +1,8 @@
 """From sensitivity to a guarantee: exact (epsilon, delta), zCDP, calibration, composition."""
 
-from dpftrl.accounting.composition import compose
-from dpftrl.accounting.events import dp_event
+from dpftrl.accounting.composition import compose, dp_event
 from dpftrl.accounting.files import load_guarantee, save_guarantee
+from dpftrl.accounting.finite_precision import sampler_delta
 from dpftrl.accounting.gaussian import delta_of, epsilon_of, log_delta_of, mu_of, rho_of
 from dpftrl.accounting.guarantee import (
     Guarantee,
@@ -14,8 +14,7 @@ from dpftrl.accounting.guarantee import (
     delta_for,
     guarantee_of,
 )
-from dpftrl.accounting.running import Spent, spending
-from dpftrl.accounting.sampler import sampler_delta
+from dpftrl.accounting.spending import Spent, spending
 
 __all__ = [
     "Guarantee",

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from dpftrl._internal.storage import read_json, replace_file
 from dpftrl.accounting.composition import compose
 from dpftrl.accounting.guarantee import (
     ROUNDING_NOT_COVERED,
@@ -22,7 +23,6 @@ from dpftrl.accounting.guarantee import (
 from dpftrl.errors import DpftrlError, InvalidInput
 from dpftrl.mechanisms.files import MechanismFile, mechanism_content, mechanism_from
 from dpftrl.participation import FixedEpochs, MinSep, Participation
-from dpftrl.storage import read_json, replace_file
 
 KINDS: dict[str, type[Participation]] = {"min-sep": MinSep, "fixed-epochs": FixedEpochs}
 # A file's numbers are recomputed when it is read; this much may differ between machines.

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from dpftrl.checks import as_float, positive_number
+from dpftrl._internal.checks import as_float, positive_number
 from dpftrl.errors import InvalidInput
 
 ULP: Final = 2.0**-52

@@ -6,20 +6,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Literal, Self, final
 
-from dpftrl.accounting.gaussian import ULP, delta_of, epsilon_of, mu_of
-from dpftrl.accounting.sampler import (
+from dpftrl._internal.checks import positive_number, whole_number
+from dpftrl.accounting.finite_precision import (
     RADIUS_BITS,
     ideal_delta,
     mu_before_rounding,
     mu_with_rounding,
     sampler_delta,
 )
-from dpftrl.checks import positive_number, whole_number
+from dpftrl.accounting.gaussian import ULP, delta_of, epsilon_of, mu_of
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism
+from dpftrl.mechanisms._sensitivity import ROUNDING, Sensitivity
 from dpftrl.participation import FixedEpochs, Participation
-from dpftrl.sensitivity import Sensitivity
-from dpftrl.sensitivity.result import ROUNDING
 
 Basis = Literal["assumed", "enforced", "observed"]
 BufferType = Literal["float64", "float32"]

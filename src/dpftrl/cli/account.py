@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import click
 from rich.table import Table
 
+from dpftrl._internal.checks import positive_number
+from dpftrl._internal.formatting import in_full, rounded_up
 from dpftrl.accounting import (
     Guarantee,
     Run,
@@ -16,7 +18,7 @@ from dpftrl.accounting import (
     save_guarantee,
 )
 from dpftrl.accounting.guarantee import BufferType
-from dpftrl.checks import positive_number
+from dpftrl.accounting.logs import Observed, WorstPattern, open_log
 from dpftrl.cli.options import (
     Count,
     describe,
@@ -34,10 +36,8 @@ from dpftrl.cli.output import (
 )
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism
-from dpftrl.observed import Observed, WorstPattern, open_log
 from dpftrl.participation import FixedEpochs, Participation
 from dpftrl.plan import load_plan
-from dpftrl.report.numbers import in_full, rounded_up
 
 
 class Seen(NamedTuple):

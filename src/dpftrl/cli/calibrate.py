@@ -3,13 +3,13 @@
 import click
 from rich.table import Table
 
+from dpftrl._internal.checks import whole_number
+from dpftrl._internal.formatting import in_full, rounded_up
 from dpftrl.accounting import account, calibrate, calibrate_rho
-from dpftrl.checks import whole_number
 from dpftrl.cli.options import describe, json_option, participation_options, resolve
 from dpftrl.cli.output import print_json, print_table, sensitivity_text, working
 from dpftrl.errors import InvalidInput
 from dpftrl.participation import Participation
-from dpftrl.report.numbers import in_full, rounded_up
 
 
 @click.command("calibrate")

@@ -10,7 +10,7 @@ from dpftrl.cli.options import json_option, participation_options, resolve
 from dpftrl.cli.output import number, print_json, print_table, sensitivity_text, working
 from dpftrl.errors import RoundsExceeded, TooLarge
 from dpftrl.participation import Participation
-from dpftrl.report.plots import Rival, plot_comparison
+from dpftrl.plots import Rival, plot_comparison
 
 RIVALS = (
     "blt-b100",

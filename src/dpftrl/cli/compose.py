@@ -5,11 +5,11 @@ from pathlib import Path
 import click
 from rich.table import Table
 
+from dpftrl._internal.formatting import rounded_up
 from dpftrl.accounting import compose, load_guarantee, save_guarantee
 from dpftrl.cli.options import Count, json_option
 from dpftrl.cli.output import print_json, print_table, working
 from dpftrl.errors import InvalidInput
-from dpftrl.report.numbers import rounded_up
 
 
 @click.command("compose")

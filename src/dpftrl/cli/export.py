@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
+from dpftrl._internal.formatting import rounded_up
 from dpftrl.cli.output import print_json, working
 from dpftrl.federated import Server
-from dpftrl.report.numbers import rounded_up
 
 
 @click.command("export")

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from dpftrl.cli.options import Count, json_option
 from dpftrl.cli.output import print_json, print_table
-from dpftrl.mechanisms.names import CATALOGUE, mechanism
+from dpftrl.mechanisms.registry import CATALOGUE, mechanism
 from dpftrl.participation import MinSep
 
 EXAMPLES = {

@@ -7,10 +7,10 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
+from dpftrl.accounting.logs import Bin, Limits, Observed
+from dpftrl.accounting.logs import observe as observe_log
 from dpftrl.cli.options import Count, json_option
 from dpftrl.cli.output import print_json, print_table, progress_bar, sparkline
-from dpftrl.observed import Bin, Limits, Observed
-from dpftrl.observed import observe as observe_log
 
 
 @click.command()

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from dpftrl._internal.storage import read_json
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism, load_mechanism, mechanism
 from dpftrl.participation import UNCAPPED, FixedEpochs, MinSep, Participation
-from dpftrl.storage import read_json
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

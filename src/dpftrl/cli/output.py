@@ -13,8 +13,8 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from dpftrl.report.numbers import rounded_up
-from dpftrl.sensitivity import Sensitivity
+from dpftrl._internal.formatting import rounded_up
+from dpftrl.mechanisms._sensitivity import Sensitivity
 
 # Without a terminal there is no width to fit into: tables are at least this wide if they like.
 PLAIN_WIDTH = 120

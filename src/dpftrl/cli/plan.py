@@ -8,6 +8,7 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
+from dpftrl._internal.formatting import rounded_up
 from dpftrl.cli.options import (
     Count,
     can_be_saved,
@@ -31,8 +32,7 @@ from dpftrl.plan import (
     options,
     save_plan,
 )
-from dpftrl.report.numbers import rounded_up
-from dpftrl.report.plots import check_plot_path, plot_extrapolation
+from dpftrl.plots import check_plot_path, plot_extrapolation
 
 CHOSEN = "blt"
 HEADINGS = {

@@ -12,7 +12,7 @@ from dpftrl.cli.output import print_json, print_table, sparkline
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism, ToeplitzMechanism
 from dpftrl.participation import MinSep
-from dpftrl.report.plots import plot_coefficients
+from dpftrl.plots import plot_coefficients
 
 
 @click.command()

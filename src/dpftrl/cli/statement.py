@@ -8,8 +8,8 @@ import click
 from dpftrl.cli.options import Count
 from dpftrl.cli.output import progress_bar
 from dpftrl.errors import InvalidInput
-from dpftrl.report.files import GUARANTEE, LEDGER, statement_of_files
-from dpftrl.report.statement import save_statement, statement_paths
+from dpftrl.statement.files import GUARANTEE, LEDGER, statement_of_files
+from dpftrl.statement.statement import save_statement, statement_paths
 
 
 @click.command("statement")

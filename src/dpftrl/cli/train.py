@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from dpftrl._internal.formatting import in_full, rounded_up
 from dpftrl.cli.output import print_json, progress_bar
 from dpftrl.errors import InvalidInput
 from dpftrl.plan import Plan, load_plan
-from dpftrl.report.numbers import in_full, rounded_up
 
 if TYPE_CHECKING:
-    from dpftrl.engines.local.training import Progress, Training
     from dpftrl.federated import Server
+    from dpftrl.simulation.training import Progress, Training
 
 
 @click.command("train")
@@ -72,9 +72,8 @@ def train_command(
     --resume goes on, after a crash too.
     """
     _check_extra()
-    from dpftrl.engines.local.config import check_beside_plan, read_config
-    from dpftrl.engines.local.config_text import config_text
-    from dpftrl.engines.local.training import Training
+    from dpftrl.simulation.config import check_beside_plan, config_text, read_config
+    from dpftrl.simulation.training import Training
 
     if resume and (what or changes or show_config):
         raise InvalidInput("--resume goes on as the run began: leave the config and --set away")

@@ -6,10 +6,10 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from dpftrl.audit import Verdict, audit
+from dpftrl._internal.formatting import rounded_up
 from dpftrl.cli.options import json_option
 from dpftrl.cli.output import print_json, print_table, working
-from dpftrl.report.numbers import rounded_up
+from dpftrl.verify import Verdict, audit
 
 COLOURS = {"passed": "green", "failed": "bold red", "warning": "yellow"}
 

@@ -1,12 +1,12 @@
 """The round, with no engine in it: cohort, clipping, noise, optimiser, ledger, journal."""
 
-from dpftrl.federated.attempt import Attempt, Released
-from dpftrl.federated.folder import RunFolder
 from dpftrl.federated.layout import Layout
 from dpftrl.federated.optimizers import Adam, Optimizer, Sgd
+from dpftrl.federated.round import Attempt, Released
 from dpftrl.federated.server import Server
 from dpftrl.federated.settings import Settings
-from dpftrl.federated.start import EarlierRun, Start, StartModel
+from dpftrl.federated.start_model import EarlierRun, Start, StartModel
+from dpftrl.federated.store.folder import RunFolder
 
 __all__ = [
     "Adam",

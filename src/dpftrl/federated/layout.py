@@ -8,10 +8,9 @@ from typing import Any, cast, final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl._internal.arrays import Float32Vector
+from dpftrl.clipping import KINDS
 from dpftrl.errors import InvalidInput
-from dpftrl.noise.grid import KINDS
-
-Vector = NDArray[np.float32]
 
 
 @final
@@ -50,7 +49,7 @@ class Layout:
         """Coordinates in all."""
         return sum(math.prod(shape) for shape in self.shapes)
 
-    def flat(self, model: Mapping[str, NDArray[Any]]) -> Vector:
+    def flat(self, model: Mapping[str, NDArray[Any]]) -> Float32Vector:
         """The model as one vector of float32."""
         why = self.misfit(model)
         if why:

@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl.checks import positive_number
+from dpftrl._internal.arrays import Float32Vector
+from dpftrl._internal.checks import positive_number
 from dpftrl.errors import InvalidInput
 from dpftrl.workload import Workload
 
-Vector = NDArray[np.float32]
 Mean = NDArray[np.float64]
-State = dict[str, Vector]
+State = dict[str, Float32Vector]
 
 
 @final
@@ -48,8 +48,8 @@ class Sgd(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="na
         return {"momentum": np.zeros(size, np.float32)} if self.momentum else {}
 
     def step(
-        self, model: Vector, mean: Mean, state: State, row: int, rounds: int
-    ) -> tuple[Vector, State]:
+        self, model: Float32Vector, mean: Mean, state: State, row: int, rounds: int
+    ) -> tuple[Float32Vector, State]:
         """The model and the state after a round."""
         rate = _rates(self.learning_rate, self.schedule, rounds)[row]
         if not self.momentum:
@@ -91,8 +91,8 @@ class Adam(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="n
         return {"first": np.zeros(size, np.float32), "second": np.zeros(size, np.float32)}
 
     def step(
-        self, model: Vector, mean: Mean, state: State, row: int, rounds: int
-    ) -> tuple[Vector, State]:
+        self, model: Float32Vector, mean: Mean, state: State, row: int, rounds: int
+    ) -> tuple[Float32Vector, State]:
         """The model and the state after a round."""
         rate = _rates(self.learning_rate, self.schedule, rounds)[row]
         first = _average(self.beta1, state["first"], mean)
@@ -117,9 +117,9 @@ def _share(name: str, value: float) -> None:
         raise InvalidInput(f"{name} must be at least 0 and below 1, got {value!r}")
 
 
-def _average(kept: float, old: Vector, new: NDArray[Any]) -> Vector:
+def _average(kept: float, old: Float32Vector, new: NDArray[Any]) -> Float32Vector:
     return (kept * old.astype(np.float64) + (1 - kept) * new).astype(np.float32)
 
 
-def _moved(model: Vector, step: Mean) -> Vector:
+def _moved(model: Float32Vector, step: Mean) -> Float32Vector:
     return (model + step).astype(np.float32)

@@ -15,26 +15,23 @@ from typing import Any, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl._internal.checks import as_float
+from dpftrl._internal.storage import replace_file
 from dpftrl.accounting import Guarantee, save_guarantee
-from dpftrl.checks import as_float
 from dpftrl.errors import InvalidInput, RunOver, UnsafeState
-from dpftrl.federated.attempt import Attempt, Released
-from dpftrl.federated.checkpoints import Checkpoint
-from dpftrl.federated.cohort import choose
-from dpftrl.federated.folder import RunFolder
+from dpftrl.federated.eligibility import choose, refuse_unclear, written
 from dpftrl.federated.layout import Layout
-from dpftrl.federated.ledger import Status
-from dpftrl.federated.opening import OpenRun, begin_run, open_run
-from dpftrl.federated.promise import Promise
-from dpftrl.federated.pseudonyms import refuse_unclear, written
-from dpftrl.federated.records import Abandoned, AnyRecord, Cohort, Committed
-from dpftrl.federated.reports import Reports
+from dpftrl.federated.round import Attempt, Released, Reports
+from dpftrl.federated.run_guarantee import Promise
 from dpftrl.federated.settings import Settings, cohort_size
-from dpftrl.federated.start import PROVENANCE, Start, StartModel, provenance_metadata
-from dpftrl.federated.state import packed, unpacked
+from dpftrl.federated.start_model import PROVENANCE, Start, StartModel, provenance_metadata
+from dpftrl.federated.store.checkpoints import Checkpoint
+from dpftrl.federated.store.folder import RunFolder
+from dpftrl.federated.store.journal import Abandoned, AnyRecord, Cohort, Committed, packed, unpacked
+from dpftrl.federated.store.ledger import Status
+from dpftrl.federated.store.run_store import OpenRun, begin_run, open_run
 from dpftrl.noise import Grid
 from dpftrl.plan import Plan
-from dpftrl.storage import replace_file
 
 Keys = NDArray[np.uint64]
 

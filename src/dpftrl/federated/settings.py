@@ -5,11 +5,11 @@ from typing import Literal, final
 
 import msgspec
 
+from dpftrl._internal.checks import positive_number, whole_number
 from dpftrl.accounting.guarantee import BufferType
-from dpftrl.checks import positive_number, whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.federated.optimizers import Optimizer, Sgd
-from dpftrl.federated.start import StartContent, check_label
+from dpftrl.federated.start_model import StartContent, check_label
 from dpftrl.noise import Grid
 from dpftrl.participation import MinSep
 from dpftrl.plan import Plan

@@ -7,15 +7,14 @@ from typing import Any, Self, final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dpftrl.checks import whole_number
+from dpftrl._internal.checks import whole_number
 from dpftrl.errors import InvalidInput, TooLarge
+from dpftrl.mechanisms._banded_sensitivity import banded_pattern_norm, banded_sensitivity
+from dpftrl.mechanisms._sensitivity import Sensitivity, brute_force, brute_force_is_cheap
 from dpftrl.mechanisms.base import Matrix, Mechanism, Rows, StreamState, Vector
 from dpftrl.mechanisms.square_root import square_root_series
 from dpftrl.mechanisms.toeplitz import forward_substitution, invert_lower
 from dpftrl.participation import MinSep, Participation, Pattern
-from dpftrl.sensitivity import Sensitivity
-from dpftrl.sensitivity.banded import banded_pattern_norm, banded_sensitivity
-from dpftrl.sensitivity.dense import brute_force, brute_force_is_cheap
 
 # Multiplications for one error curve (about a minute), entries of one matrix, and the least width
 # of a block that is solved for at once.
@@ -99,7 +98,7 @@ class Banded(Mechanism):
         return columns
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """See `dpftrl.sensitivity.banded.banded_sensitivity`; brute force where that is cheap."""
+        """By brute force where that is cheap, else by `banded_sensitivity`."""
         columns = self._leading(participation.rounds)
         found = banded_sensitivity(columns, participation)
         if found.kind == "exact" or not isinstance(participation, MinSep):

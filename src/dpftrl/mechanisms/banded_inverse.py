@@ -6,14 +6,13 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from dpftrl.checks import finite_numbers, whole_number
+from dpftrl._internal.checks import finite_numbers, whole_number
 from dpftrl.errors import InvalidInput
+from dpftrl.mechanisms._sensitivity import Sensitivity, toeplitz_sensitivity
 from dpftrl.mechanisms.base import Rows, StreamState, Vector
 from dpftrl.mechanisms.square_root import inverse_square_root_series
 from dpftrl.mechanisms.toeplitz import ToeplitzMechanism, abridged, divide_series
 from dpftrl.participation import Participation
-from dpftrl.sensitivity import Sensitivity
-from dpftrl.sensitivity.toeplitz import toeplitz_sensitivity
 
 # Relative rounding that a coefficient of C can pick up in the recursion that makes it.
 ROUNDING = 1e-13

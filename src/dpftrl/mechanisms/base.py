@@ -11,15 +11,12 @@ from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Self, final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dpftrl.checks import whole_number
+from dpftrl._internal.arrays import Matrix, Vector
+from dpftrl._internal.checks import whole_number
 from dpftrl.errors import InvalidInput, RoundsExceeded, TooLarge
+from dpftrl.mechanisms._sensitivity import Sensitivity
 from dpftrl.participation import Participation, Pattern
-from dpftrl.sensitivity import Sensitivity
-
-Vector = NDArray[np.float64]
-Matrix = NDArray[np.float64]
 
 # Gives row i of Z, the independent Gaussians, for a block of coordinates. Asked twice for the same
 # row, it must give the same numbers.

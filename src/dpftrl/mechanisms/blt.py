@@ -9,19 +9,19 @@ from typing import Any, NamedTuple, Self, final
 
 import numpy as np
 
-from dpftrl.checks import all_within, finite_numbers
+from dpftrl._internal.checks import all_within, finite_numbers
 from dpftrl.errors import InvalidInput
-from dpftrl.mechanisms.base import ROUNDING_MARGIN, Matrix, Rows, StreamState, Vector
-from dpftrl.mechanisms.exponentials import (
+from dpftrl.mechanisms._exponentials import (
     InverseDecays,
     geometric_sum,
     inverse_decays,
     powers,
     weighted_geometric_sum,
 )
+from dpftrl.mechanisms._sensitivity import Sensitivity
+from dpftrl.mechanisms.base import ROUNDING_MARGIN, Matrix, Rows, StreamState, Vector
 from dpftrl.mechanisms.toeplitz import ToeplitzMechanism
 from dpftrl.participation import Participation
-from dpftrl.sensitivity import Sensitivity
 
 
 class Exponentials(NamedTuple):

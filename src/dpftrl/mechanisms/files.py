@@ -12,18 +12,18 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from dpftrl._internal.storage import read_file, read_json, replace_file
 from dpftrl.errors import DpftrlError, InvalidInput
 from dpftrl.mechanisms.banded import Banded
 from dpftrl.mechanisms.banded_inverse import BandedInverse
 from dpftrl.mechanisms.base import Mechanism
 from dpftrl.mechanisms.blt import BLT
-from dpftrl.mechanisms.gblt import GeneralBLT
+from dpftrl.mechanisms.generalized_blt import GeneralBLT
 from dpftrl.mechanisms.independent import Independent
 from dpftrl.mechanisms.smooth_tree import SmoothTree
 from dpftrl.mechanisms.square_root import SquareRoot
 from dpftrl.mechanisms.toeplitz import Toeplitz
 from dpftrl.mechanisms.tree import BinaryTree, FullTree
-from dpftrl.storage import read_file, read_json, replace_file
 
 FAMILIES: dict[str, type[Mechanism]] = {
     kind.family: kind

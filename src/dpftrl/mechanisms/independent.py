@@ -5,9 +5,9 @@ from typing import Any, final
 
 import numpy as np
 
+from dpftrl.mechanisms._sensitivity import Sensitivity
 from dpftrl.mechanisms.base import Matrix, Mechanism, Rows, StreamState, Vector
 from dpftrl.participation import Participation, Pattern
-from dpftrl.sensitivity import Sensitivity
 
 
 @final

@@ -13,12 +13,12 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from dpftrl.checks import whole_number
+from dpftrl._internal.checks import whole_number
 from dpftrl.errors import InvalidInput
+from dpftrl.mechanisms._sensitivity import Sensitivity
+from dpftrl.mechanisms._tree_sensitivity import NestedBlocks, Tables, nested_sensitivity
 from dpftrl.mechanisms.base import Matrix, Mechanism, Rows, StreamState, Vector
 from dpftrl.participation import Participation, Pattern
-from dpftrl.sensitivity import Sensitivity
-from dpftrl.sensitivity.nested import NestedBlocks, Tables, nested_sensitivity
 
 
 @final
@@ -84,7 +84,7 @@ class SmoothTree(Mechanism):
                 yield count - math.comb(digit, ones_below + 1), count
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """See `dpftrl.sensitivity.nested.nested_sensitivity`."""
+        """See `dpftrl.mechanisms._tree_sensitivity.nested_sensitivity`."""
         rounds = self.check_rounds(participation.rounds)
         half = self.height // 2
         return nested_sensitivity(

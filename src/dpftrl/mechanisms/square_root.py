@@ -5,7 +5,7 @@ from typing import Any, final
 
 import numpy as np
 
-from dpftrl.checks import whole_number
+from dpftrl._internal.checks import whole_number
 from dpftrl.mechanisms.base import Rows, StreamState, Vector
 from dpftrl.mechanisms.toeplitz import ToeplitzMechanism, divide_series, forward_substitution
 

@@ -7,12 +7,11 @@ from typing import Any, final
 
 import numpy as np
 
-from dpftrl.checks import all_within, finite_numbers
+from dpftrl._internal.checks import all_within, finite_numbers
 from dpftrl.errors import InvalidInput, TooLarge
+from dpftrl.mechanisms._sensitivity import Sensitivity, toeplitz_pattern_norm, toeplitz_sensitivity
 from dpftrl.mechanisms.base import Matrix, Mechanism, Rows, StreamState, Vector
 from dpftrl.participation import Participation, Pattern
-from dpftrl.sensitivity import Sensitivity
-from dpftrl.sensitivity.toeplitz import toeplitz_pattern_norm, toeplitz_sensitivity
 
 # Multiplications in one division of power series: about a minute.
 MOST_WORK = 1e11
@@ -46,7 +45,7 @@ class ToeplitzMechanism(Mechanism):
         return curve
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """See `dpftrl.sensitivity.toeplitz.toeplitz_sensitivity`."""
+        """See `dpftrl.mechanisms._sensitivity.toeplitz_sensitivity`."""
         rounds = self.check_curve(participation.rounds)
         return toeplitz_sensitivity(self.coefficients(rounds), participation)
 

@@ -11,8 +11,10 @@ from typing import Any, final
 
 import numpy as np
 
-from dpftrl.checks import whole_number
+from dpftrl._internal.checks import whole_number
 from dpftrl.errors import InvalidInput, TooLarge
+from dpftrl.mechanisms._sensitivity import Sensitivity
+from dpftrl.mechanisms._tree_sensitivity import NestedBlocks, Tables, nested_sensitivity
 from dpftrl.mechanisms.base import (
     DENSE_LIMIT,
     ROUNDING_MARGIN,
@@ -24,8 +26,6 @@ from dpftrl.mechanisms.base import (
 )
 from dpftrl.mechanisms.toeplitz import forward_substitution, invert_lower
 from dpftrl.participation import FixedEpochs, MinSep, Participation, Pattern
-from dpftrl.sensitivity import Sensitivity
-from dpftrl.sensitivity.nested import NestedBlocks, Tables, nested_sensitivity
 
 
 @final
@@ -53,7 +53,7 @@ class BinaryTree(Mechanism):
         return "tree" if self.refine else "tree-vanilla"
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """See `dpftrl.sensitivity.nested.nested_sensitivity`."""
+        """See `dpftrl.mechanisms._tree_sensitivity.nested_sensitivity`."""
         return tree_sensitivity(participation)
 
     def _pattern_norm(self, pattern: Pattern, rounds: int) -> float:

@@ -1,6 +1,6 @@
 """The noise itself: secure, fused, streaming, resumable."""
 
-from dpftrl.noise.grid import ExactSum, Grid
+from dpftrl.clipping import ExactSum, Grid
 from dpftrl.noise.key import NoiseKey
 from dpftrl.noise.stream import NoiseStream
 

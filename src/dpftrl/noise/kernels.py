@@ -5,26 +5,19 @@ maths: the same bits on every machine and for every division of the work.
 """
 
 # pyright: basic
-from typing import Any, Final
+from typing import Final
 
 import numba
 import numpy as np
 from numba import carray  # pyright: ignore[reportPrivateImportUsage]
-from numpy.typing import NDArray
 
-from dpftrl.noise.machine import bits_of, pointer_to
-from dpftrl.noise.machine import multiply_add as fma
-from dpftrl.noise.normals import TILE, TILE_WORDS, compiled, tile_of_normals
-
-Array = NDArray[Any]
+from dpftrl._internal.arrays import Array
+from dpftrl._internal.compiled import TILE, compiled, pointer_to
+from dpftrl._internal.compiled import multiply_add as fma
+from dpftrl.noise.normals import TILE_WORDS, tile_of_normals
 
 # Coordinates that are taken through all buffers before the next ones: the fastest of 32 to 512.
 STRIP: Final = 128
-# Whole numbers below 2^51, shifted by this, lie where float64 has a step of 1: counting in them is
-# counting in their bits.
-SHIFT: Final = 1.5 * 2.0**52
-SHIFT_BITS: Final = np.int64(0x4338000000000000)
-EXACT_SHIFT: Final = 2.0**51
 
 
 @numba.njit(**compiled)
@@ -174,51 +167,6 @@ def add_rounded(noise: Array, scale: float, update: Array) -> None:
     """Add noise, rounded to the grid, to a part of a sum that counts steps of the grid."""
     for i in range(update.shape[0]):
         update[i] += np.int64(np.rint(scale * noise[i]))
-
-
-@numba.njit(**compiled)
-def sum_of_squares(values: Array) -> Array:
-    """The sum of squares of each tile, for an exact summation of these few."""
-    sums = np.zeros(-(-values.shape[0] // TILE))
-    for tile in range(sums.shape[0]):
-        part = values[tile * TILE : (tile + 1) * TILE]
-        # Four sums beside each other: one would wait for itself.
-        a = b = c = d = 0.0
-        whole = part.shape[0] // 4 * 4
-        for i in range(0, whole, 4):
-            a += np.float64(part[i]) ** 2
-            b += np.float64(part[i + 1]) ** 2
-            c += np.float64(part[i + 2]) ** 2
-            d += np.float64(part[i + 3]) ** 2
-        for i in range(whole, part.shape[0]):
-            a += np.float64(part[i]) ** 2
-        sums[tile] = (a + b) + (c + d)
-    return sums
-
-
-@numba.njit(**compiled)
-def add_clipped(
-    update: Array, factor: float, steps_per_unit: float, most: float, steps: Array
-) -> None:
-    """Add an update, times a factor, in whole steps cut off toward zero, of which it has `most`."""
-    # The factor first: times a power of two is exact, so that one rounding happens, not two.
-    if most < EXACT_SHIFT:
-        for i in range(update.shape[0]):
-            whole = np.trunc(np.float64(update[i]) * factor * steps_per_unit)
-            # As np.int64(whole), but in vectors: machines without AVX-512 convert one by one.
-            steps[i] += np.int64(bits_of(whole + SHIFT)) - SHIFT_BITS
-    else:
-        for i in range(update.shape[0]):
-            steps[i] += np.int64(np.trunc(np.float64(update[i]) * factor * steps_per_unit))
-
-
-@numba.njit(**compiled)
-def all_finite(values: Array) -> bool:
-    """Whether there is no infinity and no NaN."""
-    strange = False
-    for i in range(values.shape[0]):
-        strange |= values[i] - values[i] != 0
-    return not strange
 
 
 @numba.njit(**compiled)

@@ -3,7 +3,9 @@
 import hmac
 import os
 from hashlib import sha256
-from typing import NoReturn, final
+from typing import Any, NoReturn, final
+
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from dpftrl.errors import InvalidInput
 
@@ -91,3 +93,28 @@ class NoiseKey(Secret):
 def _with_length(part: "bytes | Secret") -> bytes:
     content = part.secret_bytes() if isinstance(part, Secret) else part
     return len(content).to_bytes(4, "big") + content
+
+
+BLOCK_BYTES = 16
+
+
+@final
+class Keystream:
+    """The keystream of one key from a block on, in pieces."""
+
+    def __init__(self, key: NoiseKey, first_block: int = 0):
+        counter = first_block.to_bytes(BLOCK_BYTES, "big")
+        cipher = Cipher(algorithms.AES256(key.secret_bytes()), modes.CTR(counter))
+        self._encryptor = cipher.encryptor()
+
+    def __repr__(self) -> str:
+        return "Keystream(secret)"
+
+    def fill(self, zeros: Any, out: Any) -> None:
+        """Write the next bytes, as many as there are `zeros`; `out` has room for 15 more."""
+        self._encryptor.update_into(zeros, out)
+
+
+def row_key(key: NoiseKey, row: int, digest: Secret) -> NoiseKey:
+    """The key of one row of Z."""
+    return key.derive(b"row", row.to_bytes(8, "big"), digest)

@@ -19,18 +19,14 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl.noise.machine import bits_of, float_of
-from dpftrl.noise.machine import multiply_add as fma
+from dpftrl._internal.compiled import TILE, bits_of, compiled, float_of
+from dpftrl._internal.compiled import multiply_add as fma
 
 Tile = NDArray[Any]
 
-PAIRS: Final = 1024
-TILE: Final = 2 * PAIRS
+PAIRS: Final = TILE // 2
 TILE_WORDS: Final = 2 * PAIRS
 TILE_BLOCKS: Final = PAIRS
-
-# No fast-math: it would let the compiler round differently from machine to machine.
-compiled: Final[dict[str, Any]] = {"nogil": True, "cache": True, "error_model": "numpy"}
 
 # A float64 with this exponent and a 52-bit integer n as its mantissa is 2^52 + n.
 INTEGER: Final = np.uint64(0x4330000000000000)

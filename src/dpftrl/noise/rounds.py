@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, Final, Protocol, final
@@ -9,6 +10,11 @@ from typing import Any, Final, Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl._internal.arrays import Matrix, Vector
+from dpftrl._internal.compiled import TILE
+from dpftrl._internal.threads import side_by_side
+from dpftrl.errors import TooLarge
+from dpftrl.mechanisms import Mechanism, StreamState, ToeplitzMechanism
 from dpftrl.noise.kernels import (
     add_normals,
     add_rounded,
@@ -17,13 +23,104 @@ from dpftrl.noise.kernels import (
     blt_step_onto,
     mix_buffers,
 )
-from dpftrl.noise.key import NoiseKey
-from dpftrl.noise.keystream import BLOCK_BYTES, Keystream
-from dpftrl.noise.normals import TILE, TILE_BLOCKS
+from dpftrl.noise.key import BLOCK_BYTES, Keystream, NoiseKey
+from dpftrl.noise.normals import TILE_BLOCKS
 from dpftrl.noise.state import Buffer
-from dpftrl.noise.workers import side_by_side
 
-Matrix = NDArray[np.float64]
+
+@final
+class DecoderRows:
+    """Gives row t of D for t = 0, 1, ...; going back starts from the beginning."""
+
+    def __init__(self, mechanism: Mechanism):
+        self._mechanism = mechanism
+        self._state = mechanism.init(1)
+
+    def row(self, round_: int) -> Vector:
+        """Weights of the rows of Z in the noise of this round."""
+        if isinstance(self._mechanism, ToeplitzMechanism):
+            return self._mechanism.inverse_coefficients(round_ + 1)[::-1].copy()
+        if self._state.round > round_:
+            self._state = self._mechanism.init(1)
+        noise = np.zeros(0)
+        while self._state.round <= round_:
+            noise = self._next()
+        return noise
+
+    def _next(self) -> Vector:
+        """One reference step on unit vectors, of which there are as many as rows of Z so far."""
+        state = self._state
+        width = state.next_row + 128
+        buffers = np.zeros((len(state.buffers), width))
+        if state.round:
+            buffers[:, : state.buffers.shape[1]] = state.buffers
+
+        def unit(index: int) -> Vector:
+            row = np.zeros(width)
+            row[index] = 1.0
+            return row
+
+        start = StreamState(
+            state.round, state.next_row, buffers if state.round else np.zeros((0, width))
+        )
+        noise, after = self._mechanism.step(start, unit)
+        used = after.next_row
+        self._state = StreamState(after.round, used, after.buffers[:, :used])
+        return noise[:used]
+
+
+# No mechanism takes more rows of Z in one round: trees take one a level.
+MOST_FRESH = 128
+
+
+@final
+@dataclass(frozen=True)
+class Transition:
+    """One round.
+
+    Attributes:
+        weights: Row 0 gives the noise, the others the buffers that are computed anew. Columns are
+            the old buffers, then the fresh rows of Z.
+        buffers: The new buffers in order: for each, the old one that it is (0 and up), or which
+            computed one (-1 for the first, -2 for the second, ...).
+        fresh: How many rows of Z are taken.
+    """
+
+    weights: Matrix
+    buffers: tuple[int, ...]
+    fresh: int
+
+
+def transition(mechanism: Mechanism, round_: int, next_row: int, kept: int) -> Transition:
+    """What the given round does to `kept` buffers."""
+    units = np.eye(kept + MOST_FRESH)
+
+    def rows(index: int) -> NDArray[np.float64]:
+        if not 0 <= index - next_row < MOST_FRESH:
+            raise TooLarge(f"{mechanism.name} wants row {index} in round {round_}")
+        return units[kept + index - next_row]
+
+    noise, state = mechanism.step(StreamState(round_, next_row, units[:kept]), rows)
+    fresh = state.next_row - next_row
+    used = slice(0, kept + fresh)
+    moved = [_same_as(row[:kept], row[kept:]) for row in state.buffers]
+    computed = [row[used] for row, old in zip(state.buffers, moved, strict=True) if old is None]
+    places = iter(range(-1, -len(computed) - 1, -1))
+    return Transition(
+        np.array([noise[used], *computed]),
+        tuple(next(places) if old is None else old for old in moved),
+        fresh,
+    )
+
+
+def _same_as(from_buffers: Matrix, from_rows: Matrix) -> int | None:
+    """Which old buffer this is, unchanged; None if it is something else."""
+    (used,) = np.nonzero(from_buffers)
+    if from_rows.any() or len(used) != 1 or from_buffers[used[0]] != 1:
+        return None
+    return int(used[0])
+
+
 Buffers = Sequence[Buffer]
 
 # Coordinates whose keystream and noise are in cache together.

@@ -10,18 +10,31 @@ from typing import Any, Literal, NoReturn, Protocol, Self, final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from dpftrl.checks import positive_number, whole_number
+from dpftrl._internal.arrays import Arrays, segments
+from dpftrl._internal.checks import positive_number, whole_number
+from dpftrl.clipping import ExactSum, Grid, norm_of
 from dpftrl.errors import InvalidInput, RoundsExceeded
 from dpftrl.mechanisms import BLT, FullTree, Mechanism, SquareRoot
-from dpftrl.noise.decoder_rows import DecoderRows
-from dpftrl.noise.digest import DIGEST_BYTES, digest_of_update
-from dpftrl.noise.grid import ExactSum, Grid, norm_of
-from dpftrl.noise.key import NoiseKey, Secret
-from dpftrl.noise.keystream import row_key
-from dpftrl.noise.rounds import BltRound, LinearRound, Round, Target, run_round
-from dpftrl.noise.segments import Arrays, segments
-from dpftrl.noise.state import Buffer, Header, NoiseState, mechanism_sha256, read_state, write_state
-from dpftrl.noise.transition import transition
+from dpftrl.noise.key import NoiseKey, Secret, row_key
+from dpftrl.noise.rounds import (
+    BltRound,
+    DecoderRows,
+    LinearRound,
+    Round,
+    Target,
+    run_round,
+    transition,
+)
+from dpftrl.noise.state import (
+    DIGEST_BYTES,
+    Buffer,
+    Header,
+    NoiseState,
+    digest_of_update,
+    mechanism_sha256,
+    read_state,
+    write_state,
+)
 from dpftrl.participation import Participation
 
 Parts = Sequence[NDArray[Any]]

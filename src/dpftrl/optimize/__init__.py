@@ -1,14 +1,13 @@
 """Finding the best mechanism for a participation."""
 
+from dpftrl.optimize._toeplitz_error import workload_loss
 from dpftrl.optimize.band_inverse import optimize_band_inverse
-from dpftrl.optimize.band_toeplitz import optimize_band_toeplitz
+from dpftrl.optimize.band_toeplitz import best_toeplitz_ratio, optimize_band_toeplitz
 from dpftrl.optimize.bandmf import optimize_bandmf
 from dpftrl.optimize.blt import optimize_blt
-from dpftrl.optimize.certificate import best_toeplitz_ratio
-from dpftrl.optimize.gblt import optimize_gblt
+from dpftrl.optimize.generalized_blt import optimize_gblt
 from dpftrl.optimize.result import Objective, Optimised, check_objective
 from dpftrl.optimize.robust import Regret, RobustBlt, optimize_robust_blt
-from dpftrl.optimize.workload_loss import workload_loss
 
 __all__ = [
     "Objective",

@@ -5,20 +5,77 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dpftrl._internal.arrays import Vector
 from dpftrl.mechanisms import BandedInverse
 from dpftrl.mechanisms.square_root import inverse_square_root_series
-from dpftrl.optimize.band_inverse_objective import by_log_prefixes, from_log_prefixes, log_loss
-from dpftrl.optimize.lbfgs import Function, minimise_lbfgs
-from dpftrl.optimize.requests import Progress, check_bands, check_workload
-from dpftrl.optimize.result import Objective, Optimised, check_objective, loss_value
-from dpftrl.optimize.toeplitz_error import ToeplitzError
-from dpftrl.optimize.workload_loss import workload_loss
+from dpftrl.optimize._solvers import Function, minimise_lbfgs
+from dpftrl.optimize._toeplitz_error import (
+    ToeplitzError,
+    log_majorant_sensitivity,
+    reciprocal,
+    reciprocal_pull_back,
+    workload_loss,
+)
+from dpftrl.optimize.result import (
+    Objective,
+    Optimised,
+    Progress,
+    check_bands,
+    check_objective,
+    check_workload,
+    loss_value,
+)
 from dpftrl.participation import Participation
 from dpftrl.workload import PREFIX_SUM, Workload
 
-Vector = NDArray[np.float64]
+
+def log_loss(error: ToeplitzError, participation: Participation) -> Function:
+    """The log loss by the coefficients of C^-1, all of them.
+
+    The sensitivity is the one that `BandedInverse` reports: that of the smallest majorant of |c|
+    that does not increase. It has kinks, where the derivatives are those of one side.
+    """
+    rounds = participation.rounds
+
+    def function(c_hat: Vector) -> tuple[float, Vector]:
+        c = reciprocal(c_hat, rounds)
+        if not np.isfinite(c @ c):
+            return np.inf, np.zeros(len(c_hat))
+        padded = np.zeros(rounds)
+        padded[: len(c_hat)] = c_hat
+        value, by_c_hat = error(padded)
+        size, by_c = log_majorant_sensitivity(c, participation)
+        slope = reciprocal_pull_back(by_c, c_hat, c)
+        return value + size, by_c_hat[: len(c_hat)] + slope
+
+    return function
+
+
+def by_log_prefixes(function: Function) -> Function:
+    """The same function by the logarithms of the sums of the first 2, 3, ... coefficients.
+
+    Those sums are the coefficients of B for prefix sums: the last is what every row of Z leaves
+    behind for good, and its inverse is the sum of all of c. On this scale they are all alike,
+    and none can turn negative, which would make C grow without bound.
+    """
+
+    def changed(free: Vector) -> tuple[float, Vector]:
+        value, by_c_hat = function(from_log_prefixes(free))
+        by_prefix = by_c_hat - np.append(by_c_hat[1:], 0.0)
+        return value, by_prefix[1:] * np.exp(free)
+
+    return changed
+
+
+def from_log_prefixes(free: Vector) -> Vector:
+    """The coefficients of C^-1, the first of which is 1.
+
+    >>> from_log_prefixes(np.log([0.5, 0.375]))
+    array([ 1.   , -0.5  , -0.125])
+    """
+    return np.diff(np.append([0.0, 1.0], np.exp(free)))
+
 
 # Kinks of the bound on the sensitivity stop a search early: it starts again where it stopped, as
 # long as that gains something, and from places nearby.

@@ -3,21 +3,28 @@
 import time
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dpftrl.mechanisms import Toeplitz
+from dpftrl._internal.arrays import Vector
+from dpftrl.mechanisms import BLT, Toeplitz
 from dpftrl.mechanisms.square_root import square_root_series
-from dpftrl.optimize.projected import Function, Projected, minimise_projected
-from dpftrl.optimize.requests import Progress, check_bands, check_workload
-from dpftrl.optimize.result import Objective, Optimised, check_objective
-from dpftrl.optimize.scipy_door import scipy_optimize
-from dpftrl.optimize.series import reciprocal, reciprocal_pull_back
-from dpftrl.optimize.toeplitz_error import ToeplitzError, log_sensitivity
-from dpftrl.optimize.workload_loss import workload_loss
+from dpftrl.optimize._solvers import Function, Projected, minimise_projected, scipy_optimize
+from dpftrl.optimize._toeplitz_error import (
+    ToeplitzError,
+    log_sensitivity,
+    reciprocal,
+    reciprocal_pull_back,
+    workload_loss,
+)
+from dpftrl.optimize.result import (
+    Objective,
+    Optimised,
+    Progress,
+    check_bands,
+    check_objective,
+    check_workload,
+)
 from dpftrl.participation import Participation
 from dpftrl.workload import PREFIX_SUM, Workload
-
-Vector = NDArray[np.float64]
 
 # The largest row norm under a learning-rate schedule is approached by p-norms that get sharper.
 SHARPNESS = (30.0, 300.0, 3000.0)
@@ -110,3 +117,21 @@ def falling(c: Vector) -> Vector:
     """The nearest non-negative coefficients of which none is larger than the one before it."""
     nearest: Vector = scipy_optimize().isotonic_regression(c, increasing=False).x
     return np.maximum(np.minimum.accumulate(nearest), 0.0)
+
+
+MOST_ROUNDS = 256
+
+
+def best_toeplitz_ratio(found: Optimised[BLT], workload: Workload = PREFIX_SUM) -> float | None:
+    """The BLT's loss over that of the best Toeplitz mechanism found; None above 256 rounds.
+
+    A BLT is a Toeplitz mechanism whose coefficients do not rise, so that the ratio says what having
+    few parameters costs.
+    """
+    participation = found.participation
+    if participation.rounds > MOST_ROUNDS:
+        return None
+    best = optimize_band_toeplitz(
+        participation, participation.rounds, found.objective, workload=workload
+    )
+    return found.value / best.value

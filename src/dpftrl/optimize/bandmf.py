@@ -9,26 +9,129 @@ import math
 import os
 import time
 from dataclasses import dataclass
-from typing import final
+from pathlib import Path
+from typing import NamedTuple, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl._internal.arrays import Matrix, Vector
+from dpftrl._internal.cache import cache_folder, content_key, load_tensors, store_tensors
 from dpftrl.errors import TooLarge
 from dpftrl.mechanisms import Banded
 from dpftrl.mechanisms.base import DENSE_LIMIT
+from dpftrl.mechanisms.square_root import square_root_series
+from dpftrl.optimize._solvers import Watch, minimise_lbfgs
+from dpftrl.optimize._toeplitz_error import workload_loss
+from dpftrl.optimize.band_toeplitz import optimize_band_toeplitz
 from dpftrl.optimize.bandmf_objective import BandedError, rows_reached
-from dpftrl.optimize.bandmf_start import simple_starts, smaller_problem, stretched_columns
-from dpftrl.optimize.bandmf_store import Found, Store
-from dpftrl.optimize.lbfgs import Watch, minimise_lbfgs
-from dpftrl.optimize.requests import Progress, check_bands, check_workload
-from dpftrl.optimize.result import Optimised
-from dpftrl.optimize.workload_loss import workload_loss
-from dpftrl.participation import Participation
+from dpftrl.optimize.result import Optimised, Progress, check_bands, check_workload
+from dpftrl.participation import MinSep, Participation
 from dpftrl.workload import PREFIX_SUM, Workload
 
-Vector = NDArray[np.float64]
-Matrix = NDArray[np.float64]
+# Goes into the names of cached files: a change to what is optimised, or how well, needs a new one.
+FORMAT = 1
+
+
+class Found(NamedTuple):
+    """How far a search got: columns of norm 1 (n x P), and whether it had come to its end."""
+
+    columns: Matrix
+    rms_error: float
+    gradient_norm: float
+    finished: bool
+
+
+@final
+@dataclass(frozen=True)
+class Store:
+    """The place of one request in the cache."""
+
+    folder: Path
+    key: str
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(
+        cls, cache: str | os.PathLike[str] | None, rounds: int, bands: int, workload: Workload
+    ) -> Self:
+        """The number of participations is left out: it does not matter to the search."""
+        shares = (workload.momentum, workload.weight_decay)
+        key = content_key("bandmf", FORMAT, rounds, bands, *shares, workload.rates(rounds))
+        return cls(cache_folder(cache), key, (rounds, bands))
+
+    def load(self) -> Found | None:
+        """What is there, unless it is damaged."""
+        held = load_tensors(self.folder, self.key)
+        if held is None or not {"columns", "state"} <= held.keys():
+            return None
+        columns, state = held["columns"], held["state"]
+        if columns.dtype != np.float64 or columns.shape != self.shape or state.shape != (3,):
+            return None
+        below = rows_reached(*self.shape) >= self.shape[0]
+        norms = np.linalg.norm(np.where(below, 0.0, columns), axis=1)
+        sound = np.all(np.abs(norms - 1) < 1e-12) and np.all(columns[:, 0] > 0)
+        if not sound or np.any(columns[below]):
+            return None
+        error, gradient_norm, finished = state.tolist()
+        return Found(columns, error, gradient_norm, finished == 1)
+
+    def save(self, found: Found) -> None:
+        """Put it there, in place of what was; where that is impossible, do without."""
+        state = np.array([found.rms_error, found.gradient_norm, float(found.finished)])
+        store_tensors(self.folder, self.key, {"columns": found.columns, "state": state})
+
+
+RATIO = 4
+# Below these a smaller problem saves nothing, or its bands are too few to stretch.
+FEWEST_ROUNDS, FEWEST_BANDS = 256, 16
+
+
+def simple_starts(rounds: int, bands: int, workload: Workload) -> list[Matrix]:
+    """The square root and the best Toeplitz strategy, the same column in every round."""
+    alike = MinSep(rounds, min_sep=bands)
+    toeplitz = optimize_band_toeplitz(alike, bands, "rms", workload).mechanism
+    return [np.tile(c, (rounds, 1)) for c in (square_root_series(bands), np.array(toeplitz.c))]
+
+
+def smaller_problem(
+    rounds: int, bands: int, workload: Workload
+) -> tuple[int, int, Workload] | None:
+    """The problem with a quarter of the rounds, where one round stands for four; None if small."""
+    if rounds < FEWEST_ROUNDS or bands < FEWEST_BANDS:
+        return None
+    fewer = -(-rounds // RATIO)
+    rates: tuple[float, ...] = ()
+    if workload.learning_rates:
+        rates = tuple(_stretched(workload.rates(rounds), fewer).tolist())
+        rates = rates if max(rates) > 0 else ()
+    smaller = Workload(
+        workload.momentum**RATIO, 1 - (1 - workload.weight_decay) ** RATIO, learning_rates=rates
+    )
+    return fewer, -(-bands // RATIO), smaller
+
+
+def stretched_columns(columns: Matrix, rounds: int, bands: int) -> Matrix:
+    """Columns for more rounds and bands, from those of a smaller problem."""
+    fewer, narrower = len(columns), len(columns[0])
+    ratios = columns / columns[:, :1] / square_root_series(narrower)
+    # Beyond the last row C has no entries: what stands there must not pull its neighbours to zero.
+    last = np.minimum(narrower, fewer - np.arange(fewer)) - 1
+    ratios = np.take_along_axis(
+        ratios, np.minimum(np.arange(narrower)[None, :], last[:, None]), axis=1
+    )
+    wider = _stretched(_stretched(ratios, rounds).T, bands).T
+    return wider * square_root_series(bands)
+
+
+def _stretched(values: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+    """Linear interpolation along the first axis to another number of evenly spread points."""
+    place = np.clip((np.arange(size) + 0.5) * len(values) / size - 0.5, 0, len(values) - 1)
+    low = np.minimum(place.astype(np.intp), max(len(values) - 2, 0))
+    high = np.minimum(low + 1, len(values) - 1)
+    share = (place - low).reshape(-1, *[1] * (values.ndim - 1))
+    return (1 - share) * values[low] + share * values[high]
+
 
 # What ten steps must gain, at the size asked for and at the smaller ones, which are cheap.
 WITHIN, WITHIN_SMALLER = 1e-5, 1e-6

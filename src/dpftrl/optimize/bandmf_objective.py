@@ -5,10 +5,8 @@ from typing import Any, cast, final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl._internal.arrays import Matrix, Vector
 from dpftrl.workload import Workload
-
-Vector = NDArray[np.float64]
-Matrix = NDArray[np.float64]
 
 SMALLEST_BLOCK = 64
 

@@ -6,21 +6,65 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dpftrl.checks import whole_number
+from dpftrl._internal.arrays import FloatArray
+from dpftrl._internal.checks import whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import BLT
-from dpftrl.optimize.blt_chain import chain, free_numbers, pull_back
-from dpftrl.optimize.blt_objective import BltObjective, output_scales
-from dpftrl.optimize.blt_workload import BltWorkloadObjective
-from dpftrl.optimize.newton import Function, Minimum, minimise
+from dpftrl.optimize._solvers import BatchFunction, Minimum, minimise
+from dpftrl.optimize._toeplitz_error import workload_loss
+from dpftrl.optimize.blt_objective import BltObjective, BltWorkloadObjective, output_scales
 from dpftrl.optimize.result import Objective, Optimised, check_objective
-from dpftrl.optimize.workload_loss import workload_loss
 from dpftrl.participation import Participation
 from dpftrl.workload import PREFIX_SUM, Workload
 
-Array = NDArray[np.float64]
+
+def chain(free: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Rates r and s, one row a BLT, from free numbers ordered as r_1, s_1, ..., r_d, s_d."""
+    _, slow, lower_fast = _below_top(free)
+    share = _logistic(free[:, -1:])
+    most = 1 + slow.sum(axis=1, keepdims=True) - lower_fast.sum(axis=1, keepdims=True)
+    top = slow[:, -1:] * (1 - share) + most * share
+    return slow, np.concatenate([lower_fast, top], axis=1)
+
+
+def pull_back(free: FloatArray, by_slow: FloatArray, by_fast: FloatArray) -> FloatArray:
+    """The gradient by the free numbers, from those by r and s."""
+    below, slow, lower_fast = _below_top(free)
+    share = _logistic(free[:, -1:])
+    most = 1 + slow.sum(axis=1, keepdims=True) - lower_fast.sum(axis=1, keepdims=True)
+    by_top = by_fast[:, -1:]
+    by_rate = np.empty_like(below)
+    by_rate[:, ::2] = by_slow + share * by_top
+    by_rate[:, 1::2] = by_fast[:, :-1] - share * by_top
+    by_rate[:, -1:] += (1 - share) * by_top
+    gradient = np.empty_like(free)
+    reach = np.cumsum(by_rate * below, axis=1)  # a fraction scales every rate below it
+    gradient[:, :-1] = reach * _logistic(-free[:, :-1])
+    gradient[:, -1:] = by_top * (most - slow[:, -1:]) * share * (1 - share)
+    return gradient
+
+
+def free_numbers(slow: FloatArray, fast: FloatArray) -> FloatArray:
+    """The free numbers of a chain (the inverse of `chain`), for starts."""
+    rates = np.empty((len(slow), 2 * slow.shape[1] - 1))
+    rates[:, ::2], rates[:, 1::2] = slow, fast[:, :-1]
+    above = np.concatenate([rates[:, 1:], np.ones((len(slow), 1))], axis=1)
+    most = 1 + slow.sum(axis=1, keepdims=True) - fast[:, :-1].sum(axis=1, keepdims=True)
+    share = (fast[:, -1:] - slow[:, -1:]) / (most - slow[:, -1:])
+    fractions = np.concatenate([rates / above, share], axis=1)
+    return np.log(fractions / (1 - fractions))
+
+
+def _below_top(free: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    log_fraction = -np.logaddexp(0.0, -free[:, :-1])
+    rates = np.exp(np.cumsum(log_fraction[:, ::-1], axis=1)[:, ::-1])
+    return rates, rates[:, ::2], rates[:, 1::2]
+
+
+def _logistic(x: FloatArray) -> FloatArray:
+    return np.exp(-np.logaddexp(0.0, -x))
+
 
 # Up to so many buffers, fixed starts find the best, as a rule.
 DIRECT = 4
@@ -38,14 +82,14 @@ AUTO_WITHIN = 1e-3
 
 
 # Values, and derivatives by the rates of C and of C^-1, for one BLT a row.
-ChainFunction = Callable[[Array, Array], tuple[Array, Array, Array]]
+ChainFunction = Callable[[FloatArray, FloatArray], tuple[FloatArray, FloatArray, FloatArray]]
 
 
 class Chain(NamedTuple):
     """A BLT by its rates, with the log loss there."""
 
-    slow: Array
-    fast: Array
+    slow: FloatArray
+    fast: FloatArray
     value: float
     gradient_norm: float
 
@@ -101,7 +145,7 @@ def _adapted(best: Chain, objective: BltWorkloadObjective) -> Chain:
     return Chain(slow[0], fast[0], float(end.values[0]), float(np.abs(end.gradients).max()))
 
 
-def _free(found: Chain) -> Array:
+def _free(found: Chain) -> FloatArray:
     """The free numbers of a chain, kept from infinity where its links meet."""
     with np.errstate(all="ignore"):
         return free_numbers(found.slow[None], found.fast[None]).clip(-36, 36)
@@ -170,17 +214,17 @@ def _doubtful(found: Chain, rounds: int) -> bool:
     return bool(met.any()) or found.gradient_norm > AT_REST
 
 
-def minimise_in_stages(function: Function, points: Array) -> Minimum:
+def minimise_in_stages(function: BatchFunction, points: FloatArray) -> Minimum:
     """A few steps from every start, some more from the better ones, and the best to the end."""
     for steps, kept in STAGES:
         points = _most_promising(minimise(function, points, steps, 1e-10), kept)
     return minimise(function, points, FINE, 1e-10)
 
 
-def free_function(objective: ChainFunction) -> Function:
+def free_function(objective: ChainFunction) -> BatchFunction:
     """A function of the free numbers, from one of the chain's rates."""
 
-    def function(free: Array) -> tuple[Array, Array]:
+    def function(free: FloatArray) -> tuple[FloatArray, FloatArray]:
         with np.errstate(all="ignore"):  # a chain whose links meet has no finite loss
             slow, fast = chain(free)
             values, by_slow, by_fast = objective(slow, fast)
@@ -192,7 +236,7 @@ def free_function(objective: ChainFunction) -> Function:
     return function
 
 
-def starts(participation: Participation, buffers: int, spread_out: int) -> Array:
+def starts(participation: Participation, buffers: int, spread_out: int) -> FloatArray:
     """Chains spread evenly on a logarithmic scale, and points spread evenly over the free numbers.
 
     Optima for MaxLoss start near rate 0, those for RmsLoss at a few over the rounds, sometimes with
@@ -212,7 +256,7 @@ def starts(participation: Participation, buffers: int, spread_out: int) -> Array
     return np.concatenate([spread, _evenly(spread_out, 2 * buffers)])
 
 
-def _evenly(count: int, size: int) -> Array:
+def _evenly(count: int, size: int) -> FloatArray:
     """Points of a low-discrepancy sequence (an additive recurrence), between -6 and 6."""
     root = 2.0
     for _ in range(50):  # the root of x^(size+1) = x + 1
@@ -221,9 +265,9 @@ def _evenly(count: int, size: int) -> Array:
     return 12 * ((0.5 + np.arange(1, count + 1)[:, None] * strides) % 1) - 6
 
 
-def _with_one_more(best: Chain) -> Array:
+def _with_one_more(best: Chain) -> FloatArray:
     """The chain with another pair of rates in each gap that has room for one."""
-    chains: list[tuple[Array, Array]] = []
+    chains: list[tuple[FloatArray, FloatArray]] = []
     slow, fast = best.slow, best.fast
     lower = np.append(slow[0] * 1e-2, fast[:-1])
     for place, (low, high) in enumerate(zip(lower, slow, strict=True)):
@@ -238,7 +282,7 @@ def _with_one_more(best: Chain) -> Array:
     return free[np.isfinite(free).all(axis=1)]
 
 
-def _most_promising(reached: Minimum, count: int) -> Array:
+def _most_promising(reached: Minimum, count: int) -> FloatArray:
     """The best points, without those that reached the same place."""
     order = np.argsort(reached.values, kind="stable")
     values = reached.values[order]
@@ -246,7 +290,7 @@ def _most_promising(reached: Minimum, count: int) -> Array:
     return reached.points[order[fresh][:count]]
 
 
-def finished(slow: Array, fast: Array) -> BLT:
+def finished(slow: FloatArray, fast: FloatArray) -> BLT:
     """The mechanism of a chain, with buffers that coincide merged and idle ones left out."""
     with np.errstate(all="ignore"):
         omega = output_scales(slow[None], fast[None])[0]

@@ -12,10 +12,11 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl._internal.arrays import FloatArray
 from dpftrl.optimize.result import Objective
 from dpftrl.participation import Participation
+from dpftrl.workload import Workload
 
-Array = NDArray[np.float64]
 SERIES_TERMS = 14
 SERIES_BELOW = 0.5
 
@@ -23,11 +24,11 @@ SERIES_BELOW = 0.5
 class Sums(NamedTuple):
     """sum_{i < terms} weight_i (1 - p)^i and its derivative by p."""
 
-    value: Array
-    slope: Array
+    value: FloatArray
+    slope: FloatArray
 
 
-def geometric(p: Array, terms: int) -> Sums:
+def geometric(p: FloatArray, terms: int) -> Sums:
     """Weights of 1."""
     if terms == 0:
         return Sums(np.zeros_like(p), np.zeros_like(p))
@@ -38,7 +39,7 @@ def geometric(p: Array, terms: int) -> Sums:
     return _with_series(Sums(value, slope), p, small, terms, 1)
 
 
-def weighted(p: Array, terms: int) -> Sums:
+def weighted(p: FloatArray, terms: int) -> Sums:
     """Weights of terms - i."""
     safe, small = _away_from_zero(p, terms)
     whole, before = _powers(safe, terms)
@@ -50,12 +51,12 @@ def weighted(p: Array, terms: int) -> Sums:
     return _with_series(Sums(value, slope), p, small, terms, 2)
 
 
-def _away_from_zero(p: Array, terms: int) -> tuple[Array, NDArray[np.bool_]]:
+def _away_from_zero(p: FloatArray, terms: int) -> tuple[FloatArray, NDArray[np.bool_]]:
     small = p < SERIES_BELOW / terms
     return np.where(small, 1.0, p), small
 
 
-def _powers(p: Array, terms: int) -> tuple[Array, Array]:
+def _powers(p: FloatArray, terms: int) -> tuple[FloatArray, FloatArray]:
     """q^terms and q^(terms - 1) for q = 1 - p, which may be negative."""
     q = 1 - p
     if terms == 1:
@@ -69,7 +70,9 @@ def _powers(p: Array, terms: int) -> tuple[Array, Array]:
     return before * q, before
 
 
-def _with_series(sums: Sums, p: Array, small: NDArray[np.bool_], terms: int, order: int) -> Sums:
+def _with_series(
+    sums: Sums, p: FloatArray, small: NDArray[np.bool_], terms: int, order: int
+) -> Sums:
     """Where terms * p is small the closed form cancels; a binomial series does not."""
     few = p[small]
     powers = np.empty((SERIES_TERMS, len(few)))
@@ -80,7 +83,7 @@ def _with_series(sums: Sums, p: Array, small: NDArray[np.bool_], terms: int, ord
 
 
 @lru_cache(maxsize=256)
-def _binomial_series(terms: int, order: int) -> Array:
+def _binomial_series(terms: int, order: int) -> FloatArray:
     """Coefficients of sum_m (-p)^m C(terms - 1 + order, m + order), and of its derivative."""
     value = np.zeros(SERIES_TERMS + 1)
     value[0] = terms if order == 1 else terms * (terms + 1) / 2
@@ -97,7 +100,9 @@ class BltObjective:
     participation: Participation
     objective: Objective
 
-    def __call__(self, slow: Array, fast: Array) -> tuple[Array, Array, Array]:
+    def __call__(
+        self, slow: FloatArray, fast: FloatArray
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Values and gradients.
 
         Args:
@@ -114,13 +119,17 @@ class BltObjective:
         by_fast = error_fast / error[:, None] + moved_fast / moved[:, None]
         return 0.5 * np.log(error * moved), 0.5 * by_slow, 0.5 * by_fast
 
-    def log_sensitivity(self, slow: Array, fast: Array) -> tuple[Array, Array, Array]:
+    def log_sensitivity(
+        self, slow: FloatArray, fast: FloatArray
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """The part of the value and of the derivatives that the sensitivity makes up."""
         moved, by_slow, by_fast = self._sensitivity(slow, _apart(slow, fast))
         scale = 0.5 / moved[:, None]
         return 0.5 * np.log(moved), scale * by_slow, scale * by_fast
 
-    def _error(self, slow: Array, fast: Array, apart: Array) -> tuple[Array, Array, Array]:
+    def _error(
+        self, slow: FloatArray, fast: FloatArray, apart: FloatArray
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """The squared error: a quadratic form in the weights of B."""
         rounds, batch = self.participation.rounds, len(slow)
         within, inverse_within = _differences(fast)  # s_j - s_i at [i, j]
@@ -143,7 +152,9 @@ class BltObjective:
         by_fast = bent[:, 1:] + by_log * own + _times(inverse_within, by_log) - constant / fast
         return value, by_slow, by_fast
 
-    def _sensitivity(self, slow: Array, apart: Array) -> tuple[Array, Array, Array]:
+    def _sensitivity(
+        self, slow: FloatArray, apart: FloatArray
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """The squared sensitivity, by segments of min_sep rounds (see `BLT.sensitivity`)."""
         rounds, gap = self.participation.rounds, self.participation.min_sep
         repeats = self.participation.max_participations - 1
@@ -184,28 +195,28 @@ class BltObjective:
         return value.sum(axis=1) / 2, by_slow, by_fast
 
 
-def output_scales(slow: Array, fast: Array) -> Array:
+def output_scales(slow: FloatArray, fast: FloatArray) -> FloatArray:
     """Omega of each BLT, from its chain."""
     return (_apart(slow, fast) / _differences(slow)[0]).prod(axis=2)
 
 
-def _apart(slow: Array, fast: Array) -> Array:
+def _apart(slow: FloatArray, fast: FloatArray) -> FloatArray:
     """s_j - r_i, at [i, j]."""
     return fast[:, None, :] - slow[:, :, None]
 
 
-def _times(matrices: Array, vectors: Array) -> Array:
+def _times(matrices: FloatArray, vectors: FloatArray) -> FloatArray:
     return (matrices @ vectors[:, :, None])[:, :, 0]
 
 
-def _differences(rates: Array) -> tuple[Array, Array]:
+def _differences(rates: FloatArray) -> tuple[FloatArray, FloatArray]:
     """rate_j - rate_i at [i, j] with ones on the diagonal, and its inverse with zeros there."""
     identity = np.eye(rates.shape[1])
     apart = rates[:, None, :] - rates[:, :, None] + identity
     return apart, 1 / apart - identity
 
 
-def _next_moments(moment: Array, ahead: Array) -> tuple[Array, Array]:
+def _next_moments(moment: FloatArray, ahead: FloatArray) -> tuple[FloatArray, FloatArray]:
     """sum_s g_i(s) g_j(s) and sum_s g_i(s) g'_j(s) at [i, j], from those of s - 1."""
     count = ahead.shape[1]
     g, slope = slice(1, count + 1), slice(count + 1, None)
@@ -216,7 +227,7 @@ def _next_moments(moment: Array, ahead: Array) -> tuple[Array, Array]:
     return both, bent
 
 
-def _moments(ahead: Array, repeats: int) -> tuple[Array, Array]:
+def _moments(ahead: FloatArray, repeats: int) -> tuple[FloatArray, FloatArray]:
     """sum_{s < repeats} a_s a_s^T and a_repeats, for a_s = (1, g(s-1), g'(s-1)).
 
     g_j(s) = 1 + x_j g_j(s-1) are the geometric sums of x = theta^b, and g' their derivatives by x.
@@ -242,3 +253,72 @@ def _moments(ahead: Array, repeats: int) -> tuple[Array, Array]:
             total[:, 0, 0] += 1.0
             jump = jump @ one
     return total, jump[:, :, 0]
+
+
+DIFFERENCE = 1e-5
+
+
+@final
+@dataclass(frozen=True)
+class BltWorkloadObjective:
+    """log(error x sensitivity), where the error is that of the model under a workload.
+
+    The error costs O(n d^2) and is differentiated numerically, many BLTs at once; the sensitivity
+    does not depend on the workload and stays in closed form.
+    """
+
+    participation: Participation
+    objective: Objective
+    workload: Workload
+
+    def __call__(
+        self, slow: FloatArray, fast: FloatArray
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Values, and derivatives by the rates of C and of C^-1, one row a BLT."""
+        count, size = slow.shape[0], 2 * slow.shape[1]
+        chains = np.concatenate([slow, fast], axis=1)
+        steps = np.concatenate([np.zeros((1, size)), np.eye(size), -np.eye(size)])
+        moved = chains[:, None, :] * np.exp(DIFFERENCE * steps)
+        errors = self._log_error(moved.reshape(-1, size)).reshape(count, -1)
+        slopes = (errors[:, 1 : size + 1] - errors[:, size + 1 :]) / (2 * DIFFERENCE) / chains
+        plain = BltObjective(self.participation, self.objective)
+        moves, by_slow, by_fast = plain.log_sensitivity(slow, fast)
+        half = size // 2
+        return errors[:, 0] + moves, by_slow + slopes[:, :half], by_fast + slopes[:, half:]
+
+    def _log_error(self, chains: FloatArray) -> FloatArray:
+        half = chains.shape[1] // 2
+        slow, fast = chains[:, :half], chains[:, half:]
+        variances = model_variances(
+            1 - slow, output_scales(slow, fast), self.workload, self.participation.rounds
+        )
+        overall = variances.max(axis=1) if self.objective == "max" else variances.mean(axis=1)
+        return 0.5 * np.log(overall)
+
+
+def model_variances(
+    theta: FloatArray, omega: FloatArray, workload: Workload, rounds: int
+) -> FloatArray:
+    """Variance of the noise in the model after each round, one row a BLT.
+
+    The state is the buffers of the noise (see `BLT`), the momentum and the model; its covariance
+    follows a linear recursion.
+    """
+    count, buffers = theta.shape
+    size = buffers + 2
+    advance = np.zeros((count, size, size))
+    diagonal = np.arange(int(buffers))
+    advance[:, : buffers + 1, :buffers] = -omega[:, None, :]
+    advance[:, diagonal, diagonal] += theta
+    advance[:, buffers, buffers] = workload.momentum
+    fresh = np.ones(size)
+    covariance = np.zeros((count, size, size))
+    variances = np.empty((count, rounds))
+    rates, kept = workload.rates(rounds), workload.kept(rounds)
+    for t in range(rounds):
+        advance[:, -1] = rates[t] * advance[:, buffers]
+        advance[:, -1, -1] = kept[t]
+        fresh[-1] = rates[t]
+        covariance = advance @ covariance @ advance.swapaxes(1, 2) + np.outer(fresh, fresh)
+        variances[:, t] = covariance[:, -1, -1]
+    return variances

@@ -6,29 +6,27 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dpftrl.checks import whole_number
+from dpftrl._internal.arrays import FloatArray
+from dpftrl._internal.checks import whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import BLT
+from dpftrl.optimize._solvers import BatchFunction, minimise, scipy_optimize
 from dpftrl.optimize.blt import (
     SPREAD,
     Chain,
+    chain,
     check_buffers,
     finished,
     free_function,
+    free_numbers,
     minimise_in_stages,
     search,
     starts,
 )
-from dpftrl.optimize.blt_chain import chain, free_numbers
 from dpftrl.optimize.blt_objective import BltObjective
-from dpftrl.optimize.newton import Function, minimise
 from dpftrl.optimize.result import Objective, check_objective, loss_value
-from dpftrl.optimize.scipy_door import scipy_optimize
 from dpftrl.participation import UNCAPPED, MinSep
-
-Array = NDArray[np.float64]
 
 # Soft maxima find the basin; sequential quadratic programming then finds the kink.
 SHARPNESS = (30.0, 300.0)
@@ -152,7 +150,7 @@ def _grid(rounds: tuple[int, int], min_sep: tuple[int, int], cap: int, steps: in
     return list(dict.fromkeys(MinSep(n, min(b, n), cap) for n in axes[0] for b in axes[1]))
 
 
-def _as_start(found: Chain, size: int) -> Array:
+def _as_start(found: Chain, size: int) -> FloatArray:
     """The specialist's free numbers, where it uses all its buffers."""
     if len(found.slow) != size:
         return np.zeros((0, 2 * size))
@@ -162,8 +160,8 @@ def _as_start(found: Chain, size: int) -> Array:
 
 
 def _least_worst(
-    points: Sequence[MinSep], specialists: Sequence[Chain], objective: Objective, free: Array
-) -> tuple[Array, float]:
+    points: Sequence[MinSep], specialists: Sequence[Chain], objective: Objective, free: FloatArray
+) -> tuple[FloatArray, float]:
     """Where the largest log regret is smallest, and the imbalance of gradients there."""
     regret = _RegretAt(
         [BltObjective(point, objective) for point in points],
@@ -184,18 +182,18 @@ class _RegretAt:
     """Log regrets at several points, as functions of the free numbers."""
 
     objectives: Sequence[BltObjective]
-    best: Array
+    best: FloatArray
 
-    def each(self, free: Array) -> tuple[Array, Array]:
+    def each(self, free: FloatArray) -> tuple[FloatArray, FloatArray]:
         """The regret at each point and its gradient, for one BLT."""
         pairs = [free_function(objective)(free[None]) for objective in self.objectives]
         values = np.array([value[0] for value, _ in pairs]) - self.best[:, 0]
         return values, np.array([gradient[0] for _, gradient in pairs])
 
-    def soft_worst(self, sharpness: float) -> Function:
+    def soft_worst(self, sharpness: float) -> BatchFunction:
         """log(sum(exp(sharpness * regret))) / sharpness, for one BLT a row."""
 
-        def worst(slow: Array, fast: Array) -> tuple[Array, Array, Array]:
+        def worst(slow: FloatArray, fast: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
             each = [objective(slow, fast) for objective in self.objectives]
             values, by_slow, by_fast = (np.array(part) for part in zip(*each, strict=True))
             regret = sharpness * (values - self.best)
@@ -209,19 +207,19 @@ class _RegretAt:
         return free_function(worst)
 
 
-def _settle(regret: _RegretAt, free: Array) -> Array:
+def _settle(regret: _RegretAt, free: FloatArray) -> FloatArray:
     """Minimise the largest regret itself: the least t with every regret at most t."""
 
-    def level(x: Array) -> float:
+    def level(x: FloatArray) -> float:
         return float(x[-1])
 
-    def level_slope(x: Array) -> Array:
+    def level_slope(x: FloatArray) -> FloatArray:
         return np.eye(1, len(x), len(x) - 1)[0]
 
-    def room(x: Array) -> Array:
+    def room(x: FloatArray) -> FloatArray:
         return x[-1] - regret.each(x[:-1])[0]
 
-    def room_slope(x: Array) -> Array:
+    def room_slope(x: FloatArray) -> FloatArray:
         gradients = regret.each(x[:-1])[1]
         return np.concatenate([-gradients, np.ones((len(gradients), 1))], axis=1)
 
@@ -234,16 +232,16 @@ def _settle(regret: _RegretAt, free: Array) -> Array:
         constraints={"type": "ineq", "fun": room, "jac": room_slope},
         options={"maxiter": 300, "ftol": 1e-13},
     )
-    settled: Array = found.x[:-1]
+    settled: FloatArray = found.x[:-1]
     better = regret.each(settled)[0].max() < start[-1]
     return settled if better else free
 
 
-def _imbalance(gradients: Array) -> float:
+def _imbalance(gradients: FloatArray) -> float:
     """The smallest of any weighted mean of the gradients: 0 where they balance."""
     weight = 1e6  # holds the weights to a sum of 1
     system = np.concatenate([gradients.T, np.full((1, len(gradients)), weight)])
-    shares: Array
+    shares: FloatArray
     shares, _ = scipy_optimize().nnls(system, np.append(np.zeros(gradients.shape[1]), weight))
     return float(np.abs(shares @ gradients).max())
 

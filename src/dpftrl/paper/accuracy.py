@@ -9,11 +9,18 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpftrl.paper.findings import Claim, Findings, Row, Say, column, holds, series_of
-from dpftrl.paper.item import Item
+from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, column, holds, series_of
 from dpftrl.paper.pictures import looks, panels
-from dpftrl.paper.recipes import FULL, QUICK, REACH, averaged, deviation
-from dpftrl.paper.trainings import Recipe, Trained, trainings
+from dpftrl.paper.trainings import (
+    FULL,
+    QUICK,
+    REACH,
+    Recipe,
+    Trained,
+    averaged,
+    deviation,
+    trainings,
+)
 
 # As printed, for epsilon 2 and 8, in percent.
 PRINTED = {

@@ -7,8 +7,7 @@ from typing import Any, final
 import numpy as np
 
 from dpftrl import BLT, mechanism
-from dpftrl.paper.findings import Findings, Row, Say, holds
-from dpftrl.paper.item import Item
+from dpftrl.paper.findings import Findings, Item, Row, Say, holds
 from dpftrl.paper.pictures import curves, looks, panels
 
 PRESETS = ("blt-b100", "blt-b400", "blt-b1000")

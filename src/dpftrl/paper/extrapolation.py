@@ -10,10 +10,9 @@ from itertools import pairwise
 from typing import Any, final
 
 from dpftrl import Mechanism, MinSep, mechanism
-from dpftrl.paper.findings import Claim, Findings, Row, Say, holds, series_of
-from dpftrl.paper.item import Item
-from dpftrl.paper.made import bandmf
+from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, holds, series_of
 from dpftrl.paper.pictures import curves, legend_below, log_ticks, looks, panels
+from dpftrl.paper.shared_mechanisms import bandmf
 from dpftrl.plan import Fleet
 
 GOAL = 6500

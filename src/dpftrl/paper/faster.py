@@ -9,8 +9,7 @@ import numpy as np
 
 from dpftrl import MinSep
 from dpftrl.optimize import optimize_bandmf, optimize_blt
-from dpftrl.paper.findings import Findings, Row, Say, column, holds, series_of
-from dpftrl.paper.item import Item
+from dpftrl.paper.findings import Findings, Item, Row, Say, column, holds, series_of
 from dpftrl.paper.pictures import curves, looks, panels
 
 

@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 
 from dpftrl import BandedInverse, Mechanism, MinSep, SquareRoot, mechanism
 from dpftrl.optimize import optimize_band_inverse, optimize_band_toeplitz, optimize_gblt
-from dpftrl.paper.findings import Claim, Findings, Row, Say, holds
-from dpftrl.paper.item import Item
-from dpftrl.paper.made import bandmf, blt
+from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, holds
 from dpftrl.paper.pictures import FINE_STEPS, curves, log_ticks, looks, panels
+from dpftrl.paper.shared_mechanisms import bandmf, blt
 
 BOUND = "lower bound"
 KNOWN = "lower bound (nuclear norm)"

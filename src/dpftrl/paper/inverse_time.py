@@ -8,8 +8,7 @@ from typing import Any, final
 import numpy as np
 
 from dpftrl import BLT, Toeplitz, mechanism
-from dpftrl.paper.findings import Claim, Findings, Row, Say, holds
-from dpftrl.paper.item import Item
+from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, holds
 
 # Rounds: brute force, closed form and speedup as printed (on a V100, compiled).
 PRINTED = {

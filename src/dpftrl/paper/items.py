@@ -9,9 +9,9 @@ from dpftrl.paper.accuracy import ACCURACY
 from dpftrl.paper.coefficients import COEFFICIENTS
 from dpftrl.paper.extrapolation import EXTRAPOLATE
 from dpftrl.paper.faster import FASTER
+from dpftrl.paper.findings import Item
 from dpftrl.paper.frontier import FRONTIER
 from dpftrl.paper.inverse_time import CINV
-from dpftrl.paper.item import Item
 from dpftrl.paper.more_rounds import VARY
 from dpftrl.paper.production import GBOARD, LAUNCHED
 from dpftrl.paper.rmse import MAXLOSS, RMSE
@@ -19,7 +19,7 @@ from dpftrl.paper.robust_min_sep import K3, NKB, OTHERS
 from dpftrl.paper.stackoverflow_loss import LOSSES
 from dpftrl.paper.summary import SUMMARY
 from dpftrl.paper.text import TEXT
-from dpftrl.paper.tuning import TUNING
+from dpftrl.paper.trainings import TUNING
 from dpftrl.paper.utility import UTILITY
 from dpftrl.paper.vary_rounds import VARY_N
 

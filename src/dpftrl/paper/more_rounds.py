@@ -6,10 +6,9 @@ from typing import Any, final
 
 from dpftrl import MinSep, mechanism
 from dpftrl.paper.extrapolation import GOAL, Rival
-from dpftrl.paper.findings import Findings, Row, Say, holds
-from dpftrl.paper.item import Item
-from dpftrl.paper.made import bandmf
+from dpftrl.paper.findings import Findings, Item, Row, Say, holds
 from dpftrl.paper.pictures import curves, legend_below, log_ticks, looks, panels
+from dpftrl.paper.shared_mechanisms import bandmf
 
 # The BLT for b = 100 had a report goal of 3,000: its noise multiplier grows to that of the others.
 PT_PT = GOAL / 3000

@@ -11,12 +11,11 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpftrl._internal.storage import read_file, replace_file
 from dpftrl.errors import DpftrlError, InvalidInput
 from dpftrl.paper.items import ITEMS
-from dpftrl.paper.run import Result, load_results
+from dpftrl.paper.output import Result, claim_cells, load_results, rows_table, shown, table
 from dpftrl.paper.trainings import Recipe
-from dpftrl.paper.written import claim_cells, rows_table, shown, table
-from dpftrl.storage import read_file, replace_file
 
 BLOCK = re.compile(r"(<!-- begin ([\w-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from dpftrl.errors import InvalidInput
-from dpftrl.paper.findings import Row, column, series_of
-from dpftrl.paper.item import Draw
-from dpftrl.report.plots import COLOURS, DASHES
+from dpftrl.paper.findings import Draw, Row, column, series_of
+from dpftrl.plots import COLOURS, DASHES
 
 # Marks of a logarithmic axis that spans about a decade.
 FINE_STEPS = (1, 1.2, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5, 6, 7, 8, 9)

@@ -5,9 +5,8 @@ from typing import final
 
 from dpftrl import Mechanism, MinSep, mechanism
 from dpftrl.accounting import Run, epsilon_of
-from dpftrl.paper.findings import Claim, Findings, Row, Say, printed, rounds_to
-from dpftrl.paper.item import Item
-from dpftrl.paper.made import bandmf
+from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, printed, rounds_to
+from dpftrl.paper.shared_mechanisms import bandmf
 
 DELTA = 1e-10
 

@@ -6,10 +6,9 @@ from typing import Any, final
 
 from dpftrl import FullTree, Mechanism, MinSep
 from dpftrl.optimize import Objective
-from dpftrl.paper.findings import Claim, Findings, Row, Say, holds, series_of
-from dpftrl.paper.item import Draw, Item
-from dpftrl.paper.made import bandmf, blt, losses
+from dpftrl.paper.findings import Claim, Draw, Findings, Item, Row, Say, holds, series_of
 from dpftrl.paper.pictures import FINE_STEPS, curves, legend_below, log_ticks, looks, panels
+from dpftrl.paper.shared_mechanisms import bandmf, blt, losses
 
 BUFFERS = 4
 METRICS: dict[Objective, str] = {"rms": "rms_loss", "max": "max_loss"}

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from dpftrl import Mechanism, MinSep, SquareRoot
-from dpftrl.paper.findings import Claim, Findings, Row, Say, column, holds, series_of
-from dpftrl.paper.item import Item
-from dpftrl.paper.made import band_toeplitz, bandmf, blt, losses
+from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, column, holds, series_of
 from dpftrl.paper.pictures import FINE_STEPS, curves, legend_below, log_ticks, looks, panels
+from dpftrl.paper.shared_mechanisms import band_toeplitz, bandmf, blt, losses
 
 BUFFERS = 4
 

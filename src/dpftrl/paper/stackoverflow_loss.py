@@ -6,9 +6,8 @@ from typing import final
 
 from dpftrl import Loss, Mechanism, MinSep
 from dpftrl.optimize import Objective, optimize_gblt
-from dpftrl.paper.findings import Claim, Findings, Row, Say, holds, printed, rounds_to
-from dpftrl.paper.item import Item
-from dpftrl.paper.made import TABLE_MECHANISMS, blt
+from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, holds, printed, rounds_to
+from dpftrl.paper.shared_mechanisms import TABLE_MECHANISMS, blt
 
 # As printed: the column headed RMS loss, then the one headed Max loss.
 PRINTED = {

@@ -12,9 +12,8 @@ from typing import final
 from dpftrl import Mechanism, MinSep, mechanism
 from dpftrl.errors import RoundsExceeded
 from dpftrl.optimize import optimize_band_toeplitz, optimize_bandmf, optimize_blt
-from dpftrl.paper.findings import Claim, Findings, Row, Say, holds
-from dpftrl.paper.item import Item
-from dpftrl.paper.made import band_toeplitz, bandmf, blt
+from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, holds
+from dpftrl.paper.shared_mechanisms import band_toeplitz, bandmf, blt
 
 Progress = Callable[[float | None, str], None]
 LAST_STEPS = 6

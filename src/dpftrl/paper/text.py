@@ -6,9 +6,8 @@ from typing import final
 
 from dpftrl import BinaryTree, MinSep, mechanism
 from dpftrl.accounting import epsilon_of
-from dpftrl.paper.findings import Claim, Findings, Say, holds
-from dpftrl.paper.item import Item
-from dpftrl.paper.made import blt
+from dpftrl.paper.findings import Claim, Findings, Item, Say, holds
+from dpftrl.paper.shared_mechanisms import blt
 
 # The appendix: preset, rounds, min-sep and participations it was optimised for.
 APPENDIX = (

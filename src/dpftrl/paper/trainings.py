@@ -5,8 +5,9 @@ A training that was stopped goes on where it was; of one that is over, the cache
 
 import hashlib
 import shutil
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,14 +17,14 @@ import msgspec
 from msgspec.structs import replace
 
 from dpftrl import Mechanism, MinSep, __version__
+from dpftrl._internal.cache import cache_folder
+from dpftrl._internal.storage import read_json, replace_file
 from dpftrl.accounting import account, calibrate
-from dpftrl.cache import cache_folder
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import RunFolder
-from dpftrl.paper.findings import Say
-from dpftrl.paper.made import TABLE_MECHANISMS
+from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, holds
+from dpftrl.paper.shared_mechanisms import TABLE_MECHANISMS
 from dpftrl.plan import Fleet, Plan
-from dpftrl.storage import read_json, replace_file
 
 TUNING_SEED = 100
 
@@ -138,7 +139,7 @@ def _trained(
 ) -> Trained:
     if find_spec("jax") is None or find_spec("equinox") is None:
         raise InvalidInput("training needs JAX: pip install 'dpftrl[train]'")
-    from dpftrl.engines.local import Progress, Training
+    from dpftrl.simulation import Progress, Training
 
     started = time.monotonic()
     say(": getting ready")
@@ -178,7 +179,7 @@ def _config(settings: tuple[str, ...], folder: Path, say: Say):
     """The settings, with the public start that all trainings of a seed share."""
     from safetensors.numpy import save
 
-    from dpftrl.engines.local import load_training_task, read_config, starting_arrays
+    from dpftrl.simulation import load_training_task, read_config, starting_arrays
 
     config = read_config(None, settings)
     same = repr((config.task, config.data, config.model, config.seed))
@@ -191,7 +192,7 @@ def _config(settings: tuple[str, ...], folder: Path, say: Say):
 
 
 def _looks(path: Path) -> list[Look]:
-    from dpftrl.engines.local import read_points
+    from dpftrl.simulation import read_points
 
     return [
         Look(one.round, one.epsilon, one.accuracy, one.perplexity)
@@ -208,3 +209,98 @@ def _folder(*parts: object) -> Path:
 
 def _key(kind: str, text: str) -> str:
     return f"{kind}-{hashlib.sha256(f'{__version__} {text}'.encode()).hexdigest()[:24]}"
+
+
+# Rounds before and after one over which accuracy is averaged, as in the production figures.
+REACH = 10
+# Everybody answers, at once: min-sep and participations are exactly what the noise is made for.
+IDEAL_CLIENTS = (
+    "simulation.drop_out=0.0",
+    "simulation.straggler_share=0.0",
+    "simulation.least_available=1.0",
+    "simulation.most_available=1.0",
+)
+FULL = Recipe(
+    settings=(
+        'task="poetry"',
+        "data.sentences_per_user=16",
+        "model.pretraining_steps=0",
+        "evaluate_every=10",
+        *IDEAL_CLIENTS,
+        "server.momentum=0.9",
+    ),
+    rounds=342,
+    min_sep=57,
+    report_goal=136,
+    clients=7793,
+    stands_for=4,
+    delta=1e-5,
+    rates=((2.0, 3.0), (8.0, 10.0)),
+    mechanisms=tuple(TABLE_MECHANISMS),
+    seeds=3,
+    tried=((2.0, (1.0, 3.0, 10.0)), (8.0, (1.0, 3.0, 10.0, 30.0))),
+    tuned_on="BLT(d=4, k=6)",
+)
+QUICK = Recipe(
+    settings=(
+        'task="chitchat"',
+        "data.vocabulary_size=50",
+        "data.sentences_per_user=2",
+        "evaluate_every=2",
+        "evaluate_sentences=50",
+        *IDEAL_CLIENTS,
+        "server.momentum=0.9",
+    ),
+    rounds=24,
+    min_sep=4,
+    report_goal=4,
+    clients=1174,
+    stands_for=1,
+    delta=1e-4,
+    rates=((8.0, 1.0),),
+    mechanisms=("TreeAgg-Full", "BLT(d=2, k=6)"),
+    seeds=1,
+    tried=((8.0, (1.0,)),),
+    tuned_on="BLT(d=2, k=6)",
+)
+
+
+def averaged(one: Trained, middle: int, what: str) -> float:
+    """Accuracy or perplexity, averaged over the rounds around one."""
+    return statistics.fmean(getattr(look, what) for look in one.around(middle, REACH))
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation; 0 for a single value."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def compute(recipe: Recipe, say: Say) -> Findings:
+    """The learning rates that were tried, and whether the trainings use the best of them."""
+    last = recipe.rounds - REACH
+    rows: list[Row] = [
+        {
+            "epsilon": one.epsilon,
+            "mechanism": one.mechanism,
+            "learning_rate": rate,
+            "accuracy": 100 * averaged(one, last, "accuracy"),
+            "perplexity": averaged(one, last, "perplexity"),
+        }
+        for rate, one in tunings(recipe, say)
+    ]
+    claims: list[Claim] = []
+    for epsilon, rate in recipe.rates:
+        tried = [row for row in rows if row["epsilon"] == epsilon]
+        best = max(tried, key=lambda row: float(row["accuracy"] or 0))["learning_rate"]
+        text = f"Epsilon {epsilon:g}: the learning rate of all trainings is the best that was tried"
+        claims.append(holds(text, best == rate, float(best or 0), "not in the paper"))
+    return Findings(rows, claims)
+
+
+TUNING = Item(
+    "accuracy-tuning",
+    "The learning rates behind the accuracies, tuned once on a BLT",
+    FULL,
+    QUICK,
+    compute,
+)

@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpftrl.accounting import rho_of
-from dpftrl.paper.findings import Claim, Findings, Row, Say, holds, series_of
-from dpftrl.paper.item import Item
+from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, holds, series_of
 from dpftrl.paper.pictures import curves, legend_below, log_ticks, looks, panels
-from dpftrl.paper.recipes import FULL, QUICK, REACH, deviation
-from dpftrl.paper.trainings import Recipe, Trained, trainings
+from dpftrl.paper.trainings import FULL, QUICK, REACH, Recipe, Trained, deviation, trainings
 
 # Points of a curve.
 POINTS = 9

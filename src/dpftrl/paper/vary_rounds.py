@@ -7,10 +7,9 @@ from typing import Any, final
 import numpy as np
 
 from dpftrl import Mechanism, MinSep
-from dpftrl.paper.findings import Claim, Findings, Row, Say, holds
-from dpftrl.paper.item import Item
-from dpftrl.paper.made import bandmf, blt
+from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, holds
 from dpftrl.paper.pictures import curves, legend_below, looks, panels
+from dpftrl.paper.shared_mechanisms import bandmf, blt
 
 
 @final

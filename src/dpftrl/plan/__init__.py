@@ -1,10 +1,8 @@
 """Before training: which mechanism, how much noise, what epsilon."""
 
-from dpftrl.plan.candidates import LABELS
+from dpftrl.plan.candidates import LABELS, Budget, Missing, Option, Question, options
 from dpftrl.plan.extrapolate import Point, Walk, extrapolate
-from dpftrl.plan.fleet import Fleet
-from dpftrl.plan.options import Budget, Missing, Option, Question, options
-from dpftrl.plan.plan import Plan, load_plan, save_plan
+from dpftrl.plan.plan import Fleet, Plan, load_plan, save_plan
 
 __all__ = [
     "LABELS",

@@ -11,12 +11,11 @@ from typing import Literal, final
 
 import numpy as np
 
-from dpftrl.checks import whole_number
+from dpftrl._internal.checks import whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Banded, BinaryTree, FullTree
 from dpftrl.participation import MOST_ROUNDS, MinSep
-from dpftrl.plan.candidates import quick_tree
-from dpftrl.plan.options import Option, Question, epsilon_if
+from dpftrl.plan.candidates import Option, Question, epsilon_if, quick_tree
 
 STEPS = 13
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 
+from dpftrl._internal.storage import read_json
 from dpftrl.errors import InvalidInput
-from dpftrl.storage import read_json
-from dpftrl.tasks.cutting import cut_chat
 from dpftrl.tasks.task import Options, Task
 from dpftrl.tasks.users import collect_users
+from dpftrl.tasks.vocabulary import cut_chat
 
 VOCABULARY_SIZE = 4_000
 SENTENCE_LENGTH = 20

@@ -15,11 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl.checks import whole_number
+from dpftrl._internal.checks import whole_number
 from dpftrl.errors import InvalidInput
-from dpftrl.tasks.language_model import Model, words_alone
+from dpftrl.tasks.language_model import Model, block, real_first, words_alone
 from dpftrl.tasks.vocabulary import PAD, UNKNOWN
-from dpftrl.tasks.word_loss import block, real_first
 
 BATCH = 64
 

@@ -6,10 +6,9 @@ from pathlib import Path
 import msgspec
 
 from dpftrl.errors import InvalidInput
-from dpftrl.tasks.cutting import cut_lines
-from dpftrl.tasks.names import safe_name
 from dpftrl.tasks.task import Options, Task
-from dpftrl.tasks.users import collect_users
+from dpftrl.tasks.users import collect_users, safe_name
+from dpftrl.tasks.vocabulary import cut_lines
 
 VOCABULARY_SIZE = 4_000
 SENTENCE_LENGTH = 20

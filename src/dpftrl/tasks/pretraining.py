@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl.checks import positive_number, whole_number
+from dpftrl._internal.checks import positive_number, whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.tasks.language_model import Model, Parameters, loss
 

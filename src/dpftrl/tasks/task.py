@@ -9,13 +9,10 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl.checks import as_float, whole_number
+from dpftrl._internal.checks import as_float, whole_number
 from dpftrl.errors import InvalidInput
-from dpftrl.tasks.cutting import Cut
-from dpftrl.tasks.encoding import Encoder
-from dpftrl.tasks.names import chance, sample
-from dpftrl.tasks.users import Users, checked_sentences
-from dpftrl.tasks.vocabulary import Vocabulary
+from dpftrl.tasks.users import Encoder, Users, chance, checked_sentences, sample
+from dpftrl.tasks.vocabulary import Cut, Vocabulary
 
 Report = Callable[[float | None, str], None]
 

@@ -3,16 +3,80 @@
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import pairwise
 from typing import TypeVar, final
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl.errors import InvalidInput
-from dpftrl.tasks.encoding import Encoder
-from dpftrl.tasks.names import safe_name
-from dpftrl.tasks.vocabulary import BEGIN, PAD
+from dpftrl.tasks.vocabulary import BEGIN, END, PAD, Cut, Vocabulary
+
+
+def safe_name(name: str) -> str:
+    """The name in its usual Unicode form, so that one person is not two; or say what is wrong.
+
+    What passes can be printed, and written to a CSV file as it is.
+
+    >>> safe_name("A" + chr(0x30A)) == safe_name(chr(0xC5))
+    True
+    """
+    usual = normalize("NFC", name)
+    if not usual or usual != usual.strip() or not usual.isprintable() or {",", '"'} & set(usual):
+        raise InvalidInput(
+            "a user's name has printable characters, no comma, no double quote and no space at "
+            f"its ends, got {name!r:.60}; rename that user"
+        )
+    return usual
+
+
+def chance(name: str, purpose: str) -> float:
+    """A number from 0 up to 1 that depends on the name alone: others may come and go."""
+    digest = sha256(f"{purpose}\0{name}".encode()).digest()
+    return (int.from_bytes(digest[:8], "big") >> 11) * 2.0**-53
+
+
+def sample(names: list[str], most: int | None) -> list[str]:
+    """At most so many names, by chance, in sorted order."""
+    if most is None or len(names) <= most:
+        return sorted(names)
+    return sorted(sorted(names, key=lambda name: (chance(name, "sample"), name))[:most])
+
+
+@final
+@dataclass(frozen=True)
+class Encoder:
+    """Makes text into rows of equal length.
+
+    Attributes:
+        vocabulary: Numbers the words.
+        cut: Cuts a text into sentences, and these into words.
+        length: Words kept of a sentence; END counts as one, and is left out where it does not fit.
+
+    >>> from dpftrl.tasks.vocabulary import cut_chat
+    >>> Encoder(Vocabulary(("hello", "you")), cut_chat, length=3).rows("Hello you. Hello?")
+    [[1, 4, 5, 2], [1, 4, 2, 0]]
+    """
+
+    vocabulary: Vocabulary
+    cut: Cut
+    length: int
+
+    def rows(self, text: str) -> list[list[int]]:
+        """Each sentence that has words as BEGIN, words, END, PAD...: length + 1 numbers."""
+        return [self._row(words) for words in self.cut(text) if words]
+
+    def encode(self, texts: Iterable[str]) -> NDArray[np.int32]:
+        """The sentences of many texts."""
+        rows = [row for text in texts for row in self.rows(text)]
+        return np.array(rows, dtype=np.int32).reshape(-1, self.length + 1)
+
+    def _row(self, words: list[str]) -> list[int]:
+        row = [BEGIN, *self.vocabulary.numbers(words[: self.length]), END]
+        return (row + [PAD] * self.length)[: self.length + 1]
+
 
 Number = TypeVar("Number", np.int32, np.int64)
 

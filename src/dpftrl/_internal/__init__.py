@@ -1,0 +1,1 @@
+"""What several packages share and users never import."""

@@ -1,0 +1,313 @@
+"""When each client was last contacted, and how often: 16 bytes a client."""
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Final, NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl._internal.client_ids import (
+    canonical_id,
+    has_known_spellings,
+    is_plain_id,
+    other_spellings,
+    shown,
+    why_unfit,
+)
+from dpftrl.errors import InvalidInput, TooFewClients, UnsafeState
+from dpftrl.noise import NoiseKey
+
+Keys = NDArray[np.uint64]
+Numbers = NDArray[np.int32]
+
+NEVER: Final = -1
+# Recent clients are inserted into a small table; it joins the large one at this share of it.
+RECENT_SHARE: Final = 16
+SMALLEST_RECENT: Final = 65_536
+
+
+@final
+class Timers:
+    """The contacts of a run, by pseudonym.
+
+    Two clients whose 64-bit pseudonyms are equal share a timer: that delays one of them, and never
+    lets anybody come too early.
+
+    Attributes:
+        least_gap: Fewest rounds from one contact of a client to its next; None if nobody returned.
+        most_contacts: Contacts of the client that was contacted most often.
+    """
+
+    def __init__(self) -> None:
+        self._old = _Table()
+        self._recent = _Table()
+        self.least_gap: int | None = None
+        self.most_contacts = 0
+
+    def __len__(self) -> int:
+        return len(self._old.keys) + len(self._recent.keys)
+
+    def last(self, keys: Keys) -> Numbers:
+        """The row of each client's last contact, or `NEVER`."""
+        return self._look(keys).last
+
+    def contacts(self, keys: Keys) -> Numbers:
+        """How often each client was contacted."""
+        return self._look(keys).often
+
+    def mark(self, keys: Keys, row: int) -> None:
+        """All these clients, no two alike, are contacted for a row."""
+        seen = self._look(keys)
+        gap, most = self._with(seen, row)
+        for table, at in seen.places:
+            table.last[at] = row
+            table.count[at] += 1
+        self._recent.insert(np.sort(keys[seen.last == NEVER]), np.int32(row), np.int32(1))
+        self.least_gap, self.most_contacts = gap, most
+        if len(self._recent.keys) > max(SMALLEST_RECENT, len(self._old.keys) // RECENT_SHARE):
+            self._old.insert(self._recent.keys, self._recent.last, self._recent.count)
+            self._recent = _Table()
+
+    def after(self, keys: Keys, row: int) -> tuple[int | None, int]:
+        """What `least_gap` and `most_contacts` will be once these are contacted for a row."""
+        return self._with(self._look(keys), row)
+
+    def _with(self, seen: "_Seen", row: int) -> tuple[int | None, int]:
+        returned = seen.last[seen.last != NEVER]
+        gaps = [row - int(returned.max())] if len(returned) else []
+        known = [] if self.least_gap is None else [self.least_gap]
+        most = int(seen.often.max()) + 1 if len(seen.often) else 0
+        return min([*gaps, *known], default=None), max(self.most_contacts, most)
+
+    def _look(self, keys: Keys) -> "_Seen":
+        seen = _Seen(np.full(len(keys), NEVER, np.int32), np.zeros(len(keys), np.int32), [])
+        for table in (self._old, self._recent):
+            known, at = table.find(keys)
+            seen.last[known], seen.often[known] = table.last[at], table.count[at]
+            seen.places.append((table, at))
+        return seen
+
+
+class _Seen(NamedTuple):
+    """What is known of some clients, and where."""
+
+    last: Numbers
+    often: Numbers
+    places: list[tuple["_Table", NDArray[np.intp]]]
+
+
+@final
+class _Table:
+    """Three columns, sorted by the first."""
+
+    def __init__(self) -> None:
+        self.keys: Keys = np.empty(0, np.uint64)
+        self.last: Numbers = np.empty(0, np.int32)
+        self.count: Numbers = np.empty(0, np.int32)
+
+    def find(self, keys: Keys) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
+        """Which keys are here, and where."""
+        at = np.searchsorted(self.keys, keys)
+        known = at < len(self.keys)
+        known[known] = self.keys[at[known]] == keys[known]
+        return known, at[known]
+
+    def insert(self, keys: Keys, last: Numbers | np.int32, count: Numbers | np.int32) -> None:
+        """Add rows whose keys, sorted, are not here yet."""
+        at = np.searchsorted(self.keys, keys)
+        self.keys = np.insert(self.keys, at, keys)
+        self.last = np.insert(self.last, at, last)
+        self.count = np.insert(self.count, at, count)
+
+
+# A letter first, so that nobody takes a pseudonym for a number.
+PREFIX: Final = "c"
+# Names whose pseudonyms are remembered.
+MOST_REMEMBERED: Final = 1_000_000
+
+
+@final
+class Pseudonyms:
+    """Keyed hashes of 64 bits: without the key of the run, nobody can tell whose they are."""
+
+    def __init__(self, key: NoiseKey):
+        self._key = key.derive(b"pseudonyms")
+        self._known: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return "Pseudonyms(secret)"
+
+    def keys(self, names: Sequence[str]) -> Keys:
+        """The pseudonym of each name, as a number."""
+        return np.fromiter((self.key(name) for name in names), np.uint64, len(names))
+
+    def key(self, name: str) -> int:
+        """The pseudonym of a name, as a number."""
+        found = self._known.get(name) if type(name) is str else None
+        if found is None:
+            found = self._hash(name)
+            if len(self._known) < MOST_REMEMBERED:
+                self._known[name] = found
+        return found
+
+    def _hash(self, name: str) -> int:
+        digest = blake2b(_content(name), digest_size=8, key=self._key.secret_bytes()).digest()
+        return int.from_bytes(digest, "big")
+
+    def refuse_renamed(self, names: Sequence[str], timers: Timers) -> None:
+        """Refuse a client that was contacted before under another spelling of the same number.
+
+        The files of a run hold hashes, not names. So all spellings that `refuse_unclear` lets pass
+        are hashed and looked up, which finds them after a restart too.
+
+        Args:
+            names: Who is about to be contacted.
+            timers: Who was contacted before.
+        """
+        # For a client that was contacted before, this was checked at its first contact.
+        never = (timers.contacts(self.keys(names)) == 0).tolist()
+        pairs = [
+            (name, other)
+            for name, is_new in zip(names, never, strict=True)
+            if is_new
+            for other in other_spellings(name)
+        ]
+        keys = np.fromiter((self._hash(other) for _, other in pairs), np.uint64, len(pairs))
+        for position in np.flatnonzero(timers.contacts(keys) > 0)[:1]:
+            name, other = pairs[int(position)]
+            raise _two_spellings(name, f"{shown(other)}, who was contacted before,")
+
+
+def refuse_unclear(by_key: Mapping[int, str], timers: Timers) -> None:
+    """Refuse names under which one client could be taken for two.
+
+    Guarantees:
+        Two different names that pass here and in `Pseudonyms.refuse_renamed`, in any rounds of one
+        run, have different canonical forms (see `_internal.client_ids`). A name must be its own
+        canonical form. The exceptions are digits with zeros in front (`007`) and what looks like an
+        exponent and may be hexadecimal (`1e5`), since all such spellings of a number can be listed.
+
+    A run that version 0.1.0 began may have contacted clients under other names. Those names are
+    accepted in that run, since a client that gets a new name loses its timer; the guarantee above
+    does not cover them.
+
+    Args:
+        by_key: The names, by pseudonym.
+        timers: Who was contacted before.
+    """
+    unclear = {key: name for key, name in by_key.items() if not is_plain_id(name)}
+    if not unclear:
+        return
+    contacted = timers.contacts(np.fromiter(unclear, np.uint64, len(unclear))) > 0
+    all_names, by_form = set(by_key.values()), dict[str, str]()
+    for name, is_known in zip(unclear.values(), contacted.tolist(), strict=True):
+        form = canonical_id(name)
+        if not is_known:
+            _refuse_unusual(name, form)
+        other = form if form in all_names else by_form.setdefault(form, name)
+        if other != name:
+            raise _two_spellings(name, shown(other))
+
+
+def _refuse_unusual(name: str, form: str) -> None:
+    if has_known_spellings(name):
+        return
+    if reason := why_unfit(name):
+        raise InvalidInput(f"client name {shown(name)} {reason}")
+    if name == form:
+        return
+    if has_known_spellings(form.removeprefix("-")):
+        raise InvalidInput(
+            f"client name {shown(name)} is a number, and one client could come under two spellings "
+            f"of it; pass {shown(form)}, or put a letter in front of all names"
+        )
+    raise InvalidInput(
+        f"client name {shown(name)} has white space or invisible characters at its ends, or is not "
+        f"in Unicode form NFC, so that one client could come under two names; pass {shown(form)}"
+    )
+
+
+def _two_spellings(name: str, other: str) -> InvalidInput:
+    return InvalidInput(
+        f"client names {shown(name)} and {other} differ only in how they are written, so that one "
+        "client could take part under both; pass one of them only, or begin a run in which all "
+        "names start with a letter"
+    )
+
+
+def _content(name: str) -> bytes:
+    if type(name) is not str or not name:
+        raise InvalidInput(f"a client's name is a text that is not empty, got {name!r:.60}")
+    try:
+        return name.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(f"a client's name must be valid Unicode, got {name!r:.60}") from None
+
+
+def written(key: int) -> str:
+    """A pseudonym as it stands in files."""
+    return f"{PREFIX}{key:016x}"
+
+
+@final
+class Rules:
+    """When a client may take part again.
+
+    Guarantees:
+        With round timers, any two contacts of one client are at least `min_sep` rows apart; with
+        either kind there are at most `cap` of them, and never two for one row. A contact counts
+        whether or not a report followed.
+
+    Args:
+        min_sep: Rows from one contact to the next, where rounds are what clients wait for.
+        cap: Most contacts of one client.
+        timer_hours: Hours from one contact to the next, where time is what they wait for.
+    """
+
+    def __init__(self, min_sep: int, cap: int, timer_hours: float | None):
+        self._min_sep = min_sep if timer_hours is None else 1
+        self._cap = cap
+        self._timer_hours = timer_hours
+        self._times: list[float] = []
+
+    def eligible(self, timers: Timers, keys: Keys, row: int, now: float | None) -> Keys:
+        """Those who may be asked, in rising order, each once."""
+        unique = np.unique(keys)
+        last = timers.last(unique)
+        rested = (last == NEVER) | (row - last.astype(np.int64) >= self._min_sep)
+        if self._timer_hours is not None:
+            rested &= self._waited(last, now)
+        return unique[rested & (timers.contacts(unique) < self._cap)]
+
+    def contact(self, row: int, now: float | None) -> None:
+        """Clients are contacted for a row at a time; later of two for the same row counts."""
+        if self._timer_hours is None:
+            return
+        while len(self._times) <= row:
+            self._times.append(-np.inf)
+        if now is None or not now >= max(self._times):
+            raise UnsafeState(f"the clock went backwards, or says nothing: {now}")
+        self._times[row] = now
+
+    def _waited(self, last: NDArray[np.int32], now: float | None) -> NDArray[np.bool_]:
+        if now is None or not np.isfinite(now):
+            raise UnsafeState(f"timers by time need a clock, got {now}")
+        times = np.array([*self._times, -np.inf])  # the last entry stands for NEVER
+        return now - times[last] >= (self._timer_hours or 0.0)
+
+
+def choose(eligible: Keys, size: int, seed: int, attempt: int) -> Keys:
+    """A uniform choice that depends on the seed and the number of the attempt alone.
+
+    Nobody is contacted unless all can be: a round that asks fewer is likely to come to nothing, and
+    whoever was asked has lost a turn.
+    """
+    if len(eligible) < size:
+        raise TooFewClients(
+            f"{len(eligible):,} clients may take part now, and a round asks {size:,}; the others "
+            "are away, still waiting for their turn, or have had all their turns"
+        )
+    generator = np.random.Generator(np.random.Philox(key=np.array([seed, attempt], np.uint64)))
+    chosen = generator.choice(len(eligible), size, replace=False)
+    return eligible[np.sort(chosen)]

@@ -1,0 +1,121 @@
+"""What a run guarantees after some rounds, and whether the next one fits into the budget."""
+
+from dataclasses import dataclass
+from typing import final
+
+from dpftrl.accounting import Guarantee, Run, guarantee_of
+from dpftrl.accounting.guarantee import CLIPPING, Basis, BufferType, Hypothesis
+from dpftrl.federated.settings import Settings
+from dpftrl.federated.start_model import TEST_KEY, EarlierRun, Start
+from dpftrl.participation import MinSep
+from dpftrl.plan import Plan
+
+ENFORCED_CLIPPING = Hypothesis(CLIPPING.name, CLIPPING.text, "enforced")
+IDENTITY = Hypothesis(
+    "identity",
+    "Each device has one name for the whole run: one that comes back under another is taken for "
+    "another device.",
+)
+IDENTITIES = {
+    "stated": IDENTITY,
+    "registered": Hypothesis(
+        IDENTITY.name,
+        "Each device is known by a key that was registered for it beforehand, and others are "
+        "refused. Only the operator can register keys, and gives each device one.",
+    ),
+    "unregistered": Hypothesis(
+        IDENTITY.name,
+        "No device was started again during the run: nobody had to register, and a device that "
+        "starts again gets a new name and counts as another device.",
+    ),
+}
+
+
+@final
+@dataclass(frozen=True)
+class Promise:
+    """What a run promises, round by round.
+
+    Attributes:
+        plan: What was planned.
+        settings: Whether timers go by rounds, which the server enforces, or by time; budget.
+        test_key: Whether the noise key is one for tests.
+        buffers: What the noise buffers are kept in.
+        start: The model file that the run started from, with the private runs behind it.
+    """
+
+    plan: Plan
+    settings: Settings
+    test_key: bool
+    buffers: BufferType
+    start: Start | None = None
+
+    @property
+    def planned(self) -> Guarantee:
+        """The guarantee after the last round of the plan, composed with the earlier runs."""
+        return self._composed(self.plan.guarantee)
+
+    @property
+    def epsilon_before(self) -> float:
+        """What the earlier runs on the same people spent before the first round of this one."""
+        return 0.0 if self.start is None else self.start.epsilon(self.plan.guarantee.delta)
+
+    def after(self, rounds: int, least_gap: int | None, most_contacts: int) -> Guarantee:
+        """The guarantee of so many rounds, composed with the earlier runs on the same people.
+
+        The arguments are those of `alone_after`.
+        """
+        return self._composed(self.alone_after(rounds, least_gap, most_contacts))
+
+    def _composed(self, alone: Guarantee) -> Guarantee:
+        return alone if self.start is None else self.start.composed_with(alone)
+
+    def alone_after(self, rounds: int, least_gap: int | None, most_contacts: int) -> Guarantee:
+        """The guarantee of everything that this run itself released in so many rounds.
+
+        Args:
+            rounds: How many.
+            least_gap: Fewest rounds from one contact of a client to its next.
+            most_contacts: Contacts of the client that was contacted most often.
+        """
+        plan, settings, planned = self.plan, self.settings, self.plan.participation
+        if settings.timer_hours is None:
+            covered = MinSep(rounds, planned.min_sep, planned.max_participations)
+        else:
+            covered = MinSep(rounds, least_gap or rounds, max(1, most_contacts))
+        run = Run.of(plan.mechanism, covered, plan.sigma, self.buffers)
+        found = guarantee_of([run], plan.guarantee.delta)
+        said = Hypothesis("participation", found.runs[0].hypothesis.text, _basis(settings))
+        # Zero-out stays assumed: who is available, fails or comes late, the server cannot see.
+        known = [said, ENFORCED_CLIPPING, IDENTITIES[settings.identity]]
+        return found.resting_on(*known, *([TEST_KEY] if self.test_key else []))
+
+    def over_budget(self, rounds: int, least_gap: int | None, most_contacts: int) -> str | None:
+        """Why so many rounds would be too many for the budget, if they would."""
+        budget = self.settings.budget
+        if budget is None:
+            return None
+        epsilon = self.after(rounds, least_gap, most_contacts).epsilon
+        if epsilon <= budget:
+            return None
+        before = self.epsilon_before
+        earlier = f"; the earlier runs spent {before:.10g} of it" if before else ""
+        return (
+            f"the budget is spent: after {rounds - 1:,} rounds, one more would make epsilon "
+            f"{epsilon:.10g}, above {budget:g}{earlier}"
+        )
+
+    def history(
+        self, run: str, rounds: int, least_gap: int | None, most_contacts: int
+    ) -> tuple[EarlierRun, ...]:
+        """All private runs behind the model after so many rounds; this one, named `run`, last."""
+        before = () if self.start is None else self.start.earlier
+        alone = self.alone_after(rounds, least_gap, most_contacts)
+        return (*before, EarlierRun(run, self.settings.population, self.test_key, alone))
+
+
+def _basis(settings: Settings) -> Basis:
+    """Why participation is what it is: a server cannot hold back those whom it does not know."""
+    if settings.identity == "unregistered":
+        return "assumed"
+    return "enforced" if settings.timer_hours is None else "observed"

@@ -1,0 +1,1 @@
+"""Everything of a run that is on the disk: one owner, crash-safe."""

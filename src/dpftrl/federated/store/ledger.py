@@ -1,0 +1,86 @@
+"""Who took part in which round: the file that `dpftrl observe` reads.
+
+Rows are only ever added, a round at a time. The journal knows how long the file is and its digest;
+what comes after that belongs to a round that was not committed, and is cut off.
+"""
+
+import csv
+import hashlib
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal, final
+
+from dpftrl._internal.storage import append_durably
+from dpftrl.errors import InvalidInput, UnsafeState
+
+Status = Literal["counted", "contacted", "abandoned"]
+
+HEADER: Final = "round,client,status\n"
+# Length and digest of a ledger with nobody in it.
+EMPTY: Final = (len(HEADER), hashlib.sha256(HEADER.encode()).hexdigest())
+PIECE: Final = 2**20
+
+
+@final
+class Ledger:
+    """A ledger that can be continued.
+
+    Args:
+        path: The file.
+        hashed: Whether clients appear under their pseudonyms.
+
+    Attributes:
+        bytes: How long it is.
+    """
+
+    def __init__(self, path: Path, hashed: bool):
+        self._path = path
+        self._hashed = hashed
+        self._hasher = hashlib.sha256()
+        self.bytes = 0
+
+    def __repr__(self) -> str:
+        return f"Ledger({self._path}, {self.bytes:,} bytes)"
+
+    @property
+    def sha256(self) -> str:
+        """Of all of it."""
+        return self._hasher.copy().hexdigest()
+
+    def begin(self) -> None:
+        """Write the header."""
+        self._append(HEADER.encode())
+
+    def append(self, row: int, clients: Iterator[tuple[str, Status]]) -> None:
+        """Add the rows of a round; on return they are on the disk."""
+        text = io.StringIO()
+        # Names may hold anything; quotes keep what a reader might strip or split at.
+        quoting = csv.QUOTE_MINIMAL if self._hashed else csv.QUOTE_NONNUMERIC
+        writer = csv.writer(text, lineterminator="\n", quoting=quoting)
+        writer.writerows((row, *client) for client in clients)
+        self._append(text.getvalue().encode())
+
+    def resume(self, length: int, sha256: str) -> None:
+        """Go on after so many bytes, which must be what they were; the file stays as it is."""
+        try:
+            with self._path.open("rb") as file:
+                while self.bytes < length and (piece := file.read(min(PIECE, length - self.bytes))):
+                    self._hasher.update(piece)
+                    self.bytes += len(piece)
+        except OSError as error:
+            raise InvalidInput(f"{self._path} cannot be read: {error.strerror}") from None
+        if self.bytes != length or self.sha256 != sha256:
+            raise UnsafeState(
+                f"{self._path} is not what the journal says: its first {length:,} bytes were "
+                "changed, or some are missing"
+            )
+
+    def cut(self) -> None:
+        """Cut off what comes after."""
+        append_durably(self._path, b"", self.bytes)
+
+    def _append(self, content: bytes) -> None:
+        append_durably(self._path, content, self.bytes)
+        self._hasher.update(content)
+        self.bytes += len(content)

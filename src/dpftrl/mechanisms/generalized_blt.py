@@ -1,0 +1,197 @@
+"""Generalised BLTs: weights of any sign, and decays in conjugate pairs."""
+
+import cmath
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self, final
+
+import numpy as np
+
+from dpftrl._internal.checks import finite_numbers
+from dpftrl.errors import InvalidInput
+from dpftrl.mechanisms._sensitivity import Sensitivity, toeplitz_sensitivity
+from dpftrl.mechanisms.base import ROUNDING_MARGIN, Matrix, Rows, StreamState, Vector
+from dpftrl.mechanisms.toeplitz import ToeplitzMechanism
+from dpftrl.participation import Participation
+
+# Relative rounding that a coefficient of C can pick up, and how far past 1 a decay may round.
+ROUNDING = 1e-13
+SLACK = 1e-9
+# Sum of the output scales: larger ones cancel each other, and with them go the noise's digits.
+MOST_SCALE = 1e4
+
+
+@final
+@dataclass(frozen=True)
+class GeneralBLT(ToeplitzMechanism):
+    """c_0 = 1 and c_i = sum_j omega_j theta_j^(i-1), with real or conjugate pairs of decays.
+
+    A decay off the real line stands for itself and its conjugate, and takes two real buffers that
+    turn into one another: c_i then has the terms 2 Re(omega theta^(i-1)), a decaying wave. Weights
+    may have any sign, so that C need not fall: its sensitivity is that of the smallest
+    non-increasing majorant, a bound unless C falls after all.
+
+    Attributes:
+        theta: Decays of absolute value at most 1; of a pair the one above the real line.
+        omega: Output scales; real where the decay is.
+
+    >>> GeneralBLT([0.5j], [0.25]).coefficients(5)
+    array([ 1.   ,  0.5  ,  0.   , -0.125,  0.   ])
+    """
+
+    family = "gblt"
+
+    theta: tuple[complex, ...]
+    omega: tuple[complex, ...]
+
+    def __init__(self, theta: Sequence[complex], omega: Sequence[complex]):
+        decays, scales = _complex_numbers("theta", theta), _complex_numbers("omega", omega)
+        if len(decays) != len(scales):
+            raise InvalidInput(
+                f"theta and omega need one number a decay, got {len(decays)} and {len(scales)}"
+            )
+        for decay, scale in zip(decays, scales, strict=True):
+            if not abs(decay) <= 1:
+                raise InvalidInput(f"theta must be at most 1 in absolute value, got {decay}")
+            if decay.imag < 0 or (decay.imag == 0 and scale.imag != 0):
+                raise InvalidInput(
+                    "a pair is given by its decay above the real line, and a real decay has a "
+                    f"real scale, got theta {decay} with omega {scale}"
+                )
+        object.__setattr__(self, "theta", decays)
+        object.__setattr__(self, "omega", scales)
+        if not np.abs(self._outlet).sum() <= MOST_SCALE:
+            raise InvalidInput(
+                f"the output scales add up to {np.abs(self._outlet).sum():.6g} in absolute value; "
+                f"above {MOST_SCALE:g} they cancel, and rounding would show in the noise"
+            )
+        fastest = np.abs(np.linalg.eigvals(self._system - np.outer(self._inlet, self._outlet)))
+        if not fastest.max() <= 1 + SLACK:
+            raise InvalidInput(
+                f"the inverse has a decay of absolute value {fastest.max():.6g}: "
+                "the noise would grow for ever"
+            )
+
+    @property
+    def buffers(self) -> int:
+        """One for each real decay, two for each pair."""
+        return sum(1 if decay.imag == 0 else 2 for decay in self.theta)
+
+    @cached_property
+    def _system(self) -> Matrix:
+        """What a round does to the buffers: each decays, and those of a pair turn."""
+        system = np.zeros((self.buffers, self.buffers))
+        place = 0
+        for decay in self.theta:
+            system[place, place] = decay.real
+            if decay.imag:
+                system[place + 1, place + 1] = decay.real
+                system[place, place + 1], system[place + 1, place] = -decay.imag, decay.imag
+                place += 1
+            place += 1
+        return system
+
+    @cached_property
+    def _inlet(self) -> Vector:
+        """The buffers that take up the noise: the real part of each."""
+        return np.concatenate([[1.0] if decay.imag == 0 else [1.0, 0.0] for decay in self.theta])
+
+    @cached_property
+    def _outlet(self) -> Vector:
+        """What of the buffers is subtracted from the next noise."""
+        parts = [
+            [scale.real] if decay.imag == 0 else [2 * scale.real, -2 * scale.imag]
+            for decay, scale in zip(self.theta, self.omega, strict=True)
+        ]
+        return np.concatenate(parts)
+
+    def coefficients(self, rounds: int) -> Vector:
+        """The response of C to a single one."""
+        return np.append(1.0, self._outlet @ _orbit(self._system, self._inlet, rounds - 1))
+
+    def inverse_coefficients(self, rounds: int) -> Vector:
+        """The response of C^-1, a round at a time as the stream makes it.
+
+        Powers of the feedback would be faster, but lose digits where large scales cancel.
+        """
+        inverse = np.ones(rounds)
+        buffers = self._inlet
+        for t in range(1, rounds):
+            inverse[t] = -self._outlet @ buffers
+            buffers = self._system @ buffers + inverse[t] * self._inlet
+        return inverse
+
+    def sensitivity(self, participation: Participation) -> Sensitivity:
+        """That of the smallest non-increasing majorant of |c|; see `toeplitz_sensitivity`."""
+        c = self.coefficients(self.check_curve(participation.rounds))
+        return toeplitz_sensitivity(c, participation, rounding=ROUNDING)
+
+    def rounding_gain(self, rounds: int) -> float:
+        """From the responses of buffers and noise to single ones, round by round.
+
+        A buffer is a sum of `buffers` + 1 products, each rounded; so is the noise, whose rounding
+        enters the buffers with it. An error in the buffers turns and decays as they do, and enters
+        the noise through the output scales.
+        """
+        if self.check_curve(rounds) == 1:
+            return 0.0
+        feedback = self._system - np.outer(self._inlet, self._outlet)
+        content = np.abs(_orbit(feedback, self._inlet, rounds)).sum(axis=1)
+        products = self.buffers + 1
+        of_noise = 1 + np.abs(self._outlet) @ content
+        errors = products * (np.abs(feedback) @ content + np.abs(self._inlet) * (1 + of_noise))
+        kept = np.abs(_orbit(self._system.T, self._outlet, rounds - 1)).sum(axis=1)
+        return math.sqrt(rounds) * float(kept @ errors) * ROUNDING_MARGIN
+
+    def memory(self, rounds: int) -> int:
+        """One vector a buffer."""
+        return self.buffers if self.check_rounds(rounds) > 1 else 0
+
+    def _step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]:
+        """As for a BLT, with buffers that turn."""
+        buffers = state.buffers
+        if state.round == 0:
+            buffers = np.zeros((self.buffers, buffers.shape[1]))
+        noise = rows(state.next_row) - self._outlet @ buffers
+        buffers = self._system @ buffers + np.outer(self._inlet, noise)
+        return noise, StreamState(state.round + 1, state.next_row + 1, buffers)
+
+    def parameters(self) -> dict[str, Any]:
+        """Decays and scales, each as its real and imaginary part."""
+        return {
+            "theta": [[decay.real, decay.imag] for decay in self.theta],
+            "omega": [[scale.real, scale.imag] for scale in self.omega],
+        }
+
+    @classmethod
+    def from_parameters(cls, parameters: dict[str, Any]) -> Self:
+        """From real and imaginary parts."""
+        return cls(**{name: _from_parts(name, value) for name, value in parameters.items()})
+
+
+def _from_parts(name: str, parts: Sequence[Sequence[float]]) -> list[complex]:
+    numbers = [finite_numbers(name, part, at_least=2) for part in parts]
+    if any(len(number) > 2 for number in numbers):
+        raise InvalidInput(f"{name} must be pairs of a real and an imaginary part")
+    return [complex(*number) for number in numbers]
+
+
+def _complex_numbers(name: str, values: Sequence[complex]) -> tuple[complex, ...]:
+    try:
+        numbers = tuple(complex(value) for value in values)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInput(f"{name} must be a sequence of numbers ({error})") from None
+    if not numbers or not all(cmath.isfinite(number) for number in numbers):
+        raise InvalidInput(f"{name} must be at least one finite number, got {numbers!r:.80}")
+    return numbers
+
+
+def _orbit(system: Matrix, start: Vector, length: int) -> Matrix:
+    """The columns start, system @ start, system^2 @ start, ..., by doubling."""
+    orbit, jump = start[:, None], system
+    while orbit.shape[1] < length:
+        orbit = np.concatenate([orbit, jump @ orbit], axis=1)
+        jump = jump @ jump
+    return orbit[:, :length]

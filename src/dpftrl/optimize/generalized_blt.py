@@ -1,0 +1,251 @@
+"""The best generalised BLT found, from fixed starts."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl._internal.arrays import FloatArray
+from dpftrl.errors import InvalidInput
+from dpftrl.mechanisms import GeneralBLT
+from dpftrl.optimize._solvers import scipy_optimize
+from dpftrl.optimize._toeplitz_error import log_majorant_sensitivity
+from dpftrl.optimize.blt import Chain, check_buffers, finished, search
+from dpftrl.optimize.result import Objective, Optimised, check_objective, loss_value
+from dpftrl.participation import Participation
+
+Complex = NDArray[np.complex128]
+
+# Scales beyond this cancel one another so much that float32 buffers would lose digits.
+LARGEST_SCALE = 10.0
+
+
+class Rates(NamedTuple):
+    """Rates, and their derivatives by the free numbers."""
+
+    values: Complex
+    slopes: Complex
+
+
+def rates(free: FloatArray) -> Rates:
+    """Complex rates from free numbers: mean and squared root, two by two."""
+    size = len(free)
+    values, slopes = np.zeros(size, complex), np.zeros((size, size), complex)
+    for place in range(0, size - 1, 2):
+        mean, square = free[place], free[place + 1]
+        root = np.sqrt(complex(square)) or 1e-12
+        for own, sign in ((place, 1), (place + 1, -1)):
+            values[own] = np.exp(mean + sign * root)
+            slopes[own, place] = values[own]
+            slopes[own, place + 1] = values[own] * sign / (2 * root)
+    if size % 2:
+        values[-1] = slopes[-1, -1] = np.exp(free[-1])
+    return Rates(values, slopes)
+
+
+def free_from(real_rates: FloatArray) -> FloatArray:
+    """The free numbers of real rates, in the order given."""
+    logs = np.log(real_rates)
+    free = logs.copy()
+    pairs = len(logs) // 2
+    first, second = logs[: 2 * pairs : 2], logs[1 : 2 * pairs : 2]
+    free[: 2 * pairs : 2] = (first + second) / 2
+    free[1 : 2 * pairs : 2] = ((first - second) / 2) ** 2
+    return free
+
+
+@final
+@dataclass(frozen=True)
+class GbltObjective:
+    """log(error x sensitivity of the majorant), and its gradient by the free numbers."""
+
+    participation: Participation
+    objective: Objective
+
+    def __call__(self, free: FloatArray) -> tuple[float, FloatArray]:
+        """Value and gradient; infinite where a decay leaves the unit circle."""
+        half = len(free) // 2
+        poles, zeros = rates(free[:half]), rates(free[half:])
+        r, s = poles.values, zeros.values
+        if not max(np.abs(1 - r).max(), np.abs(1 - s).max()) < 1:
+            return np.inf, np.zeros(len(free))
+        with np.errstate(all="ignore"):
+            value, by_r, by_s = self._value(r, s)
+        gradient = np.concatenate([by_r @ poles.slopes, by_s @ zeros.slopes]).real
+        if not (np.isfinite(value) and np.isfinite(gradient).all()):
+            return np.inf, np.zeros(len(free))
+        return value, gradient
+
+    def value(self, free: FloatArray) -> float:
+        """The value alone, to sort by."""
+        return self(free)[0]
+
+    def _value(self, r: Complex, s: Complex) -> tuple[float, Complex, Complex]:
+        rounds = self.participation.rounds
+        apart = s[None, :] - r[:, None]  # s_j - r_i at [i, j]
+        among_r, among_s = _differences(r), _differences(s)
+        omega = (apart / among_r).prod(axis=1)
+        if np.abs(omega).max() > LARGEST_SCALE:
+            return np.inf, r, s
+        weights = (apart / among_s).prod(axis=0) / s
+        constant = (r / s).prod()
+        lags = np.arange(float(rounds))
+        of_c = np.exp(np.outer(np.log1p(-r), lags[:-1]))
+        of_b = np.exp(np.outer(np.log1p(-s), lags))
+        c = np.append(1.0, (omega @ of_c).real)
+        b = (constant + weights @ of_b).real
+        error, by_b = self._error(b)
+        moved, by_c = log_majorant_sensitivity(c, self.participation)
+
+        sums_c, bent_c = of_c @ by_c[1:], of_c @ (by_c[1:] * lags[:-1])
+        by_log_omega = omega * sums_c
+        by_r = -omega * bent_c / (1 - r)
+        sums_b, bent_b = of_b @ by_b, of_b @ (by_b * lags)
+        by_log_weight = weights * sums_b
+        by_s = -weights * bent_b / (1 - s)
+        by_log_constant = constant * by_b.sum()
+
+        one_apart = 1 / apart
+        one_r, one_s = 1 / among_r - np.eye(len(r)), 1 / among_s - np.eye(len(s))
+        by_r += by_log_omega * (one_r.sum(axis=1) - one_apart.sum(axis=1))
+        by_r -= one_r.T @ by_log_omega + one_apart @ by_log_weight
+        by_r += by_log_constant / r
+        by_s += by_log_weight * (one_apart.sum(axis=0) - one_s.sum(axis=0) - 1 / s)
+        by_s += one_s @ by_log_weight + one_apart.T @ by_log_omega
+        by_s -= by_log_constant / s
+        return error + moved, by_r, by_s
+
+    def _error(self, b: FloatArray) -> tuple[float, FloatArray]:
+        """The log error and its derivatives by b."""
+        share = np.ones(len(b))
+        if self.objective == "rms":
+            share = 1 - np.arange(len(b)) / len(b)
+        square = float(share @ b**2)
+        return 0.5 * float(np.log(square)), share * b / square
+
+
+def _differences(values: Complex) -> Complex:
+    """values_j - values_i at [i, j], with ones on the diagonal."""
+    return values[None, :] - values[:, None] + np.eye(len(values))
+
+
+# A pair of waves starts with a period of min_sep rounds, or a fraction of it; the pole falls off
+# faster than the zero. Both are given relative to the wave's frequency.
+POLES = (0.5 + 0.85j, 0.15 + 1.0j)
+ZEROS = (0.27 + 0.98j, 0.05 + 1.0j)
+SLOWEST = 1e-9
+MOST_ROUNDS = 200_000
+ROUGH, RESTARTS, POLISHED = 60, 8, 6
+
+
+def optimize_gblt(
+    participation: Participation, buffers: int = 4, objective: Objective = "max"
+) -> Optimised[GeneralBLT]:
+    """A generalised BLT with small loss: never more than that of the best BLT found.
+
+    Args:
+        participation: What to optimise for.
+        buffers: How many real buffers; a pair of decays takes two.
+        objective: `max` for MaxLoss, `rms` for RmsLoss.
+
+    The loss has kinks, where the majorant of the sensitivity changes, and several local optima:
+    quasi-Newton steps from fixed starts (BLTs with waves of the period of min_sep added), begun
+    anew where a kink stops them. The same input gives the same output, bit for bit.
+    """
+    began = time.perf_counter()
+    check_objective(objective)
+    buffers = check_buffers(buffers, participation)
+    if participation.rounds > MOST_ROUNDS:
+        raise InvalidInput(
+            f"gblt is optimised for at most {MOST_ROUNDS:,} rounds, got {participation.rounds:,}; "
+            "it can run for more than it was optimised for"
+        )
+    function = GbltObjective(participation, objective)
+    starts = (s for s in _starts(participation, objective, buffers) if function(s)[0] < np.inf)
+    reached = sorted((_descend(function, start, ROUGH) for start in starts), key=function.value)
+    found = [_candidate(_polish(function, point), function) for point in reached[:POLISHED]]
+    best = min(
+        [_from_blt(search(participation, objective, buffers)), *found],
+        key=lambda pair: loss_value(pair[0].loss(participation), objective),
+    )
+    return Optimised(
+        best[0],
+        participation,
+        objective,
+        best[0].loss(participation),
+        best[1],
+        time.perf_counter() - began,
+    )
+
+
+def _from_blt(chain: Chain) -> tuple[GeneralBLT, float]:
+    blt = finished(chain.slow, chain.fast)
+    return GeneralBLT(blt.theta, blt.omega), chain.gradient_norm
+
+
+def _candidate(free: FloatArray, function: GbltObjective) -> tuple[GeneralBLT, float]:
+    return _finished(free), float(np.abs(function(free)[1]).max())
+
+
+def _starts(
+    participation: Participation, objective: Objective, buffers: int
+) -> Iterator[FloatArray]:
+    """BLTs, alone and with one or two pairs of waves."""
+    for waves in range(buffers // 2 + 1):
+        real = buffers - 2 * waves
+        chain = search(participation, objective, real) if real else None
+        if chain is not None and len(chain.slow) != real:
+            continue
+        for pole, zero in zip(POLES, ZEROS, strict=True) if waves else [(0j, 0j)]:
+            yield _with_waves(participation, chain, waves, pole, zero)
+
+
+def _with_waves(
+    participation: Participation, chain: Chain | None, waves: int, pole: complex, zero: complex
+) -> FloatArray:
+    poles: list[float] = []
+    zeros: list[float] = []
+    for harmonic in range(1, waves + 1):
+        frequency = 2 * np.pi * harmonic / max(participation.min_sep, 8 * harmonic)
+        for free, rate in ((poles, frequency * pole), (zeros, frequency * zero)):
+            free += [float(np.log(abs(rate))), -(float(np.angle(rate)) ** 2)]
+    if chain is not None:
+        poles += free_from(np.maximum(chain.slow, SLOWEST)).tolist()
+        zeros += free_from(chain.fast).tolist()
+    return np.array(poles + zeros)
+
+
+def _descend(function: GbltObjective, start: FloatArray, steps: int) -> FloatArray:
+    found = scipy_optimize().minimize(
+        function, start, jac=True, method="BFGS", options={"maxiter": steps, "gtol": 1e-9}
+    )
+    end: FloatArray = found.x
+    return end if function(end)[0] < function(start)[0] else start
+
+
+def _polish(function: GbltObjective, point: FloatArray) -> FloatArray:
+    """Begin anew while that helps: a kink spoils the curvature that was learnt before it."""
+    for _ in range(RESTARTS):
+        further = _descend(function, point, 400)
+        if function(further)[0] > function(point)[0] - 1e-7:
+            return further
+        point = further
+    return point
+
+
+def _finished(free: FloatArray) -> GeneralBLT:
+    """The mechanism of the free numbers."""
+    half = len(free) // 2
+    r, s = rates(free[:half]).values, rates(free[half:]).values
+    among = r[None, :] - r[:, None] + np.eye(half)
+    omega = ((s[None, :] - r[:, None]) / among).prod(axis=1)
+    theta: list[complex] = []
+    scales: list[complex] = []
+    for decay, scale in zip((1 - r).tolist(), omega.tolist(), strict=True):
+        if decay.imag >= 0:
+            theta.append(decay)
+            scales.append(scale if decay.imag else complex(scale.real))
+    return GeneralBLT(theta, scales)

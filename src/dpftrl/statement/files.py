@@ -1,0 +1,158 @@
+"""The statement of files: a plan or a guarantee, and the folder of a run."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from dpftrl._internal.storage import read_file, read_json
+from dpftrl.accounting import Guarantee, guarantee_of, load_guarantee
+from dpftrl.accounting.logs import Limits, Observed, Report, observe
+from dpftrl.errors import DpftrlError, InvalidInput
+from dpftrl.federated import Start
+from dpftrl.federated.settings import RunFile
+from dpftrl.plan import Plan, load_plan
+from dpftrl.statement.facts import Input, Role, RunRecord
+from dpftrl.statement.promised_and_observed import limits_of
+from dpftrl.statement.statement import Statement, statement
+from dpftrl.verify import Verdict, audit
+
+GUARANTEE, LEDGER, CURVES = "guarantee.json", "ledger.csv", "curves.png"
+RECORD, PRIVATE = "run.json", "private"
+
+
+class Header(msgspec.Struct):
+    """What tells the kind of a file."""
+
+    format: str
+
+
+def statement_of_files(
+    promise: Path,
+    run: Path | None,
+    *,
+    devices: int | None = None,
+    date: str | None = None,
+    report: Report | None = None,
+    state_folder: Path | None = None,
+    witness: bool = True,
+) -> Statement:
+    """State what a plan or guarantee promises and, with a run's folder, what became of it.
+
+    A run whose private files are in the folder is verified: only then is anything in its
+    `guarantee.json` called enforced.
+
+    Args:
+        promise: A plan or a guarantee.
+        run: The folder of a run: its guarantee, its ledger, its curves, as far as they are there.
+        devices: One more number of devices of one person to state the guarantee for.
+        date: To be printed.
+        report: Is told how far reading the ledger is.
+        state_folder: Where the witness of the run is.
+        witness: Whether to ask for the witness; without it, the folder may be an older copy.
+    """
+    promised = _load(promise)
+    role: Role = "plan" if isinstance(promised, Plan) else "guarantee"
+    inputs = [Input(role, _name(promise, run), _sha256(promise))]
+    accounted = None if run is None else _accounted(run)
+    base = accounted or (promised.guarantee if isinstance(promised, Plan) else promised)
+    record = None if run is None else _record(run)
+    if run is not None:
+        inputs += _run_inputs(run)
+    # A log is that of the run itself, which comes last, after the earlier runs.
+    is_chain = record is not None and record.start is not None and bool(record.start.runs)
+    limits = _limits(guarantee_of(base.runs[-1:], base.delta) if is_chain else base)
+    return statement(
+        promised,
+        accounted=accounted,
+        observed=None if run is None else _observed(run, limits, report),
+        devices=devices,
+        inputs=tuple(inputs),
+        date=date,
+        curves=None if run is None else _curves(run),
+        verdict=None if run is None else _verdict(run, state_folder, witness),
+        record=record,
+    )
+
+
+def _verdict(run: Path, state_folder: Path | None, witness: bool) -> Verdict | None:
+    """What an audit finds, where there is a server's private folder to look at."""
+    if not (run / PRIVATE).exists():
+        return None
+    return audit(run, state_folder, witness=witness)
+
+
+def _record(run: Path) -> RunRecord | None:
+    """What the run's server wrote down when it began; None if that cannot be read."""
+    path = run / RECORD
+    if not path.exists():
+        return None
+    try:
+        file = read_json(path, RunFile, "run")
+        start = None if file.start is None else Start.of_content(file.start, path)
+    except DpftrlError:  # the audit, if there is one, fails for the same reason
+        return None
+    return RunRecord(file.run, file.settings.population, start, file.version)
+
+
+def _curves(run: Path) -> bytes | None:
+    path = run / CURVES
+    return read_file(path) if path.exists() else None
+
+
+def _load(path: Path) -> Plan | Guarantee:
+    kind = read_json(path, Header, "plan or guarantee").format
+    if kind == "dpftrl plan":
+        return load_plan(path)
+    if kind == "dpftrl guarantee":
+        return load_guarantee(path)
+    raise InvalidInput(
+        f"{path} has the format {kind!r:.60}; a statement is made from a plan (dpftrl plan --out) "
+        "or a guarantee (dpftrl account --out)"
+    )
+
+
+def _accounted(run: Path) -> Guarantee | None:
+    """What the run's server wrote, if it did."""
+    if not run.is_dir():
+        raise InvalidInput(f"{run} is not a folder; --run takes the folder of a run")
+    if not any((run / name).exists() for name in (GUARANTEE, LEDGER)):
+        raise InvalidInput(f"{run} holds neither {GUARANTEE} nor {LEDGER}: it is not that of a run")
+    path = run / GUARANTEE
+    return load_guarantee(path) if path.exists() else None
+
+
+def _limits(base: Guarantee) -> Limits:
+    if len(base.runs) != 1:  # of several, nobody knows which limits apply to which rows
+        return Limits()
+    allowed = limits_of(base)
+    return Limits(allowed.min_sep, allowed.max_participations)
+
+
+def _observed(run: Path, limits: Limits, report: Report | None) -> Observed | None:
+    path = run / LEDGER
+    return observe(path, limits, report=report) if path.exists() else None
+
+
+def _run_inputs(run: Path) -> Iterator[Input]:
+    roles: dict[str, Role] = {GUARANTEE: "run guarantee", LEDGER: "log", RECORD: "run record"}
+    for name, role in roles.items():
+        if (run / name).exists():
+            yield Input(role, f"{run.resolve().name}/{name}", _sha256(run / name))
+
+
+def _name(promise: Path, run: Path | None) -> str:
+    """As seen from where the run's folder is, if it lies in there; else without any folder."""
+    if run is None or run.resolve() not in promise.resolve().parents:
+        return promise.name
+    return promise.resolve().relative_to(run.resolve().parent).as_posix()
+
+
+def _sha256(path: Path) -> str:
+    """Read piece by piece: a log may be larger than the memory."""
+    try:
+        with path.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None

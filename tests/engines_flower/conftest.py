@@ -1,3 +1,0 @@
-"""Flower is imported by our package first, which knows the warnings of its imports."""
-
-import dpftrl.engines.flower  # noqa: F401

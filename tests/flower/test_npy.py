@@ -1,0 +1,98 @@
+"""Our way to numpy and back is Flower's, bit by bit."""
+
+import numpy as np
+import pytest
+from flwr.app import Array
+
+from dpftrl.errors import InvalidInput
+from dpftrl.flower.messages import Draft, _described, from_numpy, to_numpy
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.arange(6, dtype=np.float64).reshape(2, 3).T,
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.array(3.5, np.float32),
+        np.zeros((0, 4)),
+        np.arange(8, dtype=np.int64)[::2],
+        np.arange(3, dtype=">f4"),
+        np.arange(1000, dtype=np.float32).reshape(10, 100),
+    ],
+)
+def test_there_and_back(values: np.ndarray) -> None:
+    for array in (Array(values), from_numpy(values)):
+        for found in (array.numpy(), to_numpy(array)):
+            assert found.dtype == values.dtype
+            assert found.shape == values.shape
+            assert (found == values).all()
+    assert from_numpy(values).shape == Array(values).shape
+    assert from_numpy(values).dtype == Array(values).dtype
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"not an array",
+        Array(np.zeros(9)).data[:-1],
+        Array(np.zeros(9)).data.replace(b"(9,)", b"(10)"),
+        Array(np.zeros(9)).data.replace(b"<f8", b"|O8"),
+        Array(np.zeros(9)).data.replace(b"(9,)", b"-9, "),
+    ],
+)
+def test_what_is_no_array_raises_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011  # numpy has many words for it
+        to_numpy(Array("float64", (9,), "numpy.ndarray", data))
+
+
+def test_a_draft_is_sent_from_where_it_was_written() -> None:
+    draft = Draft((2, 3), np.dtype(np.float32))
+    assert not draft.values.any()
+    draft.values[...] = wanted = np.arange(6).reshape(2, 3)
+    place = draft.values.ctypes.data
+    found = to_numpy(draft.finished())
+    assert (found == wanted).all()
+    assert found.ctypes.data == place
+    assert not hasattr(draft, "values")
+
+
+def test_a_draft_that_somebody_else_still_writes_to_does_not_change_what_was_sent() -> None:
+    draft = Draft((3,), np.dtype(np.float64))
+    held = draft.values
+    array = draft.finished()
+    held[...] = 1.0
+    assert not to_numpy(array).any()
+
+
+def test_headers_that_no_array_of_numbers_has_are_not_kept() -> None:
+    """A dtype of thousands of fields takes a megabyte, and a device may send any number of them."""
+    before = _described.cache_info().currsize
+    for i in range(3):
+        text = "{'descr':'" + "b," * 4000 + f"b','fortran_order':False,'shape':({i},)}}"
+        data = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode() + bytes(9000)
+        with pytest.raises(ValueError):  # noqa: PT011
+            to_numpy(Array("float32", (0,), "numpy.ndarray", data))
+    assert _described.cache_info().currsize == before
+
+
+def test_an_array_in_another_format_is_refused() -> None:
+    data = Array(np.zeros(9)).data
+    with pytest.raises(InvalidInput, match="numpy's format"):
+        to_numpy(Array("float64", (9,), "torch.Tensor", data))
+
+
+def test_a_long_header_is_read_to_its_end() -> None:
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }" + b" " * 300
+    start = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    data = start + np.array([1, 2], np.float32).tobytes()
+    assert to_numpy(Array("float32", (2,), "numpy.ndarray", data)).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("version", [(2, 0), (3, 0), (9, 9)])
+def test_versions_of_the_format_that_no_numbers_need_are_refused(version: tuple[int, int]) -> None:
+    values = np.arange(6, dtype=np.float32)
+    data = Array(values).data.replace(b"NUMPY\x01\x00", b"NUMPY" + bytes(version))
+    with pytest.raises(InvalidInput, match=r"version 1\.0"):
+        to_numpy(Array("float32", (6,), "numpy.ndarray", data))

@@ -1,0 +1,427 @@
+"""The strategy over the in-process grid: rounds, drop-outs, refusals, resume."""
+
+import csv
+import json
+import time
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from tiny_apps import (
+    QUICK,
+    client_app,
+    grid,
+    half_way,
+    plan,
+    start_arrays,
+    strategy,
+    target,
+)
+
+from dpftrl.errors import InvalidInput, RunInUse, TooFewClients, UnsafeState
+from dpftrl.federated import Server, Settings, StartModel
+from dpftrl.flower import InProcessGrid, Patience
+from dpftrl.verify import audit
+
+
+def final(place: Path) -> np.ndarray:
+    with Server.open(place / "run", state_folder=place / "state") as server:
+        return server.model.copy()
+
+
+def hypotheses(place: Path) -> dict[str, str]:
+    said = json.loads((place / "run" / "guarantee.json").read_text())["hypotheses"]
+    return {one["name"]: one["basis"] for one in said}
+
+
+def ledger(place: Path) -> list[tuple[int, str, str]]:
+    with (place / "run" / "ledger.csv").open(newline="") as file:
+        return [(int(row), who, status) for row, who, status in list(csv.reader(file))[1:]]
+
+
+def test_a_run_learns_and_its_audit_passes(tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
+        loss = float(np.linalg.norm(arrays["w"].numpy() - target(0)))
+        seen.append(loss)
+        return MetricRecord({"loss": loss})
+
+    result = strategy(tmp_path).start(grid(), start_arrays(), evaluate_fn=evaluate)
+    assert len(seen) == 7
+    assert seen[-1] < 0.3 * seen[0]
+    assert list(result.evaluate_metrics_serverapp) == list(range(7))
+    assert not result.train_metrics_clientapp
+    assert (result.arrays["w"].numpy() == final(tmp_path)).all()
+    assert audit(tmp_path / "run", tmp_path / "state").passed
+    rows = ledger(tmp_path)
+    assert len(rows) == 18
+    assert {status for _, _, status in rows} == {"counted"}
+    assert hypotheses(tmp_path)["identity"] == "assumed"
+    assert hypotheses(tmp_path)["participation"] == "enforced"
+
+
+def test_resuming_a_finished_run_returns_its_model(tmp_path: Path) -> None:
+    first = strategy(tmp_path).start(grid(), start_arrays())
+    again = strategy(tmp_path).start(grid(), start_arrays())
+    assert (first.arrays["w"].numpy() == again.arrays["w"].numpy()).all()
+
+
+def test_a_run_from_an_exported_model_composes(tmp_path: Path) -> None:
+    strategy(tmp_path / "first").start(grid(), start_arrays())
+    with Server.open(tmp_path / "first/run", state_folder=tmp_path / "first/state") as server:
+        before = server.epsilon
+        server.export(tmp_path / "model.safetensors")
+    start = StartModel.load(tmp_path / "model.safetensors")
+    second = tmp_path / "second"
+    result = strategy(second).start(grid(), start)
+    assert (result.arrays["w"].numpy() == final(second)).all()
+    with Server.open(second / "run", state_folder=second / "state") as server:
+        assert server.epsilon > before * 1.2
+        assert server.start == start.start
+    assert audit(second / "run", second / "state").passed
+    again = strategy(second).start(grid(), StartModel.load(tmp_path / "model.safetensors"))
+    assert (result.arrays["w"].numpy() == again.arrays["w"].numpy()).all()
+    run = start.start.earlier[0].run or ""
+    other = StartModel.load(tmp_path / "model.safetensors", other_people=[run])
+    with pytest.raises(InvalidInput, match="another statement about its people"):
+        strategy(second).start(grid(), other)
+
+
+class Stopped(Exception):
+    pass
+
+
+class StoppingGrid(InProcessGrid):
+    """One that dies when a number of replies were pulled."""
+
+    left = 0
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        for message in super().pull_messages(message_ids):
+            if self.left == 0:
+                raise Stopped
+            self.left -= 1
+            yield message
+
+
+@pytest.mark.parametrize("pulled", [0, 1, 3, 4, 8, 17])
+def test_a_stopped_run_resumes_to_the_same_model(tmp_path: Path, pulled: int) -> None:
+    strategy(tmp_path / "whole").start(grid(), start_arrays())
+    stopping = StoppingGrid(client_app(), range(100, 112))
+    stopping.left = pulled
+    with pytest.raises(Stopped):
+        strategy(tmp_path / "broken").start(stopping, start_arrays())
+    strategy(tmp_path / "broken").start(grid(), start_arrays())
+    assert (final(tmp_path / "whole") == final(tmp_path / "broken")).all()
+    records = [
+        json.loads(line)["record"]
+        for line in (tmp_path / "broken/run/private/journal.jsonl").read_bytes().splitlines()
+    ]
+    attempts = [one["attempt"] for one in records if one["kind"] == "cohort"]
+    assert attempts == list(range(6)), "the round in flight was asked again, not given up"
+
+
+class NoAnswers(InProcessGrid):
+    """Nodes that are gone."""
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        list(super().pull_messages(message_ids))
+        return []
+
+
+def test_training_that_fails_counts_as_zeros(tmp_path: Path) -> None:
+    def fails(model: Any, partition: int, number: int) -> Any:
+        if partition % 4 == 0:
+            raise RuntimeError("no battery")
+        return half_way(model, partition, number)
+
+    planned = plan(rounds=4, min_sep=1, goal=3, over_selection=2.0)
+    patient = Patience(replies=30, nodes=0, attempts=20, backoff=0)
+    strategy(tmp_path, planned, patience=patient).start(grid(client_app(fails)), start_arrays())
+    rows = ledger(tmp_path)
+    assert {status for _, _, status in rows} <= {"counted", "contacted", "abandoned"}
+    assert all(sum(r == row and s == "counted" for r, _, s in rows) == 3 for row in range(4))
+
+
+def test_too_few_reports_abandon_the_attempt_and_keep_the_row(tmp_path: Path) -> None:
+    short = Patience(replies=0.2, nodes=0, attempts=3, backoff=0)
+    nobody = NoAnswers(client_app(), range(100, 112))
+    with pytest.raises(TooFewClients, match="3 attempts in a row"):
+        strategy(tmp_path, patience=short).start(nobody, start_arrays())
+    assert {(row, status) for row, _, status in ledger(tmp_path)} == {(0, "abandoned")}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
+def test_a_diverged_model_counts_as_a_report_and_not_more(tmp_path: Path, bad: float) -> None:
+    def diverges(model: Any, partition: int, number: int) -> Any:
+        return model * 0 + bad if partition == 3 else half_way(model, partition, number)
+
+    result = strategy(tmp_path).start(grid(client_app(diverges)), start_arrays())
+    assert np.isfinite(result.arrays["w"].numpy()).all()
+    assert len(ledger(tmp_path)) == 18
+
+
+def test_a_zero_update_is_an_update(tmp_path: Path) -> None:
+    result = strategy(tmp_path).start(grid(client_app(lambda model, *_: model)), start_arrays())
+    assert np.isfinite(result.arrays["w"].numpy()).all()
+
+
+def test_only_arrays_and_the_attempt_go_back(tmp_path: Path) -> None:
+    kept: list[Message] = []
+
+    class Listening(InProcessGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            found = list(super().pull_messages(message_ids))
+            kept.extend(found)
+            return found
+
+    strategy(tmp_path).start(Listening(client_app(), range(12)), start_arrays())
+    assert len(kept) == 18
+    for reply in kept:
+        assert set(reply.content) == {"arrays", "dpftrl"}
+        assert set(reply.content.config_records["dpftrl"]) == {"attempt", "nonce"}
+        update = reply.content.array_records["arrays"]["w"].numpy()
+        assert np.linalg.norm(update.astype(np.float64)) <= 2.0 * (1 + 1e-6)
+
+
+def test_replies_of_others_and_for_other_attempts_are_refused(tmp_path: Path) -> None:
+    class Confused(InProcessGrid):
+        """Its first reply of a round says that it is for an attempt of the past."""
+
+        def pull_messages(self, message_ids: Any) -> Any:
+            for i, reply in enumerate(super().pull_messages(message_ids)):
+                if i == 0:
+                    reply.content.config_records["dpftrl"]["attempt"] = 77
+                yield reply
+
+    planned = plan(goal=3, over_selection=4 / 3, min_sep=1)
+    strategy(tmp_path, planned).start(Confused(client_app(), range(12)), start_arrays())
+    assert sum(status == "contacted" for _, _, status in ledger(tmp_path)) == 6
+
+
+def test_a_reply_counts_for_whoever_was_told_its_nonce(tmp_path: Path) -> None:
+    """What Flower says of a reply's sender, the sender has written; a nonce it cannot guess."""
+
+    class Forging(InProcessGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            for i, reply in enumerate(super().pull_messages(message_ids)):
+                if i == 0:
+                    reply.content.config_records["dpftrl"]["nonce"] = "0" * 32
+                yield reply
+
+    planned = plan(goal=3, over_selection=4 / 3, min_sep=1)
+    strategy(tmp_path, planned).start(Forging(client_app(), range(12)), start_arrays())
+    assert sum(status == "contacted" for _, _, status in ledger(tmp_path)) == 6
+
+
+@pytest.mark.parametrize("raised", [IndexError, AttributeError, KeyError, ValueError])
+def test_a_reply_that_flower_cannot_read_is_a_drop_out(tmp_path: Path, raised: Any) -> None:
+    class Broken(InProcessGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            raise raised(f"no message in {message_ids}")
+
+    with pytest.raises(TooFewClients, match="attempts in a row"):
+        strategy(tmp_path).start(Broken(client_app(), range(12)), start_arrays())
+    strategy(tmp_path).start(InProcessGrid(client_app(), range(12, 24)), start_arrays())
+
+
+def test_a_run_does_not_go_on_with_nodes_that_nobody_vouches_for(tmp_path: Path) -> None:
+    from dpftrl.flower import strategy as module
+
+    strategy(tmp_path).start(grid(), start_arrays())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "identity_of", lambda _: "unregistered")
+        with pytest.raises(UnsafeState, match="stated"):
+            strategy(tmp_path).start(grid(), start_arrays())
+
+
+def test_nobody_waits_for_simulated_nodes_that_will_never_come(tmp_path: Path) -> None:
+    large, patient = plan(population=50, goal=20), Patience(nodes=3600.0)
+    with pytest.raises(TooFewClients, match="may take part now"):
+        strategy(tmp_path, large, patience=patient).start(grid(nodes=12), start_arrays())
+
+
+def test_min_sep_holds_and_waiting_for_nodes_ends(tmp_path: Path) -> None:
+    with pytest.raises(TooFewClients, match="may take part now"):
+        strategy(tmp_path, plan(min_sep=4)).start(grid(nodes=6), start_arrays())
+    turns = [who for _, who, _ in ledger(tmp_path)]
+    assert len(turns) == len(set(turns)) == 6
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        ({"planned": plan(goal=30, min_sep=1)}, "a round would contact 30"),
+        ({"require_auth": True}, "authentication is required"),
+        ({"settings": {"clip_norm": -1.0}}, "clip_norm"),
+    ],
+)
+def test_bad_deployments_fail_at_the_start(
+    tmp_path: Path, made: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(InvalidInput, match=expected):
+        strategy(tmp_path, **made).start(grid(), start_arrays())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_clip_norm_that_devices_do_not_know_fails_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="every node that was asked refuses: the server's clip"):
+        strategy(tmp_path).start(grid(client_app(clip_norm=1.0)), start_arrays())
+
+
+def test_a_rule_for_turns_that_devices_do_not_accept_fails_at_once(tmp_path: Path) -> None:
+    own = client_app(simulated=False, timer_folder=tmp_path / "device", min_sep=9)
+    with pytest.raises(InvalidInput, match="every node that was asked refuses: the server's rule"):
+        strategy(tmp_path).start(grid(own), start_arrays())
+
+
+def test_a_model_with_whole_numbers_in_it_fails_at_the_start(tmp_path: Path) -> None:
+    """As PyTorch's batch normalisation has them."""
+    model = {"w": np.zeros(6, np.float32), "batches": np.zeros(1, np.int64)}
+    arrays = ArrayRecord({name: Array(array) for name, array in model.items()})
+    with pytest.raises(InvalidInput, match="'batches' must be of float32 or float64, got int64"):
+        strategy(tmp_path).start(grid(), arrays)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_client_of_another_shape_fails_at_once(tmp_path: Path) -> None:
+    other = client_app(lambda *_: np.zeros(SIZE_OF_ANOTHER, np.float32))
+    with pytest.raises(InvalidInput, match="other arrays than the model"):
+        strategy(tmp_path).start(grid(other), start_arrays())
+
+
+SIZE_OF_ANOTHER = 9
+
+
+def test_resuming_with_something_else_is_refused(tmp_path: Path) -> None:
+    strategy(tmp_path).start(grid(), start_arrays())
+    wrong = ArrayRecord([np.zeros(3, np.float32)])
+    for made, arrays, expected in (
+        ({}, wrong, "another model"),
+        ({"planned": plan(sigma=0.06)}, start_arrays(), "another plan"),
+        ({"settings": {"clip_norm": 3.0}}, start_arrays(), "other settings"),
+    ):
+        with pytest.raises(InvalidInput, match=expected):
+            strategy(tmp_path, **made).start(grid(), arrays)
+
+
+def test_a_run_of_registered_nodes_is_not_resumed_without_authentication(tmp_path: Path) -> None:
+    model = {"w": np.zeros(6)}
+    told = Settings(clip_norm=2.0, identity="registered")
+    with Server.create(tmp_path / "run", plan(), told, model, state_folder=tmp_path / "state"):
+        pass
+    with pytest.raises(UnsafeState, match="promises that its nodes are registered"):
+        strategy(tmp_path).start(grid(), start_arrays())
+
+
+def test_a_living_server_is_waited_for_or_refused(tmp_path: Path) -> None:
+    model = {"w": np.zeros(6)}
+    told, state = Settings(clip_norm=2.0), tmp_path / "state"
+    alive = Server.create(tmp_path / "run", plan(), told, model, state_folder=state)
+    with pytest.raises(RunInUse, match="another server"):
+        strategy(tmp_path).start(grid(), start_arrays())
+    ends = Timer(0.3, alive.close)
+    ends.start()
+    waits = Patience(replies=30, nodes=0, attempts=1, lock=30)
+    strategy(tmp_path, patience=waits).start(grid(), start_arrays())
+    ends.join()
+    assert len(ledger(tmp_path)) == 18
+
+
+def test_timers_by_hours_use_the_clock(tmp_path: Path) -> None:
+    planned = plan(rounds=4, min_sep=1)
+    told = {"settings": {"timer_hours": 1.0}}
+    strategy(tmp_path, planned, **told).start(grid(), start_arrays())
+    turns = [who for _, who, _ in ledger(tmp_path)]
+    assert len(turns) == len(set(turns)) == 12
+    assert audit(tmp_path / "run", tmp_path / "state").passed
+
+
+class StoppedAfterOne(InProcessGrid):
+    """Its nodes leave after the first round."""
+
+    def get_node_ids(self) -> Any:
+        return super().get_node_ids() if self._count < 3 else []
+
+
+@pytest.mark.parametrize("jump_hours", [-1e5, -0.5, 1e5])
+def test_a_clock_that_jumps_neither_ends_nor_stops_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, jump_hours: float
+) -> None:
+    """Between two processes; and then it is set right again."""
+    told, wall = {"settings": {"timer_hours": 1.0}}, [time.time()]
+    monkeypatch.setattr("time.time", lambda: wall[0])
+    for jump in (0.0, jump_hours, -jump_hours):
+        wall[0] += jump * 3600
+        left = StoppedAfterOne(client_app(), range(100, 112))
+        with pytest.raises(TooFewClients):
+            strategy(tmp_path, plan(rounds=4, min_sep=1), **told).start(left, start_arrays())
+    strategy(tmp_path, plan(rounds=4, min_sep=1), **told).start(grid(), start_arrays())
+    assert len(ledger(tmp_path)) == 12
+    assert audit(tmp_path / "run", tmp_path / "state").passed
+    assert sum("hours behind" in line for line in caplog.messages) >= 1
+
+
+def test_a_jump_while_the_process_lives_is_not_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve nodes, three a round, an hour each: nobody may come a second time."""
+    wall = [time.time()]
+
+    class Jumping(InProcessGrid):
+        def get_node_ids(self) -> Any:
+            wall[0] += 10 * 3600.0 * (-1) ** self._count
+            return super().get_node_ids()
+
+    monkeypatch.setattr("time.time", lambda: wall[0])
+    jumping = Jumping(client_app(), range(100, 112))
+    with pytest.raises(TooFewClients, match="0 clients may take part now"):
+        strategy(tmp_path, plan(min_sep=1), settings={"timer_hours": 1.0}).start(
+            jumping, start_arrays()
+        )
+    turns = [who for _, who, _ in ledger(tmp_path)]
+    assert len(turns) == len(set(turns)) == 12
+
+
+def test_what_is_waited_for_is_said_and_until_when(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr("dpftrl.flower.strategy.POLL_SECONDS", 0.01)
+    patient = Patience(replies=30, nodes=0.2, attempts=1)
+    by_time = strategy(tmp_path, patience=patient, settings={"timer_hours": 1.0})
+    with pytest.raises(TooFewClients):
+        by_time.start(grid(nodes=2), start_arrays())
+    said = [line for line in caplog.messages if "Waiting for nodes, for 0 s more" in line]
+    assert len(said) == 1
+    assert "2 clients may take part now, and a round asks 3" in said[0]
+
+
+def test_twenty_thousand_nodes(tmp_path: Path) -> None:
+    planned = plan(rounds=2, min_sep=2, population=20_000, goal=400)
+    strategy(tmp_path, planned).start(grid(nodes=20_000, workers=1), start_arrays())
+    assert len({who for _, who, _ in ledger(tmp_path)}) == 800
+
+
+def test_few_replies_are_held_at_a_time(tmp_path: Path) -> None:
+    held: list[int] = []
+
+    class Counting(InProcessGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            held.append(len(list(message_ids)))
+            return super().pull_messages(message_ids)
+
+    planned = plan(rounds=1, min_sep=1, population=200, goal=100, over_selection=2.0)
+    strategy(tmp_path, planned).start(Counting(client_app(), range(200)), start_arrays())
+    assert max(held) <= 16
+    assert sum(held) < 120, "nobody is waited for after the report goal"
+
+
+def test_patience_refuses_nonsense() -> None:
+    for wrong in ({"replies": 0.0}, {"nodes": -1.0}, {"lock": float("nan")}, {"attempts": 0}):
+        with pytest.raises(InvalidInput):
+            Patience(**wrong)  # pyright: ignore[reportArgumentType]
+    assert [QUICK.before_attempt(1), Patience().before_attempt(30)] == [0.0, 60.0]

@@ -1,0 +1,221 @@
+"""What nodes upload to a SuperLink, and when: nobody's upload holds up a round."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectResponse
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+from flwr.supercore.inflatable.inflatable_object import (
+    add_header_to_object_body,
+    get_all_nested_objects,
+    get_object_tree,
+)
+from flwr.supercore.run import Run
+from flwr.superlink.grid import HttpGrid
+from tiny_apps import client_app, plan, start_arrays, strategy
+
+from dpftrl.errors import TooFewClients
+from dpftrl.flower import InProcessGrid, Patience
+from dpftrl.flower import replies as module
+
+Change = Callable[[int, Message], Message]
+
+
+class SuperLink:
+    """What answers an HttpGrid; some nodes announce a reply and keep parts of it back.
+
+    Args:
+        held_back: Which of a reply's objects are not there, from 0 to 1, by the number of the node.
+        change: What nodes send instead of their reply.
+    """
+
+    def __init__(self, held_back: dict[int, float] | None = None, change: Change | None = None):
+        self.nodes = InProcessGrid(client_app(), range(100, 112))
+        self.held_back = held_back or {}
+        self.change = change
+        self.objects: dict[str, bytes] = {}
+        self.pulled: Counter[str] = Counter()
+        self.confirmed = 0
+        self.missing: list[str] = []
+        self.gone: set[str] = set()
+
+    def PullMessages(self, request: Any) -> PullAppMessagesResponse:  # noqa: N802  # as Flower calls it
+        replies = list(self.nodes.pull_messages(request.message_ids))
+        return PullAppMessagesResponse(
+            messages_list=[self.announced_reply(one) for one in replies],
+            message_object_trees=[get_object_tree(one) for one in replies],
+        )
+
+    def announced_reply(self, reply: Message) -> Any:
+        node = reply.metadata.src_node_id
+        if self.change is not None:
+            reply.__dict__.update(self.change(node, reply).__dict__)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        objects = get_all_nested_objects(reply)
+        kept = list(objects)[: round(self.held_back.get(node, 0.0) * len(objects))]
+        self.objects |= {one: found.deflate() for one, found in objects.items()}
+        self.missing += kept
+        return message_to_proto(remove_content_from_message(reply))
+
+    def PullObject(self, request: Any) -> PullObjectResponse:  # noqa: N802  # as Flower calls it
+        self.pulled[request.object_id] += 1
+        if request.object_id in self.gone:
+            return PullObjectResponse(object_found=False)
+        is_there = request.object_id not in self.missing
+        content = self.objects[request.object_id] if is_there else b""
+        return PullObjectResponse(
+            object_found=True, object_available=is_there, object_content=content
+        )
+
+    def ConfirmMessageReceived(self, _: Any) -> ConfirmMessageReceivedResponse:  # noqa: N802  # as Flower calls it
+        self.confirmed += 1
+        return ConfirmMessageReceivedResponse()
+
+
+class Deployed(HttpGrid):
+    """A grid of Flower whose SuperLink is in this process."""
+
+    def __init__(self, link: SuperLink):
+        super().__init__(insecure=True, token="x")
+        self.link = link
+        self._client: Any = link
+        self.set_run(Run.create_empty(1))
+
+    def get_node_ids(self) -> Any:
+        return self.link.nodes.get_node_ids()
+
+    def push_messages(self, messages: Any) -> Any:
+        return self.link.nodes.push_messages(messages)
+
+
+def test_the_model_is_the_same_as_in_process(tmp_path: Path) -> None:
+    link = SuperLink()
+    there = strategy(tmp_path / "there").start(Deployed(link), start_arrays())
+    here = strategy(tmp_path / "here").start(link.nodes, start_arrays())
+    assert there.arrays["w"].numpy().tolist() == here.arrays["w"].numpy().tolist()
+    assert link.confirmed == 18
+    assert max(link.pulled.values()) == 1
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_a_reply_that_is_never_uploaded_holds_up_nobody(tmp_path: Path, share: float) -> None:
+    """Most of a cohort announce a reply and keep some of it back; the others close the round."""
+    planned = plan(rounds=2, min_sep=1, goal=3, over_selection=4.0)
+    link = SuperLink(dict.fromkeys(range(100, 109), share))
+    patient = Patience(replies=60, nodes=0, attempts=1)
+    start = time.monotonic()
+    strategy(tmp_path, planned, patience=patient).start(Deployed(link), start_arrays())
+    assert time.monotonic() - start < 30
+    assert link.confirmed == 6
+
+
+def test_at_the_deadline_they_are_drop_outs(tmp_path: Path) -> None:
+    link = SuperLink(dict.fromkeys(range(100, 112), 1.0))
+    patient = Patience(replies=0.5, nodes=0, attempts=1)
+    start = time.monotonic()
+    with pytest.raises(TooFewClients, match="attempts in a row"):
+        strategy(tmp_path, patience=patient).start(Deployed(link), start_arrays())
+    assert time.monotonic() - start < 20
+
+
+def test_an_upload_that_trickles_is_taken_and_fetched_twice_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = SuperLink(dict.fromkeys(range(100, 112), 1.0))
+    monkeypatch.setattr("dpftrl.flower.replies.POLL_SECONDS", 0.0)
+    answer = link.PullObject
+
+    def one_more_each_time(request: Any) -> PullObjectResponse:
+        found = answer(request)
+        if not found.object_available:
+            link.pulled[request.object_id] -= 1  # nothing was fetched
+            link.missing.remove(request.object_id)
+        return found
+
+    link.PullObject = one_more_each_time
+    strategy(tmp_path, plan(rounds=1, min_sep=1)).start(Deployed(link), start_arrays())
+    assert link.confirmed == 3
+    assert max(link.pulled.values()) == 2
+
+
+def _larger(_: int, reply: Message) -> Message:
+    """A hundred times the model."""
+    content = reply.content.copy()
+    big = Array(np.zeros(2_000_000, np.float32))
+    content["arrays"] = ArrayRecord({"w": big})
+    return Message(content, reply_to=_asked(reply))
+
+
+def _asked(reply: Message) -> Message:
+    asked = Message(RecordDict(), reply.metadata.src_node_id, "train")
+    asked.metadata.__dict__["_message_id"] = reply.metadata.reply_to_message_id
+    return asked
+
+
+def _scattered(_: int, reply: Message) -> Message:
+    """More pieces than any reply has, each of them tiny."""
+    content = reply.content.copy()
+    content["arrays"] = ArrayRecord({str(i): Array(np.full(1, i)) for i in range(100)})
+    return Message(content, reply_to=_asked(reply))
+
+
+@pytest.mark.parametrize("change", [_larger, _scattered])
+def test_what_is_larger_than_any_update_is_not_taken(
+    tmp_path: Path, change: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    inflate = module.inflate_object_from_contents
+
+    def reading(message_id: str, contents: Any) -> Any:
+        read.append(message_id)
+        return inflate(message_id, contents)
+
+    monkeypatch.setattr(module, "inflate_object_from_contents", reading)
+    link = SuperLink(change=change)
+    with pytest.raises(TooFewClients, match="attempts in a row"):
+        strategy(tmp_path).start(Deployed(link), start_arrays())
+    assert not read
+    assert link.confirmed == 9, "the SuperLink may forget them"
+
+
+def test_what_cannot_be_read_or_is_gone_is_a_drop_out_at_once(tmp_path: Path) -> None:
+    planned = plan(rounds=1, min_sep=1, goal=3, over_selection=5 / 3)
+    link = SuperLink()
+    announced = link.announced_reply
+
+    def spoiled(reply: Message) -> Any:
+        found = announced(reply)
+        if len(link.objects) and not link.gone:
+            link.gone.add(reply.object_id)
+        elif not any(content == b"?" for content in link.objects.values()):
+            link.objects[reply.object_id] = b"?"
+        return found
+
+    link.announced_reply = spoiled
+    strategy(tmp_path, planned).start(Deployed(link), start_arrays())
+    assert link.gone
+    assert link.confirmed == 5
+
+
+@pytest.mark.parametrize(("named", "shape"), [([0] * 100_000, [6]), ([0], [1] * 600_000)])
+def test_a_reply_that_would_grow_when_it_is_read_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[int], shape: list[int]
+) -> None:
+    """One piece of an array again and again: a megabyte could become a terabyte."""
+    said = {"dtype": "float32", "shape": shape, "stype": "numpy.ndarray"}
+    body = json.dumps({**said, "arraychunk_ids": named}).encode()
+    read: list[Any] = []
+    monkeypatch.setattr(Array, "deflate", lambda one: add_header_to_object_body(body, one))
+    monkeypatch.setattr(module, "inflate_object_from_contents", lambda *of: read.append(of))
+    with pytest.raises(TooFewClients, match="attempts in a row"):
+        strategy(tmp_path).start(Deployed(SuperLink()), start_arrays())
+    assert not read

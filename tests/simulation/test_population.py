@@ -1,0 +1,108 @@
+"""A fleet that comes and goes: shares as asked for, and no memory of what was asked before."""
+
+import numpy as np
+import pytest
+
+from dpftrl.errors import InvalidInput
+from dpftrl.simulation.population import Population
+
+NAMES = [f"client {i}" for i in range(20_000)]
+FLEET = Population(NAMES, seed=3)
+
+
+def near(share: float, of: int) -> float:
+    """Five standard deviations of a share."""
+    return 5 * np.sqrt(share * (1 - share) / of) + 1e-12
+
+
+def test_the_same_hour_has_the_same_clients_whatever_was_asked_before():
+    again = Population(NAMES, seed=3)
+    late, early = again.available(50.9), again.available(7.0)
+    assert FLEET.available(7.0) == early
+    assert FLEET.available(50.2) == late
+    assert FLEET.available(7.0) != FLEET.available(8.0)
+    assert Population(NAMES, seed=4).available(7.0) != early
+
+
+def test_a_client_does_not_depend_on_who_else_there_is():
+    few = Population(NAMES[5:100][::-1], seed=3)
+    assert set(few.available(5)) == set(FLEET.available(5)) & set(NAMES[5:100])
+    slower = {name: time for time, name in FLEET.arrivals(NAMES[:50], 9)}
+    assert all(slower[name] == time for time, name in FLEET.arrivals(NAMES[20:30][::-1], 9))
+
+
+def test_more_are_available_by_night():
+    by_hour = np.array([len(FLEET.indices(hour)) for hour in range(48)]) / len(NAMES)
+    assert abs(int(by_hour[:24].argmax()) - 2) <= 1
+    assert by_hour[2] > by_hour[14] + 0.25
+    # The same curve the next day, with other dice; a smooth one.
+    assert np.abs(by_hour[:24] - by_hour[24:]).max() < 2 * near(0.5, len(NAMES))
+    assert np.abs(np.diff(by_hour)).max() < 0.1
+    assert abs(by_hour.mean() - 0.5) < near(0.5, 48 * len(NAMES)) + 1e-3
+
+
+def test_always_and_never():
+    assert Population(NAMES, 0, least=1, most=1).available(3) == NAMES
+    assert Population(NAMES, 0, least=0, most=0).available(3) == []
+    assert len(Population(NAMES, 0, drop_out=0).reporting(NAMES, 1)) == len(NAMES)
+    assert Population(NAMES, 0, drop_out=1).reporting(NAMES, 1) == []
+
+
+def test_arrivals_are_in_order_and_drop_outs_last():
+    found = FLEET.arrivals(NAMES, attempt=2)
+    times = [time for time, _ in found if time is not None]
+    assert times == sorted(times)
+    assert all(time is None for time, _ in found[len(times) :])
+    assert sorted(name for _, name in found) == sorted(NAMES)
+    assert abs(len(times) / len(NAMES) - 0.95) < near(0.05, len(NAMES))
+    assert FLEET.reporting(NAMES, 2) == [name for _, name in found[: len(times)]]
+    assert FLEET.reporting(NAMES, 3) != FLEET.reporting(NAMES, 2)
+
+
+def test_stragglers_are_as_many_as_asked():
+    slow, fast = (Population(NAMES, 0, drop_out=0, straggler_share=s) for s in (1, 0))
+    mixed = Population(NAMES, 0, drop_out=0, straggler_share=0.3)
+    quick = {name: time for time, name in fast.arrivals(NAMES, 0)}
+    for time, name in slow.arrivals(NAMES, 0):
+        assert time - 20 == pytest.approx(10 * (quick[name] - 20))
+    late = sum(time != quick[name] for time, name in mixed.arrivals(NAMES, 0))
+    assert abs(late / len(NAMES) - 0.3) < near(0.3, len(NAMES))
+
+
+def test_draws_of_one_client_are_independent():
+    here = [set(FLEET.indices(hour).tolist()) for hour in (10, 11, 12)]
+    shares = [len(h) / len(NAMES) for h in here]
+    for one, other in ((0, 1), (1, 2), (0, 2)):
+        both = len(here[one] & here[other]) / len(NAMES)
+        # Their time zone is all they have in common, and it makes a small difference.
+        assert abs(both - shares[one] * shares[other]) < 0.03
+
+
+def test_names_can_be_made_up_when_needed():
+    class Numbers:
+        def __len__(self):
+            return 1000
+
+        def __getitem__(self, index):
+            if not 0 <= index < 1000:
+                raise IndexError(index)
+            return f"device-{index}"
+
+    fleet = Population(Numbers(), seed=0)
+    assert len(fleet) == 1000
+    assert fleet.available(1) == Population([f"device-{i}" for i in range(1000)], 0).available(1)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"drop_out": float("nan")}, {"straggler_share": -0.1}, {"least": 0.9}, {"most": 1.1}]
+)
+def test_shares_are_checked(wrong):
+    with pytest.raises(InvalidInput, match=next(iter(wrong))):
+        Population(NAMES[:3], 0, **wrong)
+
+
+def test_seeds_and_hours_are_checked():
+    with pytest.raises(InvalidInput, match="seed"):
+        Population(NAMES[:3], -1)
+    with pytest.raises(InvalidInput, match="hours"):
+        FLEET.available(float("nan"))

@@ -1,0 +1,117 @@
+"""What a training can be told, how it is read, and how it is shown."""
+
+import re
+
+import msgspec
+import pytest
+
+from dpftrl.errors import InvalidInput
+from dpftrl.simulation.config import EXAMPLES, PRESETS, check_beside_plan, config_text, read_config
+from dpftrl.simulation.sections import Config, Data, Local, Privacy, Simulation
+from dpftrl.simulation.training import make_plan
+
+
+def test_another_optimiser_takes_nothing_from_the_default():
+    found = read_config(None, ['server={name="adam",learning_rate=0.1}'])
+    assert found.server.learning_rate == 0.1
+    assert read_config(None, ["privacy.noise_multiplier=3.0"]).privacy.epsilon is None
+    with pytest.raises(InvalidInput, match="momentum"):
+        read_config(None, ['server={name="adam",momentum=0.1}'])
+    assert isinstance(found, Config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        (Config, {"seed": -1}),
+        (Config, {"evaluate_every": 0}),
+        (Data, {"heldout_share": float("nan")}),
+        (Local, {"learning_rate": float("inf")}),
+        (Privacy, {"budget": 0.0}),
+        (Simulation, {"straggler_share": float("nan")}),
+        (Simulation, {"most_available": 0.0}),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_python_too(kind, wrong):
+    with pytest.raises(InvalidInput, match=next(iter(wrong))):
+        kind(**wrong)
+
+
+def test_the_commonest_wish_about_held_out_people_is_explained():
+    with pytest.raises(InvalidInput, match="somebody must be held out"):
+        read_config(None, ["data.heldout_share=0"])
+
+
+def _missing(config: Config) -> list[str]:
+    tables = msgspec.to_builtins(config)
+    return [name for name, value in tables.items() if value is None] + [
+        f"{table}.{name}"
+        for table, values in tables.items()
+        if isinstance(values, dict)
+        for name, value in values.items()
+        if value is None
+    ]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *PRESETS.values(),
+        read_config(None, ['server={name="adam"}', "privacy.noise_multiplier=2.0"]),
+    ],
+)
+def test_what_is_not_given_is_shown_as_a_comment(config, tmp_path):
+    path = tmp_path / "config.toml"
+    for key in _missing(config):
+        name = key.rpartition(".")[2]
+        wished, found = re.subn(rf"(?m)^# ({name} = .+  # .+)$", r"\1", config_text(config))
+        assert found == 1, key
+        path.write_text(wished)
+        whole = msgspec.to_builtins(read_config(path))
+        table = whole[key.partition(".")[0]] if "." in key else whole
+        assert table[name] is not None, key
+    path.write_text(config_text(config))
+    assert read_config(path) == config
+
+
+def test_every_example_is_of_a_setting():
+    shown = {key for config in PRESETS.values() for key in _missing(config)}
+    without_noise = _missing(read_config(None, ["privacy.noise_multiplier=2.0"]))
+    bare = {f"data.{name}" for name, value in msgspec.to_builtins(Data()).items() if value is None}
+    assert set(EXAMPLES) == shown | set(without_noise) | bare
+
+
+@pytest.mark.parametrize("content", [b'task = "caf\xe9"', "seed = 1".encode("utf-16")])
+def test_a_file_in_another_encoding_is_called_that(content, tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_bytes(content)
+    with pytest.raises(InvalidInput, match=r"config\.toml is not text in UTF-8"):
+        read_config(path)
+
+
+def test_a_byte_order_mark_does_no_harm(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text("seed = 3", encoding="utf-8-sig")
+    assert read_config(path).seed == 3
+
+
+def test_a_task_that_is_no_text_is_refused():
+    with pytest.raises(InvalidInput, match="tasks are"):
+        read_config(None, ['task=["poetry"]'])
+
+
+def test_a_plan_decides_all_of_privacy_but_the_budget():
+    check_beside_plan(["seed=1", "privacy.budget=3.0"])
+    with pytest.raises(InvalidInput, match=r"--set privacy\.rounds: the plan decides"):
+        check_beside_plan(["privacy.budget=3.0", "privacy={budget=3.0,rounds=4}"])
+
+
+@pytest.mark.parametrize(("rounds", "buffers"), [(1, 1), (3, 3), (4, 4), (12, 4)])
+def test_a_short_training_has_fewer_buffers(rounds, buffers):
+    plan = make_plan(Privacy(rounds=rounds, report_goal=2, epsilon=8.0), 100)
+    assert plan.mechanism.memory(rounds) <= buffers
+
+
+def test_too_many_buffers_that_were_asked_for_are_refused():
+    with pytest.raises(InvalidInput, match="buffers must be at most the rounds"):
+        make_plan(Privacy(rounds=3, report_goal=2, epsilon=8.0, buffers=4), 100)

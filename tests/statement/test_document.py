@@ -1,0 +1,145 @@
+"""Documents: Markdown and HTML say the same, whatever somebody puts into them."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pages import Page, page_of_markdown
+
+from dpftrl.statement.document import (
+    Bullets,
+    Commands,
+    Document,
+    Notice,
+    Paragraph,
+    Section,
+    Span,
+    Table,
+    plain,
+)
+from dpftrl.statement.render import STYLE, html, markdown
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "a|b|c",
+    "\\|",
+    "`code` and ``more``",
+    "`",
+    "**bold** _italic_ ~~gone~~",
+    "[link](https://example.org/) ![image](https://example.org/i.png)",
+    "<https://example.org/>",
+    "&lt;b&gt; &amp; &#60;",
+    "# heading #",
+    "- item",
+    "+ item",
+    "1. item",
+    "12) item",
+    "---",
+    "===",
+    "> quote",
+    "    indented",
+    "two\n\nparagraphs\n| a |\n|---|\n",
+    "$x$ \\(y\\)",
+    "*",
+    "\\",
+    "ends in a backslash\\",
+    "bell\x07, null\x00, right to left\u202egnp.exe, half a pair\ud800",
+    "",
+]
+
+
+def document(text: str) -> Document:
+    """The text in every place that there is."""
+    blocks = (
+        Notice((Span("Attention.", "strong"), " ", text)),
+        Paragraph(text),
+        Paragraph(("before ", Span(text, "code"), " after")),
+        Bullets((text, Span(text, "code"), "last")),
+        Table(text, ("", text), ((text, text), (Span(text, "code"), "end"))),
+        Commands((text.replace("\n", " "), "echo")),
+    )
+    return Document(text, blocks, (Section(text, blocks, (Section(text, blocks),)),))
+
+
+def check(text: str) -> Page:
+    """Both renderings parse, say the same, and hold nothing but our own markup."""
+    made = document(text)
+    page = Page(html(made))
+    assert page.words == page_of_markdown(markdown(made)).words
+    wanted = document("harmless")
+    assert [tag for tag, _ in page.tags] == [tag for tag, _ in Page(html(wanted)).tags]
+    return page
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_text_shows_as_it_is(text):
+    page = check(text)
+    assert " ".join(plain(text).split()) in " ".join(page.words)
+    assert not {"script", "img", "a"} & {tag for tag, _ in page.tags}
+
+
+MARKUP = st.text(st.sampled_from("ab1 .)-+*_`[]()<>|\\~&;#=!:$\"'\n{}^é\u202e"), max_size=30)
+
+
+@given(MARKUP | st.text(max_size=30))
+def test_any_text_shows_the_same_in_both(text):
+    check(text)
+
+
+def test_a_renderer_that_does_not_escape_would_be_caught():
+    made = document("a *b* c")
+    careless = markdown(made).replace("\\*", "*")
+    assert page_of_markdown(careless).words != Page(html(made)).words
+
+
+def test_what_does_not_show_is_replaced_by_a_sign():
+    for rendered in (markdown, html):
+        text = rendered(document("left\u202eright\x1b[31m\ud800"))
+        assert "left\ufffdright\ufffd" in text
+        assert not set("\u202e\x1b\ud800") & set(text)
+        text.encode()
+
+
+def test_a_page_is_whole_and_loads_nothing():
+    source = html(document("text"))
+    page = Page(source)
+    attributes = dict(page.tags)
+    assert attributes["html"]["lang"] == "en"
+    assert page.title == "text"
+    assert not {"script", "link", "img", "iframe", "base", "a"} & attributes.keys()
+    assert not {"src", "href"} & {name for _, given in page.tags for name in given}
+    assert not re.search(r"url\(|@import|https?:", source)
+    assert "default-src 'none'" in Page(source).tags[3][1]["content"]
+    assert "prefers-color-scheme: dark" in source
+    assert "@media print" in source
+
+
+def test_tables_name_their_rows_and_columns():
+    page = Page(html(document("text")))
+    scopes = [given.get("scope") for tag, given in page.tags if tag == "th"]
+    assert set(scopes) == {"row", "col"}
+    assert [tag for tag, _ in page.tags].count("caption") == 3
+
+
+def test_colours_stand_out_from_their_ground():
+    light, dark = re.findall(r":root \{(.*?)\}", STYLE, re.DOTALL)
+    for scheme in (light, dark):
+        colours = dict(re.findall(r"--(\w+): (#\w+)", scheme))
+        for ground in ("ground", "soft"):
+            for name in ("text", "enforced", "observed", "claimed", "assumed"):
+                assert contrast(colours[name], colours[ground]) >= 4.5
+
+
+def contrast(one: str, other: str) -> float:
+    """The ratio of the Web Content Accessibility Guidelines."""
+    bright, dim = sorted((luminance(one), luminance(other)), reverse=True)
+    return (bright + 0.05) / (dim + 0.05)
+
+
+def luminance(colour: str) -> float:
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

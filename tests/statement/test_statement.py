@@ -1,0 +1,394 @@
+"""Privacy statements: what they say, that it is never too little, and when a run changes it."""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pages import Page, page_of_markdown
+
+import dpftrl
+from dpftrl import FixedEpochs, MinSep, mechanism
+from dpftrl._internal.formatting import percent_up, rounded_up
+from dpftrl.accounting import Guarantee, account, compose, epsilon_of
+from dpftrl.accounting.logs import Limits, Observed, observe
+from dpftrl.errors import InvalidInput
+from dpftrl.plan import Fleet, Plan
+from dpftrl.statement.facts import NOT_COVERED, Input
+from dpftrl.statement.statement import Statement, save_statement, statement, statement_paths
+from dpftrl.verify import Check, Verdict
+
+CLIENTS = MinSep(rounds=200, min_sep=50)
+BLT = dpftrl.BLT([0.9, 0.5], [0.1, 0.2])
+
+
+def promise(clients: dpftrl.Participation = CLIENTS, sigma: float = 8.0) -> Guarantee:
+    return account(BLT, clients, sigma, 1e-8)
+
+
+@pytest.fixture
+def log(tmp_path):
+    """What a log says in which each client has these rounds."""
+
+    def observed(rounds: Mapping[str, Sequence[int]], limits: Limits | None = None) -> Observed:
+        path = tmp_path / "ledger.csv"
+        rows = [f"{t},{client},counted" for client, taken in rounds.items() for t in taken]
+        path.write_text("\n".join(["round,client,status", *rows]))
+        return observe(path, limits)
+
+    return observed
+
+
+KEPT = {"ann": [0, 50, 150], "bob": [199]}
+EVERY = {
+    "plan": lambda: statement(Plan(Fleet(50_000, 1000), promise())),
+    "guarantee": lambda: statement(promise(), devices=7, date="2026-01-31"),
+    "upper bound": lambda: statement(account(mechanism("toeplitz:1,0,0.5"), CLIENTS, 5.0, 1e-6)),
+    "matrix": lambda: statement(account(mechanism("banded:4", CLIENTS), CLIENTS, 5.0, 1e-6)),
+    "pairs": lambda: statement(account(mechanism("gblt:0.5+0.1j@0.05"), CLIENTS, 5.0, 1e-6)),
+    "fixed epochs": lambda: statement(promise(FixedEpochs(200, 50))),
+    "composed": lambda: statement(compose([promise(), promise(sigma=9.0)], 1e-8, 5)),
+    "two devices": lambda: statement(promise().for_devices(2)),
+    "far too little noise": lambda: statement(promise(sigma=0.1)),
+    "run": lambda: statement(promise(), accounted=promise(MinSep(200, 40))),
+}
+every = pytest.mark.parametrize("make", EVERY.values(), ids=EVERY.keys())
+
+
+# --- The two renderings and the twin ------------------------------------------------------------
+
+
+@every
+def test_markdown_and_html_hold_the_same_words(make):
+    made = make()
+    page = Page(made.html())
+    assert page.words == page_of_markdown(made.markdown()).words
+    assert page.title == "Privacy statement"
+    assert len(page.words) > 500
+
+
+@every
+def test_the_same_facts_give_the_same_bytes(make):
+    one, other = make(), make()
+    assert one.markdown() == other.markdown()
+    assert one.html() == other.html()
+    assert one.json_bytes() == other.json_bytes()
+
+
+@every
+def test_the_twin_holds_the_numbers_in_full(make):
+    made = make()
+    twin, stated = json.loads(made.json_bytes()), made.guarantee
+    assert (twin["format"], twin["version"]) == ("dpftrl statement", 2)
+    for name in ("epsilon", "delta", "sampler_delta", "rho", "mu", "unit", "adjacency", "kind"):
+        assert twin[name] == getattr(stated, name)
+    assert twin["setting"] == "central"
+    assert twin["dpftrl_version"] == dpftrl.__version__
+    assert [run["noise_multiplier"] for run in twin["runs"]] == [run.sigma for run in stated.runs]
+    assert {row["devices"] for row in twin["devices"]} >= {1, 2, 3}
+    assert {row["delta"] for row in twin["epsilon_at_delta"]} >= {stated.delta, 1e-5, 1e-6, 1e-8}
+    assert twin["not_covered"] == list(NOT_COVERED)
+    assert twin["date"] in {None, "2026-01-31"}
+
+
+@every
+def test_every_hypothesis_is_there_with_its_basis(make):
+    made = make()
+    text = " ".join(Page(made.html()).words)
+    rows = json.loads(made.json_bytes())["hypotheses"]
+    names = {row["name"] for row in rows}
+    assert names >= {"participation", "clipping", "zero-out", "keystream", "secrecy"}
+    for row in rows:
+        assert re.search(f"{row['name']} . {row['basis']} {re.escape(row['text'])}", text)
+
+
+def test_a_hypothesis_that_a_file_left_out_is_assumed():
+    bare = replace(promise(), hypotheses=())
+    full = json.loads(statement(promise()).json_bytes())["hypotheses"]
+    assert json.loads(statement(bare).json_bytes())["hypotheses"] == full
+
+
+@every
+def test_everything_on_the_checklist_is_there(make):
+    text = " ".join(Page(make().html()).words)
+    for words in (
+        "central differential privacy",
+        "Data accesses covered",
+        "Output",
+        "Unit of privacy",
+        "Zero-out",
+        "PLD",
+        "sensitivity",
+        "Formal statement",
+        "keystream",
+        f"dpftrl {dpftrl.__version__}",
+        *NOT_COVERED,
+    ):
+        assert words in text
+
+
+# --- Numbers -------------------------------------------------------------------------------------
+
+
+@given(st.floats(1e-300, 1e300), st.integers(1, 8))
+def test_rounding_goes_up_and_not_far(value, digits):
+    shown = float(rounded_up(value, digits))
+    assert value <= shown <= value * (1 + 10.0 ** (1 - digits)) * (1 + 1e-15)
+
+
+@given(st.floats(0, 1))
+def test_percentages_go_up_to_100(share):
+    assert 100 * share <= float(percent_up(share)[:-1]) + 1e-12 <= 100.2
+
+
+def stated_numbers(made: Statement) -> tuple[float, float, float]:
+    """Epsilon, delta and rho as the first sentence has them."""
+    found = re.search(
+        r"are \(([^,]+), ([^)]+)\)-differentially private and (\S+)-zCDP", made.summary
+    )
+    assert found is not None
+    epsilon, delta, rho = map(float, found.groups())
+    return epsilon, delta, rho
+
+
+@given(st.floats(-1, 3), st.floats(-40, -1))
+def test_no_number_is_below_the_guarantee(log_sigma, log_delta):
+    found = account(BLT, CLIENTS, 10.0**log_sigma, 10.0**log_delta)
+    made = statement(found)
+    if "no guarantee" in made.summary:
+        assert found.total_delta >= 1
+        return
+    epsilon, delta, rho = stated_numbers(made)
+    assert epsilon >= found.epsilon
+    assert rho >= found.rho
+    assert delta >= found.delta
+    assert delta >= found.total_delta * (1 - 1e-12)
+    assert f"exp({rounded_up(found.epsilon)})" in made.markdown()
+
+
+def test_the_paper_s_table():
+    clients = MinSep.from_rounds_between(2000, rounds_between=1181, max_participations=2)
+    made = statement(account(mechanism("blt-b1000"), clients, sigma=16.1, delta=1e-10))
+    assert stated_numbers(made) == (0.9790, 1e-10, 0.01395)  # 0.01394, and rounding of buffers
+
+
+def test_a_guess_is_right_as_often_as_the_best_test_of_two_gaussians():
+    found = promise()
+    best = 0.5 * (1 + math.erf(found.mu / 2 / math.sqrt(2)))
+    assert json.loads(statement(found).json_bytes())["right_guess"] == pytest.approx(best, rel=1e-9)
+    assert percent_up(best) in statement(found).markdown()
+
+
+def test_a_delta_that_the_sampler_moves_is_stated_whole():
+    found = account(BLT, CLIENTS, 8.0, 1e-30)
+    assert found.sampler_delta > 1e-30
+    assert stated_numbers(statement(found))[1] >= found.delta + found.sampler_delta
+
+
+def test_far_too_little_noise_is_no_guarantee():
+    made = EVERY["far too little noise"]()
+    assert "no guarantee" in made.summary
+    assert made.markdown().startswith(
+        "# Privacy statement\n\n> **Attention.** There is no guarantee"
+    )
+
+
+def test_a_delta_above_one_over_the_population_is_called_out():
+    reckless = Plan(Fleet(50_000, 1000), promise().at(1e-4))
+    assert "Delta is not below 1 / 50,000" in statement(reckless).summary
+    assert "Delta" not in statement(Plan(Fleet(50_000, 1000), promise())).summary
+
+
+def test_devices_of_one_person_add_up():
+    found, single = promise(), promise().mu
+    rows = json.loads(statement(found, devices=7).json_bytes())["devices"]
+    assert [row["devices"] for row in rows] == [1, 2, 3, 7]
+    for row in rows:
+        assert row["mu"] == single * row["devices"]
+        assert row["epsilon"] == pytest.approx(epsilon_of(1e-8, row["mu"]), rel=1e-9)
+    pairs = json.loads(statement(found.for_devices(2), devices=4).json_bytes())
+    assert pairs["unit"] == "2 devices of one person"
+    assert [row["mu"] for row in pairs["devices"]] == [single * g for g in (1, 2, 3, 4)]
+
+
+def test_composed_runs_are_listed_and_called_a_bound():
+    made = EVERY["composed"]()
+    text = made.markdown()
+    assert "2 training runs together" in text
+    assert "at most 5 rounds of one device" in text
+    assert "The numbers are an upper bound" in text
+    assert "| run 2 | 200 |" in text
+    assert json.loads(made.json_bytes())["max_participations_over_all_runs"] == 5
+
+
+def test_parameters_are_there_to_the_last_digit():
+    assert "[0.9, 0.5]" in statement(promise()).markdown()
+    long = dpftrl.Toeplitz(np.linspace(1, 0.1, 40).tolist())
+    made = statement(account(long, CLIENTS, 5.0, 1e-6))
+    assert "40 numbers" in made.markdown()
+    parameters = json.loads(made.json_bytes())["runs"][0]["parameters"]
+    assert parameters["coefficients"] == list(long.c)
+
+
+# --- After a run ---------------------------------------------------------------------------------
+
+
+def test_a_log_within_the_limits_turns_assumed_into_observed(log):
+    made = statement(promise(), observed=log(KEPT))
+    twin = json.loads(made.json_bytes())
+    assert made.guarantee.epsilon == promise().epsilon
+    assert twin["origin"] == "guarantee"
+    assert twin["hypotheses"][0]["basis"] == "observed"
+    assert twin["observed"]["kept_to_limits"] is True
+    assert twin["observed"]["guarantee"]["epsilon"] < made.guarantee.epsilon
+    assert (twin["observed"]["clients"], twin["observed"]["participations"]) == (2, 4)
+    assert twin["warnings"] == []
+    assert "ex post" in made.markdown()
+
+
+WORSE = {
+    "too often": {"ann": [0, 50, 100, 150, 199]},
+    "too soon": {"ann": [0, 20, 70, 150]},
+    "too long": {"ann": [0, 50, 100, 150, 230]},
+    "too soon, but seldom": {"ann": [0, 20]},
+}
+
+
+@pytest.mark.parametrize("rounds", WORSE.values(), ids=WORSE.keys())
+def test_a_log_that_breaks_the_limits_is_what_is_stated(log, rounds):
+    seen = log(rounds, Limits(50, 4))
+    made = statement(promise(), observed=seen)
+    stated = made.guarantee
+    assert stated.epsilon >= promise().epsilon
+    assert stated.runs[0].participation.rounds >= 200
+    pattern = tuple(rounds["ann"])
+    norm = BLT.pattern_norm(pattern, max(200, pattern[-1] + 1))
+    assert stated.mu >= norm / 8.0  # it covers the device that broke the limits
+    twin = json.loads(made.json_bytes())
+    assert twin["origin"] == "log"
+    assert twin["planned"]["epsilon"] == promise().epsilon
+    assert twin["hypotheses"][0] == {
+        "name": "participation",
+        "text": stated.runs[0].hypothesis.text,
+        "basis": "observed",
+    }
+    assert made.markdown().startswith(
+        "# Privacy statement\n\n> **Attention.** The participation limits were not kept."
+    )
+    assert stated_numbers(made)[0] >= stated.epsilon
+
+
+def test_the_larger_epsilon_is_that_of_the_log(log):
+    seen = log(WORSE["too soon"])
+    made = statement(promise(), observed=seen)
+    assert made.guarantee.epsilon == account(BLT, MinSep(200, 20, 4), 8.0, 1e-8).epsilon
+    assert made.guarantee.epsilon > promise().epsilon
+
+
+def test_a_log_that_ends_early_does_not_make_the_sensitivity_smaller(log):
+    twin = json.loads(statement(promise(), observed=log({"ann": [0, 50]})).json_bytes())
+    seen = twin["observed"]["guarantee"]
+    assert seen["mu"] == account(BLT, MinSep(200, 50, 2), 8.0, 1e-8).mu
+
+
+def test_what_the_server_accounted_comes_before_the_plan(log):
+    accounted = promise(MinSep(200, 40))
+    made = statement(promise(), accounted=accounted, observed=log({"ann": [0, 45]}))
+    assert made.guarantee.mu == accounted.mu
+    assert "The run spent more than was promised" in made.summary
+    assert "came back after 45 round(s), where at least 50 were planned" in made.summary
+    broken = statement(promise(), accounted=accounted, observed=log({"ann": [0, 5, 50, 90, 130]}))
+    assert broken.guarantee.mu > accounted.mu
+    assert json.loads(broken.json_bytes())["origin"] == "log"
+
+
+def test_another_mechanism_than_planned_is_called_out():
+    other = account(mechanism("tree"), CLIENTS, 80.0, 1e-8)
+    assert "did not use the mechanism" in statement(promise(), accounted=other).summary
+
+
+def test_what_is_enforced_stays_enforced_unless_the_log_says_otherwise(log):
+    enforced = replace(promise().hypotheses[0], basis="enforced")
+    clipping = replace(promise().hypotheses[1], basis="enforced")
+    accounted = promise().resting_on(enforced, clipping)
+
+    def bases(rounds: Mapping[str, Sequence[int]], verdict: Verdict | None) -> dict[str, str]:
+        made = statement(promise(), accounted=accounted, observed=log(rounds), verdict=verdict)
+        rows = json.loads(made.json_bytes())["hypotheses"]
+        return {row["name"]: row["basis"] for row in rows}
+
+    verified = Verdict("0" * 32, (Check("journal", "passed", ""),), 200, 1.0, 1e-8)
+    kept, broken = bases(KEPT, verified), bases(WORSE["too soon"], verified)
+    assert (kept["participation"], broken["participation"]) == ("enforced", "observed")
+    assert (kept["clipping"], broken["clipping"]) == ("enforced", "enforced")
+    claimed = bases(KEPT, None)
+    assert (claimed["participation"], claimed["clipping"]) == ("observed", "claimed")
+
+
+def test_fixed_epochs_are_checked_gap_by_gap(log):
+    fixed = promise(FixedEpochs(200, 50))
+    on_time = statement(fixed, observed=log({"ann": [3, 53, 103], "bob": [7, 57]}))
+    assert on_time.facts.happened.kept
+    assert on_time.facts.happened.ex_post is not None
+    assert on_time.facts.happened.ex_post.mu <= fixed.mu
+    late = statement(fixed, observed=log({"ann": [3, 53, 104]}))
+    assert not late.facts.happened.kept
+    assert late.guarantee.mu >= fixed.mu
+    assert isinstance(late.guarantee.runs[0].participation, MinSep)
+
+
+def test_rows_that_may_be_sums_taken_twice_are_called_out(log):
+    made = statement(promise(), observed=log({"ann": [1, 1, 1]}))
+    assert "2 row(s) too many" in made.summary
+    rows = json.loads(made.json_bytes())["hypotheses"]
+    assert {row["name"]: row["basis"] for row in rows}["repeated rows"] == "assumed"
+
+
+def test_the_log_of_several_runs_is_not_held_against_each(log):
+    both = compose([promise(), promise()], 1e-8)
+    made = statement(both, observed=log({"ann": [0, 10, 20]}))
+    assert made.guarantee.mu == both.mu
+    assert "not held against the limits of each run" in made.summary
+    with pytest.raises(InvalidInput, match="9 rounds, the 2 runs allow 8"):
+        statement(both, observed=log({"ann": range(9)}))
+
+
+def test_no_client_is_named(log):
+    seen = log({"client-secret": [0, 0, 1, 2, 3, 4, 5]}, Limits(50, 4))
+    made = statement(promise(), observed=seen)
+    for text in (made.markdown(), made.html(), made.json_bytes().decode()):
+        assert "secret-client" not in text
+        assert "client-secret" not in text
+
+
+# --- Files ---------------------------------------------------------------------------------------
+
+
+def test_saving_writes_three_files_and_replaces_them(tmp_path):
+    made = statement(promise())
+    for stem in ("v1.2", "v1.2.md"):  # a stem may carry one of the endings
+        paths = save_statement(made, tmp_path / stem)
+        assert [path.name for path in paths] == ["v1.2.md", "v1.2.html", "v1.2.json"]
+    assert paths[0].read_text(encoding="utf-8") == made.markdown()
+    assert paths[2].read_bytes() == made.json_bytes()
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_statement_needs_a_name():
+    with pytest.raises(InvalidInput, match="needs a name"):
+        statement_paths(Path("/"))
+
+
+def test_names_of_files_are_text():
+    name = "<b>|`plan`|*x*\u202e.json"
+    made = statement(promise(), inputs=(Input("guarantee", name, "0" * 64),))
+    page = Page(made.html())
+    assert "<b>|`plan`|*x*\ufffd.json" in page.words
+    assert page.words == page_of_markdown(made.markdown()).words
+    assert json.loads(made.json_bytes())["input_sha256"] == "0" * 64

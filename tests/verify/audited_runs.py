@@ -1,0 +1,134 @@
+"""Runs made by the real server, and what somebody could do to their folders."""
+
+import hashlib
+import hmac
+import json
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dpftrl import MinSep, account, mechanism
+from dpftrl.federated import Server, Settings
+from dpftrl.plan import Fleet, Plan
+from dpftrl.verify import Verdict, audit
+
+PEOPLE = [f"client {i}" for i in range(24)]
+PLAN = Plan(
+    Fleet(population=24, report_goal=3, over_selection=1.3),
+    account(mechanism("blt-b400"), MinSep(8, 4), sigma=3.0, delta=1e-6),
+)
+
+
+class Place(NamedTuple):
+    """A run and the folder of its witness."""
+
+    folder: Path
+    state: Path
+
+    def copy_to(self, root: Path) -> "Place":
+        shutil.copytree(self.folder, root / "run")
+        shutil.copytree(self.state, root / "state")
+        return Place(root / "run", root / "state")
+
+    def audit(self, **options) -> Verdict:
+        return audit(self.folder, self.state, **options)
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / "private" / "journal.jsonl"
+
+    @property
+    def ledger(self) -> Path:
+        return self.folder / "ledger.csv"
+
+    @property
+    def witness(self) -> Path:
+        (found,) = self.state.glob("*.json")
+        return found
+
+    def open(self) -> Server:
+        return Server.open(self.folder, state_folder=self.state)
+
+
+def begin(root: Path, plan: Plan = PLAN, test_key: int | None = None, **settings) -> Place:
+    place = Place(root / "run", root / "state")
+    Server.create(
+        place.folder,
+        plan,
+        Settings(clip_norm=1.0, **settings),
+        {"w": np.zeros(5)},
+        state_folder=place.state,
+        insecure_test_key=test_key,
+    ).close()
+    return place
+
+
+def play(server: Server, abandon: bool = False, now: float | None = None) -> None:
+    """One attempt."""
+    attempt = server.begin(PEOPLE, now)
+    for client in list(attempt.clients)[: 1 if abandon else 3]:
+        attempt.report(client, np.ones(5), attempt.number)
+    if abandon:
+        attempt.abandon("too few")
+    else:
+        attempt.commit()
+
+
+def made(root: Path, rounds: int, plan: Plan = PLAN, **settings) -> Place:
+    place = begin(root, plan, **settings)
+    with place.open() as server:
+        for _ in range(rounds):
+            play(server)
+    return place
+
+
+def failed(verdict: Verdict) -> dict[str, str]:
+    return {check.name: check.text for check in verdict.checks if check.outcome == "failed"}
+
+
+def warned(verdict: Verdict) -> dict[str, str]:
+    return {check.name: check.text for check in verdict.checks if check.outcome == "warning"}
+
+
+# --- What only somebody with the key can do ---------------------------------------------------
+
+
+def records(place: Place) -> list[dict]:
+    return [json.loads(line)["record"] for line in place.journal.read_text().splitlines()]
+
+
+def rewrite(place: Place, said: list[dict], statuses: dict[int, list[str]] | None = None) -> None:
+    """Write journal, ledger and witness anew, so that all digests fit."""
+    ledger, cohort, lines, mac = b"round,client,status\n", {}, [], bytes(32)
+    secret = (place.folder / "private" / "noise.key").read_bytes()
+    key = hmac.digest(secret, b"\0\0\0\x07journal" + bytes(8), "sha256")
+    for record in said:
+        if record["kind"] == "cohort":
+            cohort = record
+        elif record["kind"] != "created":
+            ledger += ledger_rows(record, cohort, (statuses or {}).get(record["attempt"]))
+            record["ledger_bytes"] = len(ledger)
+            record["ledger_sha256"] = hashlib.sha256(ledger).hexdigest()
+        content = json.dumps(record, separators=(",", ":")).encode()
+        mac = hmac.digest(key, mac + content, "sha256")
+        lines.append(b'{"mac":"%s","record":%s}\n' % (mac.hex().encode(), content))
+    place.journal.write_bytes(b"".join(lines))
+    place.ledger.write_bytes(ledger)
+    witness = json.loads(place.witness.read_text())
+    place.witness.write_text(json.dumps(witness | {"lines": len(lines), "mac": mac.hex()}))
+
+
+def ledger_rows(record: dict, cohort: dict, statuses: list[str] | None) -> bytes:
+    clients = split(cohort["clients"])
+    if statuses is None:
+        last = "abandoned" if record["kind"] == "abandoned" else "contacted"
+        statuses = ["counted"] * record.get("reports", 0)
+        statuses += [last] * (len(clients) - len(statuses))
+    rows = zip(clients, statuses, strict=True)
+    return b"".join(f"{record['row']},c{client},{status}\n".encode() for client, status in rows)
+
+
+def split(clients: str) -> list[str]:
+    return [clients[i : i + 16] for i in range(0, len(clients), 16)]

@@ -1,0 +1,59 @@
+"""The audit's own account of rounding in the buffers, beside the library's."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dpftrl
+from conformance import EVERY, Family, draw_case
+from dpftrl import BLT, GeneralBLT, Mechanism
+from dpftrl.accounting.finite_precision import mu_with_rounding
+from dpftrl.verify.rounding import rounding_of, worst_shift
+
+every = pytest.mark.parametrize("family", EVERY, ids=str)
+
+EXAMPLES = {
+    "blt-b100": dpftrl.mechanism("blt-b100"),
+    "blt-b400": dpftrl.mechanism("blt-b400"),
+    "blt-b1000": dpftrl.mechanism("blt-b1000"),
+    "blt-above-one": BLT([0.9, 0.2], [0.7, 0.35]),
+    "gblt": GeneralBLT([0.9, 0.5], [0.2, 0.05]),
+    "gblt-one": GeneralBLT([0.9], [0.2]),
+    "gblt-pair": GeneralBLT([0.9, 0.5 + 0.1j], [0.2, 0.05]),
+    "gblt-cancelling": GeneralBLT([0.99, 0.9], [1.2, -1.1]),
+    "tree": dpftrl.BinaryTree(),
+}
+# How much the closed forms may give away: those of a BLT little, those of sums of products more,
+# since they count the rounding of the weights and of the noise too.
+SLACK = {"blt": 3.0, "gblt": 8.0, "tree": 12.0}
+
+
+@every
+@settings(max_examples=25)
+@given(data=st.data())
+def test_the_audit_never_finds_more_than_the_library_states(family: Family, data):
+    mechanism, rounds = draw_case(data, family, 60)
+    assert worst_shift(mechanism, rounds) <= mechanism.rounding_gain(rounds)
+
+
+@pytest.mark.parametrize("rounds", [16, 100, 400])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_audit_finds_most_of_what_the_library_states(name: str, rounds: int):
+    mechanism = EXAMPLES[name]
+    audited, stated = worst_shift(mechanism, rounds), mechanism.rounding_gain(rounds)
+    assert stated / SLACK[mechanism.family] <= audited <= stated
+
+
+@pytest.mark.parametrize("name", ["blt-b400", "gblt", "tree", "sqrt"])
+@pytest.mark.parametrize("mu", [0.05, 1.0, 8.0])
+def test_both_make_the_same_mu_of_it(name: str, mu: float):
+    mechanism: Mechanism = EXAMPLES.get(name) or dpftrl.mechanism(name)
+    ours = mu + rounding_of(mechanism.rounding_gain(2000), 2000, mu)
+    assert ours == pytest.approx(mu_with_rounding(mu, mechanism, 2000), rel=1e-15)
+
+
+def test_buffers_that_round_after_every_product_are_counted_so():
+    """The same strategy, but a general stream sums products where a BLT's rounds once."""
+    once, often = BLT([0.9, 0.5], [0.2, 0.05]), GeneralBLT([0.9, 0.5], [0.2, 0.05])
+    assert once.strategy(20) == pytest.approx(often.strategy(20))
+    assert worst_shift(often, 100) > 2 * worst_shift(once, 100)

@@ -1,0 +1,182 @@
+"""The audit's own sensitivity and epsilon, against every pattern and against exact arithmetic."""
+
+from itertools import combinations, pairwise
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpftrl import MinSep, mechanism
+from dpftrl.errors import UnsafeState
+from dpftrl.verify import sensitivity as strategy
+from dpftrl.verify import trees as nested
+from dpftrl.verify.contacts import Contacts, furthest_moved
+from dpftrl.verify.gaussian import epsilon_of, sampler_delta
+from dpftrl.verify.patterns import Limits, worst_of_all
+from dpftrl.verify.sensitivity import Strategy
+from dpftrl.verify.trees import worst_nested
+
+NAMES = [
+    "independent",
+    "blt-b400",
+    "sqrt",
+    "band-sqrt:4",
+    "toeplitz:1,0.5,0.3",
+    "toeplitz:1,0.2,0.6",
+    "banded:3",
+    "inv-sqrt:3",
+    "lambda:0.7",
+    "tree",
+    "tree-vanilla",
+    "tree-full",
+    "smooth-tree",
+]
+
+
+def every_pattern(limits: Limits):
+    for count in range(1, limits.most + 1):
+        for pattern in combinations(range(limits.rounds), count):
+            if all(later - sooner >= limits.min_sep for sooner, later in pairwise(pattern)):
+                yield list(pattern)
+
+
+def brute_force(gram, limits: Limits) -> tuple[float, float]:
+    """The largest that is attained by one direction, and by sizes."""
+    blocks = [gram[np.ix_(pattern, pattern)] for pattern in every_pattern(limits)]
+    return (
+        max(max(block.sum(), 0.0) for block in blocks) ** 0.5,
+        max(np.abs(block).sum() for block in blocks) ** 0.5,
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("rounds", "min_sep", "cap"), [(9, 2, 9), (10, 3, 2), (8, 1, 3), (7, 9, 1)]
+)
+def test_every_family_is_settled_and_right(name, rounds, min_sep, cap):
+    limits = Limits(rounds, min_sep, cap)
+    made = Strategy(mechanism(name, MinSep(rounds, min_sep, cap)), rounds)
+    found = made.sensitivity(limits)
+    _, true = brute_force(made.gram, limits)
+    assert found.independent
+    assert true * (1 - 1e-9) <= found.value <= found.claimable * (1 + 1e-9)
+    made.check_noise()
+
+
+@given(data=st.data())
+def test_no_matrix_is_underestimated(data):
+    rounds = data.draw(st.integers(1, 8))
+    limits = Limits(rounds, data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9)))
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    dense = generator.standard_normal((rounds, rounds)) + data.draw(st.sampled_from([0, 1]))
+    gram = np.tril(dense).T @ np.tril(dense)
+    found = worst_of_all(gram, limits)
+    attained, true = brute_force(gram, limits)
+    assert found.attained <= attained * (1 + 1e-9)
+    assert found.bound >= true * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("bands", [1, 2, 4, 6])
+def test_few_bands_are_exact(bands):
+    generator = np.random.default_rng(bands)
+    dense = np.tril(generator.uniform(size=(10, 10))) * (np.tri(10) - np.tri(10, k=-bands))
+    limits = Limits(10, 3, 4)
+    found = worst_of_all(dense.T @ dense, limits)
+    assert found.exact
+    assert found.bound == pytest.approx(brute_force(dense.T @ dense, limits)[1])
+
+
+@pytest.mark.parametrize("name", ["tree", "smooth-tree"])
+@pytest.mark.parametrize(("rounds", "min_sep", "cap"), [(13, 1, 4), (16, 2, 4), (19, 5, 9)])
+def test_nested_blocks_are_exact(name, rounds, min_sep, cap):
+    limits = Limits(rounds, min_sep, cap)
+    dense = mechanism(name, MinSep(rounds, min_sep)).strategy(rounds)
+    assert worst_nested(dense, limits) == pytest.approx(brute_force(dense.T @ dense, limits)[1])
+
+
+def test_blocks_that_cross_are_not_nested():
+    crossing = np.array([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]])
+    assert worst_nested(crossing, Limits(3, 1, 3)) is None
+    assert worst_nested(np.array([[1.0, 0.0, 1.0]]), Limits(3, 1, 3)) is None
+    assert worst_nested(np.array([[0.5]]), Limits(1, 1, 1)) is None
+
+
+def test_what_cannot_be_settled_is_the_librarys(monkeypatch):
+    limits = Limits(40, 3, 9)
+    made = Strategy(mechanism("tree"), 40)
+    assert made.sensitivity(limits).independent
+    monkeypatch.setattr(nested, "MOST_WORK", 0)
+    found = Strategy(mechanism("tree"), 40).sensitivity(limits)
+    assert (found.independent, found.value) == (False, found.claimable)
+
+
+@pytest.mark.parametrize("name", ["blt-b400", "toeplitz:1,0.5,0.3", "tree"])
+def test_many_rounds_go_by_coefficients(monkeypatch, name):
+    limits = Limits(30, 4, 5)
+    dense = Strategy(mechanism(name), 30).sensitivity(limits)
+    monkeypatch.setattr(strategy, "MOST_ROUNDS", 29)
+    found = Strategy(mechanism(name), 30).sensitivity(limits)
+    assert found.independent == (name != "tree")
+    assert found.value == pytest.approx(dense.value)
+
+
+def test_a_stream_of_another_strategy_is_refused():
+    made = Strategy(mechanism("blt-b400"), 10)
+    made.__dict__["dense"] = mechanism("sqrt").strategy(10)
+    with pytest.raises(UnsafeState, match="does not undo"):
+        made.check_noise()
+
+
+def test_a_library_that_claims_too_little_is_found_out(monkeypatch):
+    made = Strategy(mechanism("blt-b400"), 10)
+    honest = made.sensitivity(Limits(10, 2, 5)).value
+    one = mechanism("blt-b400").sensitivity(MinSep(10, 2, 1))
+    monkeypatch.setattr(type(made.mechanism), "sensitivity", lambda *_: one)
+    found = Strategy(made.mechanism, 10).sensitivity(Limits(10, 2, 5))
+    assert found.independent
+    assert found.value == pytest.approx(honest)
+    assert found.claimable < found.value
+
+
+@pytest.mark.parametrize("often", [0.0, 0.2, 1.0])
+def test_what_happened_is_the_worst_client(monkeypatch, often):
+    monkeypatch.setattr("dpftrl.verify.contacts.OFTEN", often)
+    monkeypatch.setattr("dpftrl.verify.contacts.AT_ONCE", 3)
+    generator = np.random.default_rng(0)
+    dense = np.tril(generator.standard_normal((12, 12)))
+    taken = generator.uniform(size=(12, 9)) < generator.uniform(size=9)
+    clients, rows = np.nonzero(taken.T)
+    contacts = Contacts(clients.astype(np.uint64), rows, rows, np.arange(len(rows)))
+    worst = np.linalg.norm(dense @ taken, axis=0).max()
+    assert furthest_moved(dense.T @ dense, contacts) == pytest.approx(worst)
+
+
+@pytest.mark.parametrize("mu", [1e-3, 0.05, 1.0, 7.0, 40.0])
+@pytest.mark.parametrize("delta", [1e-3, 1e-10])
+def test_epsilon_against_exact_arithmetic(mu, delta):
+    with mpmath.workdps(60):
+
+        def excess(epsilon):
+            first = mpmath.ncdf(mpmath.mpf(mu) / 2 - epsilon / mu)
+            return first - mpmath.exp(epsilon) * mpmath.ncdf(-mpmath.mpf(mu) / 2 - epsilon / mu)
+
+        found = epsilon_of(delta, mu)
+        if found == 0:
+            assert excess(0) <= delta
+        else:
+            assert excess(found * (1 + 1e-9)) <= delta <= excess(found * (1 - 1e-9))
+
+
+@pytest.mark.parametrize("mu", [0.5, 3.0, 9.0])
+def test_the_samplers_end_against_exact_arithmetic(mu):
+    radius = mpmath.sqrt(2 * mpmath.log(2) * 76)
+    tail = mpmath.quad(
+        lambda r: (
+            r * mpmath.exp(-((r - mu) ** 2) / 2) * mpmath.besseli(0, mu * r) / mpmath.exp(mu * r)
+        ),
+        [radius, radius + 2, radius + 10, radius + 30],
+    )
+    layers = mu * radius * 2 ** mpmath.mpf(19.5) / 2**76
+    assert sampler_delta(mu) == pytest.approx(float(tail + layers), rel=1e-6)
