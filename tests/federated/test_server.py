@@ -276,7 +276,7 @@ def test_an_attempt_that_cannot_be_abandoned_is_still_open_after_a_restart(tmp_p
     server = create(tmp_path)
     attempt = server.begin(PEOPLE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"dpftrl.federated.{what}.append", full_disk)
+        patch.setattr(f"dpftrl.federated.store.{what}.append", full_disk)
         with pytest.raises(InvalidInput):
             attempt.abandon("too slow")
     with refused(UnsafeState):
@@ -316,7 +316,7 @@ def test_an_opening_that_fails_gives_the_lock_back(tmp_path):
 def test_a_beginning_that_fails_can_be_tried_again(tmp_path):
     for what in ("journal.Journal.append", "checkpoints.Checkpoint.save", "ledger.Ledger.begin"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(f"dpftrl.federated.{what}", full_disk)
+            patch.setattr(f"dpftrl.federated.store.{what}", full_disk)
             with refused(InvalidInput, "no space left"):
                 create(tmp_path)
     with create(tmp_path) as server:

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from dpftrl import BLT, MinSep, mechanism
 from dpftrl.errors import InvalidInput
-from dpftrl.optimize import _toeplitz_error as workload_loss
-from dpftrl.optimize import best_toeplitz_ratio, optimize_blt
+from dpftrl.optimize import best_toeplitz_ratio, optimize_blt, workload_loss
 from dpftrl.optimize._solvers import minimise
 from dpftrl.optimize.blt import chain, free_function, free_numbers
 from dpftrl.optimize.blt_objective import BltObjective, BltWorkloadObjective

@@ -16,6 +16,7 @@ Arrays = dict[str, NDArray[Any]]
 class PythonClients:
     """Clients trained by a function, one after the other.
 
+    >>> import numpy as np
     >>> def train(model, client, round_number):
     ...     return {"w": model["w"] + len(client)}
     >>> clients = PythonClients(train, {"w": np.zeros(2, np.float32)})
