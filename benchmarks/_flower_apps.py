@@ -56,7 +56,7 @@ def strategy(private: bool, clients: int, rounds: int, folder: Path) -> Strategy
     """DP-FTRL with a BLT of the paper, or plain FedAvg; both ask everybody."""
     if not private:
         return FedAvg(fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients)
-    promise = account(mechanism("blt-b400"), MinSep(rounds, 1), sigma=1.0, delta=1e-6)
+    promise = account(mechanism("blt-b400"), MinSep(rounds, 1), noise_multiplier=1.0, delta=1e-6)
     plan = Plan(Fleet(population=clients, report_goal=clients), promise)
     return DpFtrl(plan, Settings(clip_norm=1.0), folder / "run", state_folder=folder / "state")
 

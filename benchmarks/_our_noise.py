@@ -32,13 +32,15 @@ key = NoiseKey.generate()
 warm = description.get("warm", 2)
 # Compile, and touch the update, before memory is counted.
 rounds(
-    NoiseStream.unchecked(mechanism, 3, clip_norm=1.0, sigma=1.0, key=key),
+    NoiseStream.unchecked(mechanism, 3, clip_norm=1.0, noise_multiplier=1.0, key=key),
     np.zeros(3, np.float32),
     2,
 )
 update = np.zeros(size, np.float32) + 1
 before = memory_from_here()
-stream = NoiseStream.unchecked(mechanism, size, clip_norm=1.0, sigma=1.0, key=key, mode="buffered")
+stream = NoiseStream.unchecked(
+    mechanism, size, clip_norm=1.0, noise_multiplier=1.0, key=key, mode="buffered"
+)
 rounds(stream, update, warm)
 print(
     json.dumps(

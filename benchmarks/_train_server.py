@@ -19,7 +19,7 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl.federated import Attempt, Server, Settings, Sgd
+from dpftrl.federated import Round, Server, Settings, Sgd
 from dpftrl.federated.store.checkpoints import Checkpoint
 from dpftrl.noise import NoiseStream
 from dpftrl.plan import Plan
@@ -92,7 +92,7 @@ def one_round(server: Server, names: list[str], updates: list[Vector]) -> Second
     spent: Seconds = defaultdict(float)
     parts = {
         "begin": (Server, "begin"),
-        "reports": (Attempt, "report"),
+        "reports": (Round, "report"),
         "commit": (Server, "commit"),
         "noise": (NoiseStream, "add_to"),
         "optimiser": (Sgd, "step"),
@@ -105,8 +105,8 @@ def one_round(server: Server, names: list[str], updates: list[Vector]) -> Second
             stack.enter_context(patch.object(owner, method, timed))
         attempt = server.begin(names)
         for number, client in enumerate(attempt.clients):
-            attempt.report(client, updates[number % len(updates)], attempt.number)
-        attempt.commit()
+            attempt.report(client, updates[number % len(updates)], attempt.attempt)
+        server.commit(attempt)
     inside = sum(spent[part] for part in ("noise", "optimiser", "checkpoint", "snapshot"))
     spent["journal"] = spent.pop("commit") - inside
     spent["snapshot"] /= PRESET.snapshot_every

@@ -54,7 +54,7 @@ def against_peer(settings: list[tuple[int, int, int, int, str]]) -> list[dict[st
 def _loss(run: dict[str, Any], setting: tuple[int, int, int, int, str]) -> float:
     rounds, min_sep, participations, _, objective = setting
     found = dpftrl.BLT(run["theta"], run["omega"])
-    loss = found.loss(dpftrl.MinSep(rounds, min_sep, participations))
+    loss = found.error_report(dpftrl.MinSep(rounds, min_sep, participations))
     return loss.max_loss if objective == "max" else loss.rms_loss
 
 

@@ -65,7 +65,7 @@ def one_run(name: str, seed: int, changes: list[str], runs: Path) -> dict:
     measured = [point for point in points if "accuracy" in point]
     return {
         "seed": seed,
-        "noise_multiplier": training.server.plan.sigma,
+        "noise_multiplier": training.server.plan.noise_multiplier,
         "epsilon": points[-1]["epsilon"],
         "accuracy_before": measured[0]["accuracy"],
         "accuracy": statistics.fmean(point["accuracy"] for point in measured[-LAST:]),

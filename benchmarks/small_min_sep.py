@@ -31,14 +31,14 @@ def compare(min_seps: list[int], buffers: int = 1) -> list[dict[str, Any]]:
             buffers,
             "rms",
         )
-        theirs = dpftrl.BLT(run["theta"], run["omega"]).loss(wanted).rms_loss
+        theirs = dpftrl.BLT(run["theta"], run["omega"]).error_report(wanted).rms_loss
         rows.append(
             {
                 "min_sep": min_sep,
                 "buffers": buffers,
-                "our_loss": found.loss.rms_loss,
+                "our_loss": found.error_report.rms_loss,
                 "their_loss": theirs,
-                "ratio": found.loss.rms_loss / theirs,
+                "ratio": found.error_report.rms_loss / theirs,
                 "last_decay_of_inverse": float(found.mechanism.inverse_parameters()[0].min()),
             }
         )

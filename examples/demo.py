@@ -42,7 +42,7 @@ def train(name: str, what: str) -> dict:
     shutil.rmtree(run, ignore_errors=True)
     command("train", "--out", str(run), "--set", f'privacy.mechanism="{name}"')
     points = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return {**points[-1], "sigma": load_plan(run / "plan.json").sigma}
+    return {**points[-1], "sigma": load_plan(run / "plan.json").noise_multiplier}
 
 
 def compare(results: dict[str, dict]) -> None:
@@ -52,7 +52,11 @@ def compare(results: dict[str, dict]) -> None:
     for column in ("noise", "accuracy", "perplexity", "noise multiplier", "epsilon"):
         table.add_column(column, justify="left" if column == "noise" else "right")
     for name, one in results.items():
-        numbers = (f"{one['accuracy']:.2%}", f"{one['perplexity']:.0f}", f"{one['sigma']:.3f}")
+        numbers = (
+            f"{one['accuracy']:.2%}",
+            f"{one['perplexity']:.0f}",
+            f"{one['noise_multiplier']:.3f}",
+        )
         table.add_row(RUNS[name], *numbers, rounded_up(one["epsilon"]))
     baseline = unigram_accuracy(task.heldout.sentences, task.heldout.sentences)
     table.add_row("(commonest word)", f"{baseline:.2%}", "", "", "")
@@ -66,7 +70,7 @@ def at_scale() -> None:
     plan = load_plan(OUT / "blt" / "plan.json")
     factor = MILLIONS.report_goal / plan.fleet.report_goal
     clients = MinSep(plan.participation.rounds, MILLIONS.min_sep())
-    there = account(plan.mechanism, clients, plan.sigma * factor, DELTA)
+    there = account(plan.mechanism, clients, plan.noise_multiplier * factor, DELTA)
     print(
         f"\n{plan.fleet.population:,} people are too few for a strong guarantee at this accuracy: "
         f"epsilon is {rounded_up(plan.guarantee.epsilon, 3)} at delta {plan.guarantee.delta:g}.\n"

@@ -1,4 +1,4 @@
-"""Loss against the number of buffers: BLTs, generalised BLTs, and the best Toeplitz found.
+"""ErrorReport against the number of buffers: BLTs, generalised BLTs, and the best Toeplitz found.
 
 Takes about a minute; draws `out/buffers.png` and writes the numbers beside it.
 """

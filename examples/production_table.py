@@ -34,8 +34,8 @@ def main() -> None:
     header = ("model", "mechanism", "sigma", "rho", "printed", "epsilon", "printed", "verdict")
     print("| " + " | ".join(header) + " |")
     print("|" + "---|" * len(header))
-    for model, mechanism, rounds, between, cap, sigma, rho, epsilon in ROWS:
-        found = account(mechanism, rounds, between, cap, sigma)
+    for model, mechanism, rounds, between, cap, noise_multiplier, rho, epsilon in ROWS:
+        found = account(mechanism, rounds, between, cap, noise_multiplier)
         agrees = [
             rounded_up(found[name], printed) == Decimal(printed)
             for name, printed in (("rho", rho), ("epsilon", epsilon))
@@ -43,14 +43,18 @@ def main() -> None:
         reason = REASONS.get((model, mechanism), "?")
         verdict = "reproduces" if all(agrees) else f"does not: {reason}"
         numbers = (f"{found['rho']:.5g}", rho, f"{found['epsilon']:.4f}", epsilon)
-        print("| " + " | ".join((model, mechanism, f"{sigma:g}", *numbers, verdict)) + " |")
+        print(
+            "| " + " | ".join((model, mechanism, f"{noise_multiplier:g}", *numbers, verdict)) + " |"
+        )
 
 
-def account(mechanism: str, rounds: int, between: int, cap: int, sigma: float) -> dict[str, float]:
+def account(
+    mechanism: str, rounds: int, between: int, cap: int, noise_multiplier: float
+) -> dict[str, float]:
     """What the command says."""
     command = [sys.executable, "-m", "dpftrl", "account", mechanism, "--rounds", str(rounds)]
     command += ["--rounds-between", str(between), "--max-participations", str(cap)]
-    command += ["--noise-multiplier", str(sigma), "--delta", DELTA, "--json"]
+    command += ["--noise-multiplier", str(noise_multiplier), "--delta", DELTA, "--json"]
     return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
 
 

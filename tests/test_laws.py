@@ -348,7 +348,7 @@ def test_errors_hold_at_hundreds_of_rounds(family: Family, data, rounds):
 def test_losses_are_errors_times_sensitivity(family: Family, data):
     mechanism, rounds = draw_case(data, family, 9)
     participation = data.draw(participations(rounds))
-    loss, curve = mechanism.loss(participation), mechanism.error_curve(rounds)
+    loss, curve = mechanism.error_report(participation), mechanism.error_curve(rounds)
     sensitivity = mechanism.sensitivity(participation).value
     assert loss.sensitivity.value == sensitivity
     assert loss.max_loss == pytest.approx(max(curve) * sensitivity, rel=1e-9)
@@ -398,7 +398,9 @@ def test_a_file_that_loses_the_last_bit_is_noticed(tmp_path):
 @given(data=st.data())
 def test_copies_are_equal_values(family: Family, data):
     mechanism, rounds = draw_case(data, family, 12)
-    mechanism.loss(MinSep(rounds, 1))  # what is remembered between calls is no part of the value
+    mechanism.error_report(
+        MinSep(rounds, 1)
+    )  # what is remembered between calls is no part of the value
     for other in (copy.deepcopy(mechanism), pickle.loads(pickle.dumps(mechanism))):
         assert other == mechanism
         assert hash(other) == hash(mechanism)
@@ -423,7 +425,7 @@ def check_refuses_more_rounds(mechanism) -> None:
     _, states = stream(mechanism, last, Source(last))
     for refused in (
         lambda: mechanism.step(states[-1], Source(last)),
-        lambda: mechanism.loss(MinSep(last + 1, 1)),
+        lambda: mechanism.error_report(MinSep(last + 1, 1)),
         lambda: mechanism.sensitivity(MinSep(last + 1, 2)),
         lambda: mechanism.sensitivity(FixedEpochs(last + 1, 2)),
         lambda: mechanism.pattern_norm((0,), last + 1),
@@ -437,7 +439,7 @@ def check_refuses_more_rounds(mechanism) -> None:
         with pytest.raises(RoundsExceeded) as error:
             refused()
         assert str(last) in str(error.value)
-    mechanism.loss(MinSep(last, 1))  # while the last one is fine
+    mechanism.error_report(MinSep(last, 1))  # while the last one is fine
 
 
 @pytest.mark.parametrize("family", [f for f in EVERY if not f.unbounded], ids=str)
@@ -504,7 +506,7 @@ def check_immutable(mechanism) -> None:
 def test_mechanisms_are_immutable_values(family: Family, data):
     mechanism, rounds = draw_case(data, family, 9)
     before, printed = hash(mechanism), repr(mechanism)
-    mechanism.loss(MinSep(rounds, 1))
+    mechanism.error_report(MinSep(rounds, 1))
     stream(mechanism, rounds, Source(rounds))
     check_immutable(mechanism)
     assert (hash(mechanism), repr(mechanism)) == (before, printed)

@@ -2,7 +2,7 @@
 
 >>> import dpftrl
 >>> everyone = dpftrl.MinSep(rounds=2052, min_sep=342)
->>> loss = dpftrl.mechanism("blt-b400").loss(everyone)
+>>> loss = dpftrl.mechanism("blt-b400").error_report(everyone)
 >>> print(f"{loss.max_loss:.2f} {loss.rms_loss:.2f} {loss.sensitivity.kind}")
 10.75 9.69 exact
 """
@@ -15,10 +15,10 @@ from dpftrl.mechanisms import (
     Banded,
     BandedInverse,
     BinaryTree,
+    ErrorReport,
     FullTree,
     GeneralBLT,
     Independent,
-    Loss,
     Mechanism,
     SmoothTree,
     SquareRoot,
@@ -41,12 +41,12 @@ __all__ = [
     "BandedInverse",
     "BinaryTree",
     "DpftrlError",
+    "ErrorReport",
     "FixedEpochs",
     "FullTree",
     "GeneralBLT",
     "Guarantee",
     "Independent",
-    "Loss",
     "Mechanism",
     "MinSep",
     "Participation",

@@ -57,9 +57,11 @@ class Grid:
             raise InvalidInput(f"step {self.step:g} is too fine for clip norm {self.clip_norm:g}")
 
     @classmethod
-    def for_noise(cls, sigma: float, clip_norm: float, fineness: int = FINENESS) -> Self:
+    def for_noise(cls, noise_multiplier: float, clip_norm: float, fineness: int = FINENESS) -> Self:
         """A step of at most one standard deviation of the noise, over `fineness`."""
-        noise = positive_number("sigma", sigma) * positive_number("clip_norm", clip_norm)
+        noise = positive_number("noise_multiplier", noise_multiplier) * positive_number(
+            "clip_norm", clip_norm
+        )
         finest = positive_number("sigma times clip norm", noise) / whole_number(
             "fineness", fineness
         )

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpftrl._internal.arrays import Vector
 from dpftrl.errors import InvalidInput
-from dpftrl.mechanisms import BinaryTree, FullTree, Loss, Mechanism
+from dpftrl.mechanisms import BinaryTree, ErrorReport, FullTree, Mechanism
 from dpftrl.participation import Participation
 from dpftrl.plan import Walk
 
@@ -23,14 +23,17 @@ class Rival(NamedTuple):
 
     label: str
     mechanism: Mechanism
-    loss: Loss
+    error_report: ErrorReport
 
 
 def plot_comparison(rivals: Sequence[Rival], participation: Participation, path: Path) -> None:
-    """Loss of each mechanism as bars, and round by round as curves."""
+    """ErrorReport of each mechanism as bars, and round by round as curves."""
     figure, (dots, curves) = _figure(path, 2, height=0.3 * len(rivals) + 2.2)
     places = np.arange(len(rivals))[::-1]
-    rms, most = [rival.loss.rms_loss for rival in rivals], [rival.loss.max_loss for rival in rivals]
+    rms, most = (
+        [rival.error_report.rms_loss for rival in rivals],
+        [rival.error_report.max_loss for rival in rivals],
+    )
     dots.hlines(places, rms, most, color="#999999", linewidth=1)
     dots.plot(rms, places, "o", color=COLOURS[0], label="RmsLoss")
     dots.plot(most, places, "D", color=COLOURS[1], label="MaxLoss")

@@ -50,7 +50,9 @@ def true_mu(promises: list[Guarantee], cap: int | None = None) -> float:
     Rounding in the buffers of a run moves its block a little further.
     """
     runs = [run for promise in promises for run in promise.runs]
-    blocks = [run.mechanism.strategy(run.participation.rounds) / run.sigma for run in runs]
+    blocks = [
+        run.mechanism.strategy(run.participation.rounds) / run.noise_multiplier for run in runs
+    ]
     strategy = block_diag(*blocks)
     gram = strategy.T @ strategy
     starts = [0, *itertools.accumulate(run.participation.rounds for run in runs)]
@@ -156,7 +158,9 @@ def test_composing_without_the_rounding_of_the_buffers_would_be_noticed(cap: int
         account(dpftrl.mechanism("tree"), MinSep(4, 1, 3), 2.5, DELTA),
     ]
     ideal = [
-        guarantee_of([Run.of(run.mechanism, run.participation, run.sigma, "float32")], DELTA)
+        guarantee_of(
+            [Run.of(run.mechanism, run.participation, run.noise_multiplier, "float32")], DELTA
+        )
         for promise in promises
         for run in promise.runs
     ]
@@ -276,10 +280,12 @@ def test_every_participation_is_a_hypothesis():
 
 
 @settings(max_examples=20)
-@given(sigma=st.floats(0.5, 20), gap=st.integers(1, 30), rounds=st.integers(1, 60))
-def test_a_common_cap_only_helps_and_more_of_it_helps_less(sigma: float, gap: int, rounds: int):
+@given(noise_multiplier=st.floats(0.5, 20), gap=st.integers(1, 30), rounds=st.integers(1, 60))
+def test_a_common_cap_only_helps_and_more_of_it_helps_less(
+    noise_multiplier: float, gap: int, rounds: int
+):
     promises = [
-        account(dpftrl.mechanism("blt-b100"), MinSep(rounds, gap), sigma, DELTA),
+        account(dpftrl.mechanism("blt-b100"), MinSep(rounds, gap), noise_multiplier, DELTA),
         account(dpftrl.mechanism("tree"), MinSep(30, 4), 4.0, DELTA),
     ]
     free = compose(promises, DELTA).mu
@@ -288,7 +294,10 @@ def test_a_common_cap_only_helps_and_more_of_it_helps_less(sigma: float, gap: in
     assert capped[-1] <= free
     most = sum(promise.runs[0].participation.max_participations for promise in promises)
     assert compose(promises, DELTA, most).mu == pytest.approx(free, rel=1e-14)
-    alone = [account(p.runs[0].mechanism, once(p), p.runs[0].sigma, DELTA).mu for p in promises]
+    alone = [
+        account(p.runs[0].mechanism, once(p), p.runs[0].noise_multiplier, DELTA).mu
+        for p in promises
+    ]
     assert capped[0] == pytest.approx(max(alone), rel=1e-14)
 
 

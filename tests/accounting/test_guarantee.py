@@ -67,16 +67,16 @@ def pld_epsilon(event: Any, delta: float, relation: str = "REPLACE_SPECIAL") -> 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_pld_accountant_agrees(name: str, mu: float, relation: str):
     mech = dpftrl.mechanism(name, CLIENTS)
-    sigma = mech.sensitivity(CLIENTS).value / mu
-    promise = account(mech, CLIENTS, sigma, delta=1e-8)
+    noise_multiplier = mech.sensitivity(CLIENTS).value / mu
+    promise = account(mech, CLIENTS, noise_multiplier, delta=1e-8)
     assert pld_epsilon(dp_event(promise), 1e-8, relation) == pytest.approx(
         promise.epsilon, abs=1e-5
     )
 
 
 def test_a_pld_accountant_notices_noise_that_is_one_in_a_thousand_off():
-    promise = account(dpftrl.mechanism("blt"), CLIENTS, sigma=5.0, delta=1e-8)
-    louder = account(dpftrl.mechanism("blt"), CLIENTS, sigma=5.005, delta=1e-8)
+    promise = account(dpftrl.mechanism("blt"), CLIENTS, noise_multiplier=5.0, delta=1e-8)
+    louder = account(dpftrl.mechanism("blt"), CLIENTS, noise_multiplier=5.005, delta=1e-8)
     assert pld_epsilon(dp_event(louder), 1e-8) != pytest.approx(promise.epsilon, abs=1e-3)
 
 
@@ -116,8 +116,8 @@ def check_calibration(
         with pytest.raises(InvalidInput, match="rounding"):
             calibrate(mech, clients, epsilon, delta)
         return None
-    sigma = calibrate(mech, clients, epsilon, delta)
-    promise = account(mech, clients, sigma, delta)
+    noise_multiplier = calibrate(mech, clients, epsilon, delta)
+    promise = account(mech, clients, noise_multiplier, delta)
     assert promise.epsilon <= epsilon
     assert promise.total_delta == delta
     assert promise.mu == pytest.approx(mu, rel=1e-9)
@@ -141,7 +141,7 @@ def test_calibrated_noise_keeps_to_its_budget_and_uses_it_up(family: Family, dat
     promise = check_calibration(mech, clients, epsilon, delta)
     assert promise is not None
     assert uses_up(promise, epsilon)
-    quieter = account(mech, clients, promise.runs[0].sigma * (1 - 1e-8), delta)
+    quieter = account(mech, clients, promise.runs[0].noise_multiplier * (1 - 1e-8), delta)
     assert quieter.epsilon > epsilon or quieter.total_delta > delta
 
 
@@ -170,9 +170,9 @@ def test_noise_calibrated_to_zcdp_keeps_to_it_and_uses_it_up(family: Family, dat
     if share > MOST_ROUNDING:
         refused(lambda: calibrate_rho(mech, clients, rho))
         return
-    sigma = calibrate_rho(mech, clients, rho)
-    assert rho * (1 - 1e-12) <= account(mech, clients, sigma, 1e-6).rho <= rho
-    assert account(mech, clients, sigma * (1 - 1e-11), 1e-6).rho > rho
+    noise_multiplier = calibrate_rho(mech, clients, rho)
+    assert rho * (1 - 1e-12) <= account(mech, clients, noise_multiplier, 1e-6).rho <= rho
+    assert account(mech, clients, noise_multiplier * (1 - 1e-11), 1e-6).rho > rho
 
 
 @pytest.mark.parametrize("epsilon", [1e-9, 1e-3, 1e3, 1e6, 1e12, 1e100])
@@ -202,7 +202,9 @@ def test_a_large_epsilon_at_a_small_delta_needs_the_noise_that_the_sampler_needs
     promise = check_calibration(dpftrl.mechanism("blt"), CLIENTS, epsilon, 1e-9)
     assert promise.epsilon == pytest.approx(32.629, abs=1e-3)
     assert promise.sampler_delta == pytest.approx(0.5e-9, rel=1e-6)
-    assert calibrate(dpftrl.mechanism("blt"), CLIENTS, 32.6, 1e-9) > promise.runs[0].sigma
+    assert (
+        calibrate(dpftrl.mechanism("blt"), CLIENTS, 32.6, 1e-9) > promise.runs[0].noise_multiplier
+    )
 
 
 @pytest.mark.parametrize("above", [1e-9, 1e-3, 1.0])
@@ -217,28 +219,32 @@ def test_calibration_is_refused_where_rounding_takes_more_than_a_thousandth_of_m
     assert calibrate_rho(blt, CLIENTS, enough**2 / 2) > 0
     refused(lambda: calibrate_rho(blt, CLIENTS, too_little**2 / 2))
     # Accounting does not refuse it: what was released has the guarantee that it has.
-    sigma = blt.sensitivity(CLIENTS).value / too_little
-    assert account(blt, CLIENTS, sigma, 1e-9).mu == pytest.approx(
+    noise_multiplier = blt.sensitivity(CLIENTS).value / too_little
+    assert account(blt, CLIENTS, noise_multiplier, 1e-9).mu == pytest.approx(
         with_rounding(too_little, blt, 2000), rel=1e-12
     )
 
 
-@given(budget=budgets(), sigma=st.floats(0.5, 100))
-def test_delta_at_an_epsilon_undoes_epsilon_at_a_delta(budget, sigma: float):
+@given(budget=budgets(), noise_multiplier=st.floats(0.5, 100))
+def test_delta_at_an_epsilon_undoes_epsilon_at_a_delta(budget, noise_multiplier: float):
     delta = budget[1]
-    promise = account(dpftrl.mechanism("blt"), CLIENTS, sigma, delta)
-    found = delta_for(dpftrl.mechanism("blt"), CLIENTS, sigma, promise.epsilon)
+    promise = account(dpftrl.mechanism("blt"), CLIENTS, noise_multiplier, delta)
+    found = delta_for(dpftrl.mechanism("blt"), CLIENTS, noise_multiplier, promise.epsilon)
     assert found == pytest.approx(promise.total_delta, rel=1e-9)
-    lower = delta_for(dpftrl.mechanism("blt"), CLIENTS, sigma, promise.epsilon * (1 - 1e-6))
+    lower = delta_for(
+        dpftrl.mechanism("blt"), CLIENTS, noise_multiplier, promise.epsilon * (1 - 1e-6)
+    )
     assert lower > delta
     assert lower >= found
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0, 10.0, 40.0])
-@pytest.mark.parametrize("sigma", [0.7, 2.0, 5.0, 20.0, 30.0])
-def test_the_delta_of_an_epsilon_has_the_part_of_the_sampler_in_it(sigma: float, epsilon: float):
-    found = delta_for(dpftrl.mechanism("blt"), CLIENTS, sigma, epsilon)
-    promise = account(dpftrl.mechanism("blt"), CLIENTS, sigma, found)
+@pytest.mark.parametrize("noise_multiplier", [0.7, 2.0, 5.0, 20.0, 30.0])
+def test_the_delta_of_an_epsilon_has_the_part_of_the_sampler_in_it(
+    noise_multiplier: float, epsilon: float
+):
+    found = delta_for(dpftrl.mechanism("blt"), CLIENTS, noise_multiplier, epsilon)
+    promise = account(dpftrl.mechanism("blt"), CLIENTS, noise_multiplier, found)
     assert promise.epsilon <= epsilon
     assert found == pytest.approx(
         delta_of(epsilon, promise.mu) + sampler_delta(promise.mu), rel=1e-9
@@ -256,8 +262,8 @@ def test_more_exposure_never_costs_less(name: str, data):
     rounds, gap = data.draw(st.integers(1, 300)), data.draw(st.integers(1, 80))
     cap = data.draw(st.integers(1, 12))
 
-    def epsilon(clients: MinSep, sigma: float = 3.0) -> float:
-        return account(mech, clients, sigma, 1e-7).epsilon
+    def epsilon(clients: MinSep, noise_multiplier: float = 3.0) -> float:
+        return account(mech, clients, noise_multiplier, 1e-7).epsilon
 
     clients = MinSep(rounds, gap, cap)
     here = epsilon(clients)
@@ -269,7 +275,7 @@ def test_more_exposure_never_costs_less(name: str, data):
     assert epsilon(more_rounds) >= here * (slack - 2 * run.rounding / run.mu)
     assert epsilon(MinSep(rounds, data.draw(st.integers(1, gap)), cap)) >= here * slack
     assert epsilon(MinSep(rounds, gap, cap + data.draw(st.integers(1, 5)))) >= here * slack
-    assert epsilon(MinSep(rounds, gap, cap), sigma=3.0 * (1 + 1e-9)) < here
+    assert epsilon(MinSep(rounds, gap, cap), noise_multiplier=3.0 * (1 + 1e-9)) < here
     # A fixed schedule is one of those that a separation allows.
     fixed = account(mech, FixedEpochs(rounds, gap, cap), 3.0, 1e-7).epsilon
     assert fixed <= here * (1 + 1e-11)
@@ -284,15 +290,15 @@ def test_more_exposure_never_costs_less(name: str, data):
 def test_mu_is_the_worst_pattern_of_the_dense_strategy(family: Family, data):
     mech, rounds = draw_case(data, family, 7)
     clients = data.draw(participations(rounds))
-    sigma = data.draw(st.floats(0.1, 50))
-    promise = account(mech, clients, sigma, 1e-6)
+    noise_multiplier = data.draw(st.floats(0.1, 50))
+    promise = account(mech, clients, noise_multiplier, 1e-6)
     check_mu(promise, mech.strategy(rounds))
 
 
 def check_mu(promise: Guarantee, strategy: np.ndarray) -> None:
     run = promise.runs[0]
     truth = true_sensitivity(strategy, run.participation).attained
-    mu = with_rounding(truth / run.sigma, run.mechanism, run.participation.rounds)
+    mu = with_rounding(truth / run.noise_multiplier, run.mechanism, run.participation.rounds)
     assert run.sensitivity.value >= truth * (1 - 1e-9)
     assert promise.mu >= mu * (1 - 1e-9)
     if promise.kind == "exact":
@@ -349,8 +355,8 @@ def test_two_neighbouring_datasets_differ_by_just_the_stated_delta(
     """One client of many, at its worst, and then with its updates zeroed."""
     mech = dpftrl.mechanism(name, TINY)
     strategy = mech.strategy(6)
-    sigma = mech.sensitivity(TINY).value / mu
-    promise = account(mech, TINY, sigma, delta)
+    noise_multiplier = mech.sensitivity(TINY).value / mu
+    promise = account(mech, TINY, noise_multiplier, delta)
     assert promise.kind == "exact"
     rng = np.random.default_rng(0)
     others, direction = rng.standard_normal((6, 4)), rng.standard_normal(4)
@@ -359,7 +365,7 @@ def test_two_neighbouring_datasets_differ_by_just_the_stated_delta(
     def distance(pattern: tuple[int, ...]) -> float:
         with_client = others.copy()
         with_client[list(pattern)] += direction
-        return float(np.linalg.norm(strategy @ with_client - strategy @ others)) / sigma
+        return float(np.linalg.norm(strategy @ with_client - strategy @ others)) / noise_multiplier
 
     patterns = allowed_patterns(TINY)
     worst = max(patterns, key=distance)
@@ -540,10 +546,10 @@ def test_a_guarantee_of_nothing_is_refused():
     refused(lambda: guarantee_of([], 1e-6))
 
 
-@pytest.mark.parametrize("sigma", [1e-100, 1e-154, 1e-160, 1e-300, 5e-324])
-def test_hardly_any_noise_gives_a_huge_epsilon_or_an_error_but_not_nan(sigma: float):
+@pytest.mark.parametrize("noise_multiplier", [1e-100, 1e-154, 1e-160, 1e-300, 5e-324])
+def test_hardly_any_noise_gives_a_huge_epsilon_or_an_error_but_not_nan(noise_multiplier: float):
     try:
-        promise = account(BLT, CLIENTS, sigma, 1e-6)
+        promise = account(BLT, CLIENTS, noise_multiplier, 1e-6)
     except InvalidInput:
         return
     assert promise.epsilon > 1e100
@@ -557,17 +563,17 @@ def test_vast_numbers_are_refused_like_infinity():
 
 def test_a_vast_rho_needs_hardly_any_noise():
     try:
-        sigma = calibrate_rho(BLT, CLIENTS, 1e308)
+        noise_multiplier = calibrate_rho(BLT, CLIENTS, 1e308)
     except InvalidInput:
         return
-    assert 0 < sigma < 1e-150
+    assert 0 < noise_multiplier < 1e-150
 
 
 def test_noise_multipliers_in_single_precision_lose_nothing():
     """As they come out of an array of another library."""
-    for sigma in np.linspace(0.5, 30, 60, dtype=np.float32):
-        plain = account(BLT, CLIENTS, float(sigma), 1e-6)
-        found = account(BLT, CLIENTS, sigma, 1e-6)
+    for noise_multiplier in np.linspace(0.5, 30, 60, dtype=np.float32):
+        plain = account(BLT, CLIENTS, float(noise_multiplier), 1e-6)
+        found = account(BLT, CLIENTS, noise_multiplier, 1e-6)
         assert found.mu == plain.mu
         assert found.epsilon == plain.epsilon
 

@@ -114,13 +114,13 @@ def test_guarantees_of_every_mechanism_read_back_equal(tmp_path_factory, family:
     folder = tmp_path_factory.mktemp("guarantee")
     saved(folder, promise)
     assert load_guarantee(folder / "g.json") == promise
-    other = account(mech, clients, promise.runs[0].sigma * 1.5, 1e-6)
+    other = account(mech, clients, promise.runs[0].noise_multiplier * 1.5, 1e-6)
     assert load_guarantee(folder / "g.json") != other
 
 
 def test_devices_of_devices_read_back_equal(tmp_path):
-    for sigma in np.linspace(1.0, 9.0, 40):
-        alone = account(dpftrl.mechanism("blt"), CLIENTS, float(sigma), 1e-6)
+    for noise_multiplier in np.linspace(1.0, 9.0, 40):
+        alone = account(dpftrl.mechanism("blt"), CLIENTS, float(noise_multiplier), 1e-6)
         promise = alone.for_devices(3).for_devices(7)
         saved(tmp_path, promise)
         assert load_guarantee(tmp_path / "g.json") == promise
@@ -153,8 +153,8 @@ def test_another_matrix_in_its_place_is_refused(tmp_path):
 
 
 def test_numbers_of_other_libraries_can_be_saved(tmp_path):
-    for sigma in (np.float64(3.0), np.int64(3), 3):
-        promise = account(dpftrl.mechanism("blt"), CLIENTS, sigma, np.float64(1e-6))
+    for noise_multiplier in (np.float64(3.0), np.int64(3), 3):
+        promise = account(dpftrl.mechanism("blt"), CLIENTS, noise_multiplier, np.float64(1e-6))
         saved(tmp_path, promise)
         assert load_guarantee(tmp_path / "g.json") == promise
 

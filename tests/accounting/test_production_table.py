@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
     model: str
     mechanism: str
-    sigma: float
+    noise_multiplier: float
     rounds: int
     between: int
     cap: int
@@ -41,15 +41,21 @@ class Row(NamedTuple):
     def clients(self) -> MinSep:
         return MinSep.from_rounds_between(self.rounds, self.between, self.cap)
 
-    def promise(self, sigma: float | None = None, clients: MinSep | None = None) -> Guarantee:
+    def promise(
+        self, noise_multiplier: float | None = None, clients: MinSep | None = None
+    ) -> Guarantee:
         # BandMF was optimised for 2000 rounds; so is the stand-in for it.
         mech = dpftrl.mechanism(self.mechanism, MinSep(2000, 1000))
-        return account(mech, clients or self.clients, sigma or self.sigma, DELTA)
+        return account(
+            mech, clients or self.clients, noise_multiplier or self.noise_multiplier, DELTA
+        )
 
-    def ideal(self, sigma: float | None = None, clients: MinSep | None = None) -> Numbers:
+    def ideal(
+        self, noise_multiplier: float | None = None, clients: MinSep | None = None
+    ) -> Numbers:
         """What ideal Gaussians guarantee: our sensitivity over the printed noise multiplier."""
-        (run,) = self.promise(sigma, clients).runs
-        mu = run.sensitivity.value / run.sigma
+        (run,) = self.promise(noise_multiplier, clients).runs
+        mu = run.sensitivity.value / run.noise_multiplier
         return Numbers(mu**2 / 2, epsilon_of(DELTA, mu))
 
     def __str__(self) -> str:
@@ -110,8 +116,8 @@ def test_rounding_changes_one_printed_digit():
 @pytest.mark.parametrize("row", REPRODUCED, ids=str)
 def test_it_would_be_noticed_if_it_were_not(row: Row):
     """The control: neither a little more noise, nor one participation more, fits the digits."""
-    assert not agrees(row, row.ideal(sigma=row.sigma * 0.99))
-    assert not agrees(row, row.ideal(sigma=row.sigma * 1.01))
+    assert not agrees(row, row.ideal(noise_multiplier=row.noise_multiplier * 0.99))
+    assert not agrees(row, row.ideal(noise_multiplier=row.noise_multiplier * 1.01))
     clients = row.clients
     again = MinSep(clients.rounds, clients.rounds // (row.cap + 1), row.cap + 1)
     if row.mechanism != "banded:1000":
@@ -129,7 +135,7 @@ def test_separations_count_the_rounds_between(row: Row):
 def test_the_noise_multiplier_is_not_divided_by_the_sensitivity():
     for row in REPRODUCED:
         if row.mechanism != "banded:1000":
-            assert up(1 / (2 * row.sigma**2), row.rho) != Decimal(row.rho)
+            assert up(1 / (2 * row.noise_multiplier**2), row.rho) != Decimal(row.rho)
 
 
 def test_the_sensitivity_behind_the_tree():
@@ -147,8 +153,8 @@ def test_printed_epsilons_come_from_rho_before_it_is_rounded():
 @pytest.mark.parametrize("row", REPRODUCED, ids=str)
 def test_printed_rho_calibrates_to_about_the_printed_noise(row: Row):
     mech = row.promise().runs[0].mechanism
-    sigma = calibrate_rho(mech, row.clients, float(row.rho))
-    assert row.sigma * 0.96 <= sigma <= row.sigma
+    noise_multiplier = calibrate_rho(mech, row.clients, float(row.rho))
+    assert row.noise_multiplier * 0.96 <= noise_multiplier <= row.noise_multiplier
 
 
 # --- What does not reproduce -------------------------------------------------------------------
@@ -178,11 +184,11 @@ def test_bandmf_for_spain_does_not_reproduce():
     norm 1 and entries that are not negative: sens^2 is at least 4. (It was optimised for learning
     rates that cool down, whose columns need not have norm 1; the text does not give them.)
     """
-    needed = 2 * float(BAND.rho) * BAND.sigma**2
+    needed = 2 * float(BAND.rho) * BAND.noise_multiplier**2
     assert needed == pytest.approx(1.155, abs=5e-4)
     mech = dpftrl.mechanism(BAND.mechanism, MinSep(2000, 400))
     once = mech.sensitivity(MinSep(1280, 297, 1)).value ** 2
-    promise = account(mech, BAND.clients, BAND.sigma, DELTA)
+    promise = account(mech, BAND.clients, BAND.noise_multiplier, DELTA)
     assert once == pytest.approx(1, rel=1e-12)
     assert promise.runs[0].sensitivity.value ** 2 >= 4 * once * (1 - 1e-12)
     assert not agrees(BAND, promise)

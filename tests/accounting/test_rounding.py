@@ -45,8 +45,8 @@ def cancelling(scale: float) -> GeneralBLT:
     return GeneralBLT([0.9, 0.9], [scale, 0.1 - scale])
 
 
-def ideal_mu(mechanism: Mechanism, sigma: float) -> float:
-    return mechanism.sensitivity(CLIENTS).value / sigma
+def ideal_mu(mechanism: Mechanism, noise_multiplier: float) -> float:
+    return mechanism.sensitivity(CLIENTS).value / noise_multiplier
 
 
 # --- Mu ----------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def test_the_rounding_of_the_papers_blt_is_a_few_parts_in_a_million():
 @pytest.mark.parametrize("name", ROUNDING)
 def test_the_running_epsilon_includes_it_and_never_falls(name: str):
     mechanism = dpftrl.mechanism(name, CLIENTS)
-    spent = spending(mechanism, min_sep=10, sigma=5.0)
+    spent = spending(mechanism, min_sep=10, noise_multiplier=5.0)
     so_far = [next(spent) for _ in range(70)]
     assert all(sooner.mu <= later.mu for sooner, later in pairwise(so_far))
     for rounds in (9, 40, 70):
@@ -172,10 +172,10 @@ def test_rounding_that_leaves_no_guarantee_is_refused_by_all():
 def test_calibrated_noise_covers_the_rounding(family: Family, data):
     mechanism, rounds = draw_case(data, family, 30)
     clients = data.draw(participations(rounds))
-    sigma = calibrate(mechanism, clients, 2.0, 1e-6)
-    promise = account(mechanism, clients, sigma, 1e-6)
+    noise_multiplier = calibrate(mechanism, clients, 2.0, 1e-6)
+    promise = account(mechanism, clients, noise_multiplier, 1e-6)
     assert 2.0 * (1 - 1e-6) <= promise.epsilon <= 2.0
-    assert promise.mu >= promise.runs[0].sensitivity.value / sigma
+    assert promise.mu >= promise.runs[0].sensitivity.value / noise_multiplier
     run = promise.runs[0]
     assert run.rounding <= MOST_ROUNDING * run.mu  # or a plan would refuse it
 

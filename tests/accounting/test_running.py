@@ -28,11 +28,13 @@ def first(count: int, spent: Iterator[Spent]) -> list[Spent]:
     return list(itertools.islice(spent, count))
 
 
-def check_rounds(mech: Mechanism, spent: list[Spent], min_sep: int, sigma: float, cap: int) -> None:
+def check_rounds(
+    mech: Mechanism, spent: list[Spent], min_sep: int, noise_multiplier: float, cap: int
+) -> None:
     """Every round as `account` has it."""
     assert [s.rounds for s in spent] == list(range(1, len(spent) + 1))
     for s in spent:
-        promise = account(mech, MinSep(s.rounds, min_sep, cap), sigma, 1e-7)
+        promise = account(mech, MinSep(s.rounds, min_sep, cap), noise_multiplier, 1e-7)
         assert promise.mu * (1 - NEVER_BELOW) <= s.mu <= promise.mu * (1 + CLOSE)
         assert s.rho == pytest.approx(promise.rho, rel=1e-8)
         assert s.epsilon(1e-7) == pytest.approx(promise.epsilon, rel=1e-8)
@@ -56,8 +58,14 @@ def test_every_round_of_every_mechanism(family: Family, data):
     rounds = data.draw(st.integers(1, 14))
     mech = data.draw(family.supporting(rounds))
     min_sep, cap = data.draw(st.integers(1, rounds + 2)), data.draw(st.integers(1, rounds + 1))
-    sigma = data.draw(st.floats(0.5, 10))
-    check_rounds(mech, first(rounds, spending(mech, min_sep, sigma, cap)), min_sep, sigma, cap)
+    noise_multiplier = data.draw(st.floats(0.5, 10))
+    check_rounds(
+        mech,
+        first(rounds, spending(mech, min_sep, noise_multiplier, cap)),
+        min_sep,
+        noise_multiplier,
+        cap,
+    )
 
 
 @settings(max_examples=30)
@@ -79,12 +87,19 @@ def test_every_round_is_the_worst_pattern_so_far(name: str, cap: int):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"min_sep": 4}, {"min_sep": 6}, {"cap": 2}, {"cap": 4}, {"sigma": 3.0 * (1 + 1e-8)}]
+    "wrong",
+    [
+        {"min_sep": 4},
+        {"min_sep": 6},
+        {"cap": 2},
+        {"cap": 4},
+        {"noise_multiplier": 3.0 * (1 + 1e-8)},
+    ],
 )
 def test_the_wrong_pattern_or_noise_would_be_noticed(wrong: dict[str, Any]):
     mech = dpftrl.mechanism("blt")
-    right: dict[str, Any] = {"min_sep": 5, "sigma": 3.0, "cap": 3}
-    spent = first(30, spending(mech, right["min_sep"], right["sigma"], right["cap"]))
+    right: dict[str, Any] = {"min_sep": 5, "noise_multiplier": 3.0, "cap": 3}
+    spent = first(30, spending(mech, right["min_sep"], right["noise_multiplier"], right["cap"]))
     check_rounds(mech, spent, **right)
     with pytest.raises(AssertionError):
         check_rounds(mech, spent, **(right | wrong))

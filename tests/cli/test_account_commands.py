@@ -55,9 +55,17 @@ def test_sensitivity_is_called_a_bound_where_it_is_one():
     assert "≤" not in table
 
 
-@given(sigma=st.floats(0.3, 300), epsilon=st.floats(0.01, 20), devices=st.integers(1, 3))
-def test_an_epsilon_gives_its_delta_and_back(sigma, epsilon, devices):
-    asked = ("account", "blt", *SETTING, "--noise-multiplier", sigma, "--devices", devices)
+@given(noise_multiplier=st.floats(0.3, 300), epsilon=st.floats(0.01, 20), devices=st.integers(1, 3))
+def test_an_epsilon_gives_its_delta_and_back(noise_multiplier, epsilon, devices):
+    asked = (
+        "account",
+        "blt",
+        *SETTING,
+        "--noise-multiplier",
+        noise_multiplier,
+        "--devices",
+        devices,
+    )
     code, out, err = run(*asked, "--epsilon", epsilon, "--json")
     if code != 0:  # a delta beyond the range of floats
         assert "give a --delta instead" in err
@@ -146,8 +154,8 @@ def test_calibrated_noise_never_passes_the_target(target, devices, delta):
             check_refusal_for_rounding(err, name, mu_of(target, delta) / devices)
             continue
         found = json.loads(out)
-        sigma = found["noise_multiplier"]
-        kept = answer("account", *asked, "--noise-multiplier", repr(sigma))
+        noise_multiplier = found["noise_multiplier"]
+        kept = answer("account", *asked, "--noise-multiplier", repr(noise_multiplier))
         assert kept["epsilon"] <= target
         assert kept["sampler_delta"] <= delta / 2
         # Either of the two limits is reached.
@@ -155,7 +163,7 @@ def test_calibrated_noise_never_passes_the_target(target, devices, delta):
         assert max(reached) >= 1 - 1e-9
         assert (kept["epsilon"], kept["rho"]) == (found["epsilon"], found["rho"])
         # The control: a little less noise passes it.
-        less = answer("account", *asked, "--noise-multiplier", repr(sigma * (1 - 1e-9)))
+        less = answer("account", *asked, "--noise-multiplier", repr(noise_multiplier * (1 - 1e-9)))
         assert less["epsilon"] > target or less["sampler_delta"] > delta / 2
 
 
@@ -163,11 +171,11 @@ def test_calibrated_noise_never_passes_the_target(target, devices, delta):
 def test_noise_calibrated_to_rho_never_passes_it(target, devices):
     found = answer("calibrate", "blt", *SETTING, "--rho", target, "--devices", devices)
     assert found.keys() & {"epsilon", "delta"} == set()
-    sigma = found["noise_multiplier"]
+    noise_multiplier = found["noise_multiplier"]
     asked = ("blt", *SETTING, "--delta", 1e-6, "--devices", devices)
-    kept = answer("account", *asked, "--noise-multiplier", repr(sigma))
+    kept = answer("account", *asked, "--noise-multiplier", repr(noise_multiplier))
     assert target * (1 - 1e-9) <= kept["rho"] <= target
-    less = answer("account", *asked, "--noise-multiplier", repr(sigma * (1 - 1e-9)))
+    less = answer("account", *asked, "--noise-multiplier", repr(noise_multiplier * (1 - 1e-9)))
     assert less["rho"] > target
 
 
@@ -182,14 +190,16 @@ def guarantees(tmp_path):
     """Three runs as files, and as what they are."""
     settings = [("tree", HERE, 5.0), ("blt", MinSep(90, 9, 3), 4.0), ("tree", HERE, 6.0)]
     paths = [tmp_path / f"{i}.json" for i in range(3)]
-    for (name, p, sigma), path in zip(settings, paths, strict=True):
+    for (name, p, noise_multiplier), path in zip(settings, paths, strict=True):
         code, _, err = run(
             *("account", name, "--rounds", p.rounds, "--min-sep", p.min_sep),
-            *("--max-participations", p.max_participations, "--noise-multiplier", sigma),
+            *("--max-participations", p.max_participations, "--noise-multiplier", noise_multiplier),
             *("--delta", 1e-6, "--out", path),
         )
         assert (code, err) == (0, "")
-    return paths, [account(mechanism(n), p, sigma, 1e-6) for n, p, sigma in settings]
+    return paths, [
+        account(mechanism(n), p, noise_multiplier, 1e-6) for n, p, noise_multiplier in settings
+    ]
 
 
 def test_compose_adds_up_what_account_saved(guarantees, tmp_path):
@@ -299,15 +309,15 @@ DOES_NOT = {"es-ES BandMF", "pt-PT TreeAgg"}
 
 @pytest.mark.parametrize("row", PRODUCTION)
 def test_the_production_table(row):
-    name, rounds, between, cap, sigma, rho, epsilon = PRODUCTION[row]
+    name, rounds, between, cap, noise_multiplier, rho, epsilon = PRODUCTION[row]
     found = answer(
         *("account", name, "--rounds", rounds, "--rounds-between", between),
-        *("--max-participations", cap, "--noise-multiplier", sigma, "--delta", "1e-10"),
+        *("--max-participations", cap, "--noise-multiplier", noise_multiplier, "--delta", "1e-10"),
     )
     # The paper knows nothing of rounding in the buffers: at most 21 millionths of mu here.
     mu = found["mu"] - found["rounding"]
     assert mu == pytest.approx(found["mu"], rel=2.1e-5)
-    assert mu == pytest.approx(found["sensitivity"] / sigma, rel=1e-12)
+    assert mu == pytest.approx(found["sensitivity"] / noise_multiplier, rel=1e-12)
     ideal = {"rho": mu**2 / 2, "epsilon": epsilon_of(1e-10, mu)}
     reproduces = {
         Decimal(ideal[key]).quantize(Decimal(printed), ROUND_CEILING) == Decimal(printed)
@@ -357,9 +367,9 @@ def cells(table: str, label: str) -> list[str]:
     return [cell.strip() for cell in line.strip()[1:-1].split("│")][1:]
 
 
-@given(sigma=st.floats(0.01, 1e5), delta=st.floats(1e-15, 0.1))
-def test_tables_never_show_less_than_the_json(sigma, delta):
-    asked = ("blt", *SETTING, "--noise-multiplier", sigma, "--delta", delta)
+@given(noise_multiplier=st.floats(0.01, 1e5), delta=st.floats(1e-15, 0.1))
+def test_tables_never_show_less_than_the_json(noise_multiplier, delta):
+    asked = ("blt", *SETTING, "--noise-multiplier", noise_multiplier, "--delta", delta)
     found, (_, table, _) = answer("account", *asked), run("account", *asked)
     _, *shown = cells(table, "guarantee")
     for key, cell in zip(("mu", "rho", "epsilon"), shown, strict=True):
@@ -389,9 +399,17 @@ def test_compose_shows_no_less_than_the_json(guarantees):
     assert Decimal(rho) >= Decimal(repr(promises[1].rho))
 
 
-@given(sigma=st.floats(0.5, 50), epsilon=st.floats(0.1, 5))
-def test_a_delta_that_was_computed_is_not_shown_smaller(sigma, epsilon):
-    asked = ("account", "blt", *SETTING, "--noise-multiplier", sigma, "--epsilon", epsilon)
+@given(noise_multiplier=st.floats(0.5, 50), epsilon=st.floats(0.1, 5))
+def test_a_delta_that_was_computed_is_not_shown_smaller(noise_multiplier, epsilon):
+    asked = (
+        "account",
+        "blt",
+        *SETTING,
+        "--noise-multiplier",
+        noise_multiplier,
+        "--epsilon",
+        epsilon,
+    )
     code, out, _ = run(*asked, "--json")
     if code != 0:
         return

@@ -95,10 +95,10 @@ def test_the_table_says_the_same_and_never_less(found, tables):
     above, _, below = tables.partition("epsilon at delta")
     shown, otherwise = rows(above), rows(below.partition("epsilon by")[0])
     for row in found["mechanisms"]:
-        sigma, rho, epsilon, rms, most, _ = shown[row["name"]]
+        noise_multiplier, rho, epsilon, rms, most, _ = shown[row["name"]]
         planned, *scenarios = otherwise[row["name"]]
         assert planned == epsilon.removeprefix("≤ ")
-        pairs = [(sigma, row["noise_multiplier"]), (rho, row["rho"])]
+        pairs = [(noise_multiplier, row["noise_multiplier"]), (rho, row["rho"])]
         pairs += [(epsilon.removeprefix("≤ "), row["epsilon"])]
         pairs += list(zip(scenarios, row["epsilon_if"].values(), strict=True))
         for cell, number in pairs:
@@ -186,11 +186,11 @@ def test_the_chosen_row_is_saved(found, tmp_path, label):
     assert code == 0
     plan = load_plan(path)
     (row,) = [row for row in found["mechanisms"] if row["name"] == (label or "blt")]
-    assert plan.sigma == row["noise_multiplier"]
+    assert plan.noise_multiplier == row["noise_multiplier"]
     assert plan.guarantee.epsilon == row["epsilon"]
     assert plan.participation == HERE
     assert plan.fleet == Fleet(57, 10, 0.9)
-    assert plan.guarantee == account(plan.mechanism, HERE, plan.sigma, 1e-6)
+    assert plan.guarantee == account(plan.mechanism, HERE, plan.noise_multiplier, 1e-6)
 
 
 @pytest.mark.parametrize("label", ["sqrt", "BLT", "", "blt ", "[bold]blt[/bold]"])
@@ -413,6 +413,6 @@ def test_the_example_of_the_manual_through_the_real_entry_point(tmp_path):
     assert by_name["tree-full"]["epsilon_if"]["rounds_double"] is None
     assert [len(walk) for walk in found["extrapolation"].values()] == [13, 13, 13]
     plan = load_plan(saved)
-    assert plan.sigma == by_name["blt"]["noise_multiplier"]
-    again = account(plan.mechanism, MinSep(2000, 647), plan.sigma, 1e-10)
+    assert plan.noise_multiplier == by_name["blt"]["noise_multiplier"]
+    again = account(plan.mechanism, MinSep(2000, 647), plan.noise_multiplier, 1e-10)
     assert again.epsilon == by_name["blt"]["epsilon"]

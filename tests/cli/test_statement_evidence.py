@@ -17,7 +17,7 @@ from dpftrl.federated import Server, Settings, StartModel
 from dpftrl.plan import Fleet, Plan, save_plan
 
 PEOPLE = [f"client {i}" for i in range(24)]
-PROMISE = account(mechanism("blt-b400"), MinSep(8, 4), sigma=3.0, delta=1e-6)
+PROMISE = account(mechanism("blt-b400"), MinSep(8, 4), noise_multiplier=3.0, delta=1e-6)
 PLAN = Plan(Fleet(population=24, report_goal=3), PROMISE)
 GOLDEN = Path(__file__).parent.parent / "golden" / "v1"
 

@@ -52,12 +52,12 @@ def main(place: Path) -> dict[str, Any]:
         attempt = server.begin(PEOPLE)
         fill(attempt)
         before = records(server)
-        copy["commit"] = in_a_copy(attempt.commit)
-        copy["abandon"] = in_a_copy(lambda: attempt.abandon("no"))
+        copy["commit"] = in_a_copy(lambda: server.commit(attempt))
+        copy["abandon"] = in_a_copy(lambda: server.abandon(attempt, "no"))
         copy["close"] = in_a_copy(server.close)
-        second = said(lambda: Server.open(place / "run", state_folder=place / "state"))
+        second = said(lambda: Server.resume(place / "run", state_folder=place / "state"))
         grew = records(server) != before
-        rounds = attempt.commit().rounds
+        rounds = server.commit(attempt).rounds
         idle_copy()
     with reopen(server) as again:
         after = again.rounds

@@ -25,8 +25,8 @@ import numpy as np
 
 from dpftrl import MinSep, account, mechanism
 from dpftrl.errors import DpftrlError
-from dpftrl.federated import Attempt, RunFolder, Server, Settings, Sgd
-from dpftrl.federated.store.run_store import OpenRun
+from dpftrl.federated import Round, RunFolder, Server, Settings, Sgd
+from dpftrl.federated.store.run_store import Decisions
 from dpftrl.noise import NoiseStream, stream
 from dpftrl.plan import Fleet, Plan
 
@@ -40,7 +40,7 @@ DURABLE = ("open", "replace", "fsync", "pwrite", "ftruncate", "unlink", "mkdir")
 
 PLAN = Plan(
     Fleet(population=60, report_goal=4, over_selection=1.25),
-    account(mechanism("blt-b400"), MinSep(ROUNDS, 3), sigma=1.0, delta=1e-6),
+    account(mechanism("blt-b400"), MinSep(ROUNDS, 3), noise_multiplier=1.0, delta=1e-6),
 )
 SETTINGS = Settings(clip_norm=0.5, optimizer=Sgd(momentum=0.9), snapshot_every=2)
 BY_TIME = Settings(clip_norm=0.5, timer_hours=15.0, snapshot_every=2, hash_clients=False)
@@ -60,7 +60,7 @@ class Place:
         )
 
     def open(self, trust_folder: bool = False) -> Server:
-        return Server.open(self.folder, state_folder=self.state, trust_folder=trust_folder)
+        return Server.resume(self.folder, state_folder=self.state, trust_folder=trust_folder)
 
     def open_or_create(self, settings: Settings = SETTINGS) -> Server:
         """As somebody does who does not know how far a killed process came."""
@@ -83,10 +83,10 @@ def go_on(server: Server, salt: int = 0, rounds: int = ROUNDS) -> None:
     while server.rounds < rounds:
         attempt = server.begin(NAMES, now=10.0 * server.rounds)
         take_reports(attempt, salt)
-        if attempt.number == ABANDONED:
-            attempt.abandon("too few")
+        if attempt.attempt == ABANDONED:
+            server.abandon(attempt, "too few")
         else:
-            attempt.commit()
+            server.commit(attempt)
 
 
 def unharmed() -> dict[str, str]:
@@ -98,11 +98,11 @@ def unharmed() -> dict[str, str]:
         return result(place)
 
 
-def take_reports(attempt: Attempt, salt: int = 0) -> None:
+def take_reports(attempt: Round, salt: int = 0) -> None:
     for client in attempt.clients:
-        seed = [int(client.split()[1]), attempt.row, salt]
+        seed = [int(client.split()[1]), attempt.number, salt]
         update = np.random.default_rng(seed).normal(size=SIZE).astype(np.float32)
-        if attempt.report(client, update, attempt.number):
+        if attempt.report(client, update, attempt.attempt):
             return
 
 
@@ -177,13 +177,13 @@ def forget_sums() -> None:
 def witness_first() -> None:
     """A broken order, for a negative control: the witness hears of what is not on the disk yet."""
 
-    def write(self: OpenRun, record: Any) -> None:
+    def write(self: Decisions, record: Any) -> None:
         mac = self.journal._mac(msgspec.json.encode(record))  # pyright: ignore[reportPrivateUsage]
         self.witness.remember(self.journal.lines + 1, mac)
         self.journal.append(record)
         self.state.follow(record)
 
-    OpenRun.write = write
+    Decisions.append = write
 
 
 BREAKAGES = {"noise forgets sums": forget_sums, "witness first": witness_first}

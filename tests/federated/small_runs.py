@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpftrl import MinSep, account, mechanism
-from dpftrl.federated import Attempt, Released, Server, Settings
+from dpftrl.federated import Released, Round, Server, Settings
 from dpftrl.participation import UNCAPPED
 from dpftrl.plan import Fleet, Plan
 
@@ -29,12 +29,15 @@ def small_plan(
     goal: int = 3,
     over_selection: float = 1.0,
     population: int = len(PEOPLE),
-    sigma: float = 1.0,
+    noise_multiplier: float = 1.0,
     name: str = "blt-b400",
 ) -> Plan:
     fleet = Fleet(population=population, report_goal=goal, over_selection=over_selection)
     limits = MinSep(rounds, min_sep, cap)
-    return Plan(fleet, account(mechanism(name, limits), limits, sigma=sigma, delta=DELTA))
+    return Plan(
+        fleet,
+        account(mechanism(name, limits), limits, noise_multiplier=noise_multiplier, delta=DELTA),
+    )
 
 
 def create(
@@ -61,17 +64,17 @@ def reopen(server: Server) -> Server:
     """The same run in another server."""
     server.close()
     root = server.folder.root
-    return Server.open(root, state_folder=root.parent / "state")
+    return Server.resume(root, state_folder=root.parent / "state")
 
 
 def zeros(_client: str, _row: int) -> np.ndarray:
     return np.zeros(SIZE)
 
 
-def fill(attempt: Attempt, update: Update = zeros) -> None:
+def fill(attempt: Round, update: Update = zeros) -> None:
     """Report for clients of the cohort, in their order, until there are enough."""
     for client in attempt.clients:
-        if attempt.report(client, update(client, attempt.row), attempt.number):
+        if attempt.report(client, update(client, attempt.number), attempt.attempt):
             return
 
 
@@ -83,10 +86,10 @@ def one_round(
 ) -> Released:
     attempt = server.begin(people, now)
     fill(attempt, update)
-    return attempt.commit()
+    return server.commit(attempt)
 
 
-def sum_of(server: Server, attempt: Attempt) -> tuple[list[int], float]:
+def sum_of(server: Server, attempt: Round) -> tuple[list[int], float]:
     """The exact sum so far, as whole steps, and how large a step is."""
     grid = server._grid
     return [int(step) for step in attempt.reports.sum().steps], grid.step

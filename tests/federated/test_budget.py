@@ -28,14 +28,14 @@ def _no_waiting_for_the_disk(monkeypatch):
 
 def spent(plan: Plan, rounds: int) -> float:
     limits = MinSep(rounds, plan.participation.min_sep, plan.participation.max_participations)
-    return account(plan.mechanism, limits, plan.sigma, DELTA).epsilon
+    return account(plan.mechanism, limits, plan.noise_multiplier, DELTA).epsilon
 
 
 @pytest.mark.parametrize(
     "name", ["blt-b400", "tree", "independent", "band-sqrt:4", "smooth-tree", "banded:4"]
 )
 def test_after_each_round_epsilon_is_that_of_so_many_rounds(tmp_path, name):
-    plan = small_plan(9, 4, sigma=2.0, name=name)
+    plan = small_plan(9, 4, noise_multiplier=2.0, name=name)
     server = create(tmp_path, plan)
     for rounds in range(1, 10):
         released = one_round(server)
@@ -54,7 +54,7 @@ def test_after_each_round_epsilon_is_that_of_so_many_rounds(tmp_path, name):
 
 @pytest.mark.parametrize("above", [0.0, 1e-9, 0.5])
 def test_a_run_stops_before_the_round_that_would_pass_the_budget(tmp_path, above):
-    plan = small_plan(20, 4, sigma=2.0)
+    plan = small_plan(20, 4, noise_multiplier=2.0)
     budget = spent(plan, 7) * (1 + above * 0.01)
     assert budget < spent(plan, 8)
     server = create(tmp_path, plan, budget=budget)
@@ -75,7 +75,7 @@ def test_a_run_stops_before_the_round_that_would_pass_the_budget(tmp_path, above
 
 
 def test_a_hair_less_and_the_round_is_not_made(tmp_path):
-    plan = small_plan(20, 4, sigma=2.0)
+    plan = small_plan(20, 4, noise_multiplier=2.0)
     with create(tmp_path, plan, budget=spent(plan, 7) * (1 - 1e-12)) as server:
         for _ in range(6):
             one_round(server)
@@ -84,7 +84,7 @@ def test_a_hair_less_and_the_round_is_not_made(tmp_path):
 
 
 def test_a_budget_for_no_round_at_all(tmp_path):
-    plan = small_plan(sigma=1.0)
+    plan = small_plan(noise_multiplier=1.0)
     with create(tmp_path, plan, budget=0.01) as server:
         assert server.ended()
         with pytest.raises(RunOver):
@@ -93,20 +93,20 @@ def test_a_budget_for_no_round_at_all(tmp_path):
 
 
 def test_attempts_that_fail_spend_nothing(tmp_path):
-    plan = small_plan(20, 4, sigma=2.0)
+    plan = small_plan(20, 4, noise_multiplier=2.0)
     with create(tmp_path, plan, budget=spent(plan, 2)) as server:
         for _ in range(4):
-            server.begin(PEOPLE).abandon("no answer")
+            server.abandon(server.begin(PEOPLE), "no answer")
         assert server.epsilon == 0.0
         one_round(server)
         assert server.epsilon == spent(plan, 1)
-        server.begin(PEOPLE).abandon("no answer")
+        server.abandon(server.begin(PEOPLE), "no answer")
         one_round(server)
         assert server.ended()
 
 
 def test_a_round_that_was_begun_within_the_budget_may_be_finished_after_a_restart(tmp_path):
-    plan = small_plan(20, 4, sigma=2.0)
+    plan = small_plan(20, 4, noise_multiplier=2.0)
     server = create(tmp_path, plan, budget=spent(plan, 3))
     one_round(server)
     one_round(server)
@@ -114,7 +114,7 @@ def test_a_round_that_was_begun_within_the_budget_may_be_finished_after_a_restar
     server = reopen(server)
     attempt = server.begin(PEOPLE)
     fill(attempt)
-    assert attempt.commit().epsilon == spent(plan, 3)
+    assert server.commit(attempt).epsilon == spent(plan, 3)
     with pytest.raises(RunOver):
         server.begin(PEOPLE)
     server.close()
@@ -126,11 +126,11 @@ def test_a_round_that_was_begun_within_the_budget_may_be_finished_after_a_restar
 def by_time(plan: Plan, rounds: int, found: dict[str, list[int]]) -> float:
     """What the ledger's contacts cost, whatever was planned."""
     limits = MinSep(rounds, least_gap(found) or rounds, max(1, most_contacts(found)))
-    return account(plan.mechanism, limits, plan.sigma, DELTA).epsilon
+    return account(plan.mechanism, limits, plan.noise_multiplier, DELTA).epsilon
 
 
 def test_by_time_epsilon_is_what_the_ledger_costs(tmp_path):
-    plan = small_plan(12, 6, 4, goal=2, sigma=2.0)
+    plan = small_plan(12, 6, 4, goal=2, noise_multiplier=2.0)
     server = create(tmp_path, plan, timer_hours=1.0)
     for row in range(12):
         # Few people and a clock that runs fast: some come back early.
@@ -147,7 +147,7 @@ def test_by_time_epsilon_is_what_the_ledger_costs(tmp_path):
 
 def test_by_time_the_cohort_decides_whether_the_budget_is_passed(tmp_path):
     """People who come back make the round dearer; others may still come."""
-    plan = small_plan(10, 5, goal=2, sigma=2.0)
+    plan = small_plan(10, 5, goal=2, noise_multiplier=2.0)
     first, others = ["a", "b"], ["c", "d"]
     fresh = {"a": [0], "b": [0], "c": [1], "d": [1]}
     again = {"a": [0, 1], "b": [0, 1]}
@@ -165,7 +165,7 @@ def test_by_time_the_cohort_decides_whether_the_budget_is_passed(tmp_path):
 
 
 def test_by_time_the_budget_is_never_passed(tmp_path):
-    plan = small_plan(20, 4, goal=2, sigma=2.0)
+    plan = small_plan(20, 4, goal=2, noise_multiplier=2.0)
     budget = spent(plan, 9)
     server = create(tmp_path, plan, timer_hours=2.0, budget=budget)
     now = 0.0
@@ -176,10 +176,10 @@ def test_by_time_the_budget_is_never_passed(tmp_path):
         except RunOver:
             break
         if attempt % 5 == 2:
-            begun.abandon("no answer")
+            server.abandon(begun, "no answer")
         else:
             fill(begun)
-            assert begun.commit().epsilon <= budget
+            assert server.commit(begun).epsilon <= budget
         if server.rounds:
             assert server.guarantee().epsilon <= budget
         if attempt % 3 == 0:
@@ -192,7 +192,7 @@ def test_by_time_the_budget_is_never_passed(tmp_path):
 
 
 def test_by_time_a_cap_holds_as_well(tmp_path):
-    plan = small_plan(10, 5, 2, goal=1, sigma=2.0)
+    plan = small_plan(10, 5, 2, goal=1, noise_multiplier=2.0)
     with create(tmp_path, plan, timer_hours=1.0) as server:
         one_round(server, ["a"], now=0.0)
         one_round(server, ["a"], now=1.0)
@@ -201,11 +201,11 @@ def test_by_time_a_cap_holds_as_well(tmp_path):
 
 
 def test_by_time_an_attempt_that_failed_does_not_make_files_disagree(tmp_path):
-    plan = small_plan(20, 5, goal=2, sigma=2.0)
+    plan = small_plan(20, 5, goal=2, noise_multiplier=2.0)
     server = create(tmp_path, plan, timer_hours=1.0)
     for row, people in enumerate((["a", "b"], ["c", "d"], ["e", "f"])):
         one_round(server, people, now=float(row))
-    server.begin(["e", "f"], 5.0).abandon("no answer")
+    server.abandon(server.begin(["e", "f"], 5.0), "no answer")
     server = reopen(server)
     said, journalled = server.guarantee().epsilon, records(server)[-3]["epsilon"]
     server.close()

@@ -174,15 +174,15 @@ def hectic_run(place: Path, seed: int = 0, **more) -> Server:
         if dice.random() < 0.1:
             server = reopen(server)
             again = server.begin(PEOPLE, now if "timer_hours" in more else None)
-            assert (again.clients, again.number) == (attempt.clients, attempt.number)
+            assert (again.clients, again.attempt) == (attempt.clients, attempt.attempt)
             attempt = again
         if dice.random() < 0.2:
-            attempt.abandon("nobody answers")
+            server.abandon(attempt, "nobody answers")
             continue
         for client in dice.sample(attempt.clients, len(attempt.clients)):
-            if attempt.report(client, np.ones(5), attempt.number):
+            if attempt.report(client, np.ones(5), attempt.attempt):
                 break
-        attempt.commit()
+        server.commit(attempt)
         if dice.random() < 0.1:
             server = reopen(server)
     return server
@@ -221,20 +221,26 @@ def test_a_hectic_run_keeps_to_min_sep_and_cap(tmp_path, seed):
     assert statuses["counted"] == 3 * 40
     assert statuses["contacted"] > 0
     assert statuses["abandoned"] > 0
-    timers = server._run.timers
-    assert (timers.least_gap, timers.most_contacts) == (least_gap(found), most_contacts(found))
+    timers = server._store.timers
+    assert (timers.exposure.min_gap, timers.exposure.max_contacts) == (
+        least_gap(found),
+        most_contacts(found),
+    )
     server.close()
 
 
 def test_after_resuming_the_timers_are_what_the_ledger_says(tmp_path):
     server = hectic_run(tmp_path)
-    before = server._run.timers
+    before = server._store.timers
     server = reopen(server)
-    after = server._run.timers
-    keys = server._run.pseudonyms.keys(PEOPLE)
+    after = server._store.timers
+    keys = server._store.pseudonyms.keys(PEOPLE)
     assert after.last(keys).tolist() == before.last(keys).tolist()
     assert after.contacts(keys).tolist() == before.contacts(keys).tolist()
-    assert (after.least_gap, after.most_contacts) == (before.least_gap, before.most_contacts)
+    assert (after.exposure.min_gap, after.exposure.max_contacts) == (
+        before.exposure.min_gap,
+        before.exposure.max_contacts,
+    )
     server.close()
 
 
@@ -257,7 +263,7 @@ def test_a_client_comes_back_after_min_sep_rounds_and_not_one_earlier(tmp_path, 
 def _begin_only_the_last(server: Server, names: list[str], order: list[str], min_sep: int):
     if min_sep == 1:
         raise TooFewClients("anybody may come in every round")
-    keys = {written(key): name for name in names for key in [server._run.pseudonyms.key(name)]}
+    keys = {written(key): name for name in names for key in [server._store.pseudonyms.key(name)]}
     server.begin([keys[client] for client in order[-(min_sep - 1) :]])
     return server
 
@@ -307,7 +313,7 @@ def test_who_was_contacted_and_not_counted_has_had_the_turn(tmp_path):
     people = ["a", "b", "c", "d"]
     attempt = server.begin(people)
     fill(attempt)
-    attempt.commit()
+    server.commit(attempt)
     assert Counter(status for _, _, status in ledger(server)) == {"counted": 2, "contacted": 2}
     with pytest.raises(TooFewClients):
         server.begin(people)
@@ -321,17 +327,17 @@ def test_an_abandoned_attempt_keeps_the_row_and_its_clients_wait(tmp_path):
     plan = small_plan(10, 3, goal=2, population=60)
     server = create(tmp_path, plan)
     first = server.begin(["a", "b"])
-    first.report("a", np.ones(5), first.number)
-    first.abandon("too slow")
+    first.report("a", np.ones(5), first.attempt)
+    server.abandon(first, "too slow")
     assert (server.rounds, server.epsilon) == (0, 0.0)
     assert not server.model.any()
     with pytest.raises(TooFewClients):
         server.begin(["a", "b"])
     second = server.begin(["a", "b", "c", "d"])
-    assert (second.number, second.row) == (1, 0)
+    assert (second.attempt, second.number) == (1, 0)
     assert set(second.clients) == {"c", "d"}
     fill(second)
-    second.commit()
+    server.commit(second)
     # From row 0 to row 2 is too soon, to row 3 is not.
     one_round(server, ["e", "f"])
     with pytest.raises(TooFewClients):
@@ -351,14 +357,14 @@ def test_an_open_round_is_the_same_after_a_restart(tmp_path):
     there = [*asked.clients[2:], *(name for name in PEOPLE if name not in asked.clients)]
     again = server.begin(there)
     assert again.clients == asked.clients[2:]
-    assert (again.number, again.row) == (asked.number, asked.row)
+    assert (again.attempt, again.number) == (asked.attempt, asked.number)
     assert len(records(server)) == lines  # nothing was decided anew
     for client in again.clients[:3]:
-        again.report(client, np.ones(5), again.number)
-    again.commit()
+        again.report(client, np.ones(5), again.attempt)
+    server.commit(again)
     # Those who were gone had their turn all the same.
     assert {client for client, rows in contacts(server).items() if rows == [0]} == {
-        written(server._run.pseudonyms.key(name)) for name in asked.clients
+        written(server._store.pseudonyms.key(name)) for name in asked.clients
     }
     server.close()
 
@@ -385,7 +391,7 @@ def test_hours_are_kept_to_also_after_a_restart(tmp_path):
 
 def test_a_row_that_took_two_attempts_makes_its_clients_wait_from_the_later(tmp_path):
     server = create(tmp_path, small_plan(30, 5, goal=1, population=60), timer_hours=10.0)
-    server.begin(["a"], 0.0).abandon("no answer")
+    server.abandon(server.begin(["a"], 0.0), "no answer")
     one_round(server, ["b"], now=5.0)
     for server_now in (10.0, 14.9):
         with pytest.raises(TooFewClients):
@@ -396,7 +402,7 @@ def test_a_row_that_took_two_attempts_makes_its_clients_wait_from_the_later(tmp_
 
 def test_nobody_comes_twice_for_one_row_however_long_it_takes(tmp_path):
     server = create(tmp_path, small_plan(30, 5, goal=1, population=60), timer_hours=1.0)
-    server.begin(["a"], 0.0).abandon("no answer")
+    server.abandon(server.begin(["a"], 0.0), "no answer")
     with pytest.raises(TooFewClients):
         server.begin(["a"], 1e6)
     server.close()
@@ -428,7 +434,7 @@ def test_a_clock_that_goes_backwards_is_refused(tmp_path, restart):
 
 def test_a_clock_that_goes_backwards_after_an_abandoned_attempt_is_refused(tmp_path):
     server = create(tmp_path, timer_hours=1.0)
-    server.begin(PEOPLE, 50.0).abandon("no answer")
+    server.abandon(server.begin(PEOPLE, 50.0), "no answer")
     server = reopen(server)
     with pytest.raises(UnsafeState, match="backwards"):
         server.begin(PEOPLE, 49.0)
@@ -512,16 +518,16 @@ STRANGE = (
 def test_strange_names_survive_a_restart(tmp_path, hashed):
     plan = small_plan(10, 8, goal=3, over_selection=1.5, population=60)
     server = create(tmp_path, plan, hash_clients=hashed)
-    server.begin(STRANGE).abandon("first")
+    server.abandon(server.begin(STRANGE), "first")
     while True:
         try:
             one_round(server, STRANGE)
         except TooFewClients:
             break
-    before, keys = server._run.timers, server._run.pseudonyms.keys(STRANGE)
+    before, keys = server._store.timers, server._store.pseudonyms.keys(STRANGE)
     assert (before.last(keys) >= 0).sum() == len(before) > 20
     server = reopen(server)
-    after = server._run.timers
+    after = server._store.timers
     assert after.last(keys).tolist() == before.last(keys).tolist()
     assert after.contacts(keys).tolist() == before.contacts(keys).tolist()
     with pytest.raises(TooFewClients):
@@ -552,9 +558,9 @@ def test_any_names_survive_a_restart(tmp_path_factory, names):
     server = create(tmp_path_factory.mktemp("names"), plan, hash_clients=False)
     one_round(server, names)
     one_round(server, names)
-    keys, before = server._run.pseudonyms.keys(names), server._run.timers
+    keys, before = server._store.pseudonyms.keys(names), server._store.timers
     server = reopen(server)
-    assert server._run.timers.last(keys).tolist() == before.last(keys).tolist()
+    assert server._store.timers.last(keys).tolist() == before.last(keys).tolist()
     found = contacts(server)
     assert set(found) <= set(names)
     assert observe(server.folder.ledger).contacted_clients == len(found)
@@ -632,7 +638,7 @@ def test_names_that_were_available_only_are_not_bound_to_a_spelling(tmp_path):
     with create(tmp_path, small_plan(goal=1, min_sep=1)) as server:
         first = server.begin(["7", "8"])
         fill(first)
-        first.commit()
+        server.commit(first)
         (contacted,) = first.clients
         other = {"7": "8", "8": "7"}[contacted]
         one_round(server, [other.zfill(3)])
@@ -687,7 +693,7 @@ def test_an_interrupted_round_of_an_older_run_goes_on(tmp_path, monkeypatch):
     again = server.begin([" a", "b", " c"])
     assert again.clients == asked.clients
     fill(again)
-    again.commit()
+    server.commit(again)
     server.close()
 
 
@@ -711,11 +717,11 @@ def test_hashed_names_are_in_no_file(tmp_path):
     attempt = server.begin(people)
     first, second, *_ = attempt.clients
     outsider = next(name for name in people if name not in attempt.clients)
-    attempt.report(first, np.full(5, np.nan), attempt.number)
+    attempt.report(first, np.full(5, np.nan), attempt.attempt)
     for client, number in ((first, 0), (outsider, 0), ("a stranger, Zaphod", 0), (second, 7)):
         with pytest.raises(ValueError, match=r"attempt|cohort|already"):
             attempt.report(client, np.ones(5), number)
-    attempt.abandon("test")
+    server.abandon(attempt, "test")
     one_round(server, people)
     server = reopen(server)
     one_round(server, people)
@@ -729,7 +735,7 @@ def test_hashed_names_are_in_no_file(tmp_path):
         assert b"\\u03a9" not in content.lower(), path
     entries = log(server)
     assert [entry.get("client") for entry in entries[:5]] == [
-        written(server._run.pseudonyms.key(name)) if name else None
+        written(server._store.pseudonyms.key(name)) if name else None
         for name in (first, first, None, None, second)
     ]
 

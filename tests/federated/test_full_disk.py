@@ -5,6 +5,7 @@ import errno
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,12 +180,12 @@ def test_a_server_that_could_not_write_says_so_and_can_be_closed(
         attempt = server.begin(NAMES)
         take_reports(attempt)
         disk.fill_after(0)
-        assert ran_out(attempt.commit)
+        assert ran_out(partial(server.commit, attempt))
         assert server.rounds == 0
         assert not server.model.any()
         disk.make_space()
-        with pytest.raises(InvalidInput, match="open the run again"):
-            attempt.commit()
+        with pytest.raises(InvalidInput, match="resume the run"):
+            server.commit(attempt)
     step(place, ROUNDS)
     assert result(place) == wanted
 
@@ -201,7 +202,7 @@ def test_a_guarantee_never_says_less_than_what_is_released(
             attempt = server.begin(NAMES)
             take_reports(attempt)
             disk.fill_after(writes)
-            ran_out(attempt.commit)
+            ran_out(partial(server.commit, attempt))
             disk.make_space()
             if server.model.tobytes() != old:
                 said = load_guarantee(place.folder / "guarantee.json")

@@ -130,5 +130,5 @@ def test_timers_that_cannot_be_set_end_the_server(
             patch.setattr(Timers, "mark", out_of_memory)
             with pytest.raises(MemoryError):
                 server.begin(NAMES)
-        with pytest.raises(InvalidInput, match="open the run again"):
+        with pytest.raises(InvalidInput, match="resume the run"):
             server.begin(NAMES)

@@ -124,7 +124,7 @@ def test_all_that_a_run_needs_is_flushed(
     platter: Platter, places: Iterator[Place], name: str
 ) -> None:
     place, clients = next(places), MinSep(ROUNDS, 3)
-    promised = account(mechanism(name, clients), clients, sigma=1.0, delta=1e-6)
+    promised = account(mechanism(name, clients), clients, noise_multiplier=1.0, delta=1e-6)
     with place.create(plan=Plan(PLAN.fleet, promised)) as server:
         for rounds in range(3):
             go_on(server, rounds=rounds)

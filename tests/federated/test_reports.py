@@ -235,10 +235,10 @@ def test_a_round_closes_by_the_number_of_reports_alone(tmp_path):
         with create(tmp_path / str(place), small_plan(goal=3, over_selection=2.0)) as server:
             attempt = server.begin(PEOPLE)
             said = [
-                attempt.report(client, {**USABLE, **UNFIT}[kind], attempt.number)
+                attempt.report(client, {**USABLE, **UNFIT}[kind], attempt.attempt)
                 for client, kind in zip(attempt.clients, kinds, strict=False)
             ]
-            assert attempt.commit().rounds == 1
+            assert server.commit(attempt).rounds == 1
             statuses = [record["kind"] for record in records(server)]
             public = (server.folder.ledger.read_bytes(), server.folder.guarantee.read_bytes())
             closing.append((said, statuses, public))
@@ -267,7 +267,7 @@ REFUSED_NUMBERS = (
 def test_a_report_for_another_attempt_counts_nothing(tmp_path, number):
     with create(tmp_path) as server:
         attempt = server.begin(PEOPLE)
-        attempt.report(attempt.clients[0], HONEST, attempt.number)
+        attempt.report(attempt.clients[0], HONEST, attempt.attempt)
         before = sum_of(server, attempt)
         check_nothing_happened(server, attempt, before, attempt.clients[1], HONEST, number)
         assert "refused" in log(server)[-1]
@@ -278,7 +278,7 @@ def test_a_report_for_another_attempt_counts_nothing(tmp_path, number):
 def test_a_report_whose_attempt_cannot_be_compared_or_shown_counts_nothing(tmp_path, number):
     with create(tmp_path) as server:
         attempt = server.begin(PEOPLE)
-        attempt.report(attempt.clients[0], HONEST, attempt.number)
+        attempt.report(attempt.clients[0], HONEST, attempt.attempt)
         before = sum_of(server, attempt)
         check_nothing_happened(server, attempt, before, attempt.clients[1], HONEST, number)
 
@@ -300,24 +300,24 @@ def test_who_may_not_report_counts_nothing(tmp_path):
     with create(tmp_path, small_plan(goal=3, over_selection=1.5)) as server:
         attempt = server.begin(PEOPLE)
         first = attempt.clients[0]
-        attempt.report(first, HONEST, attempt.number)
+        attempt.report(first, HONEST, attempt.attempt)
         before = sum_of(server, attempt)
         outsider = next(name for name in PEOPLE if name not in attempt.clients)
-        pseudonym = written(server._run.pseudonyms.key(attempt.clients[1]))
+        pseudonym = written(server._store.pseudonyms.key(attempt.clients[1]))
         for client in (first, outsider, "", "nobody", pseudonym, attempt.clients[1] + " ", None, 7):
-            check_nothing_happened(server, attempt, before, client, HONEST, attempt.number)
+            check_nothing_happened(server, attempt, before, client, HONEST, attempt.attempt)
         # The second report of a client counts nothing whatever the first one was.
-        attempt.report(attempt.clients[1], UNFIT["NaN"], attempt.number)
+        attempt.report(attempt.clients[1], UNFIT["NaN"], attempt.attempt)
         with pytest.raises(ReportRefused, match="already"):
-            attempt.report(attempt.clients[1], HONEST, attempt.number)
+            attempt.report(attempt.clients[1], HONEST, attempt.attempt)
         assert sum_of(server, attempt) == before
         # After the goal nobody counts, though they were asked.
-        assert attempt.report(attempt.clients[2], HONEST, attempt.number)
+        assert attempt.report(attempt.clients[2], HONEST, attempt.attempt)
         before = sum_of(server, attempt)
         with pytest.raises(ReportRefused, match="closed"):
-            attempt.report(attempt.clients[3], HONEST, attempt.number)
+            attempt.report(attempt.clients[3], HONEST, attempt.attempt)
         assert sum_of(server, attempt) == before
-        attempt.commit()
+        server.commit(attempt)
         assert records(server)[-1]["reports"] == 3
 
 
@@ -325,21 +325,21 @@ def test_who_may_not_report_counts_nothing(tmp_path):
 def test_a_name_that_is_none_counts_nothing(tmp_path, client):
     with create(tmp_path) as server:
         attempt = server.begin(PEOPLE)
-        attempt.report(attempt.clients[0], HONEST, attempt.number)
+        attempt.report(attempt.clients[0], HONEST, attempt.attempt)
         before = sum_of(server, attempt)
-        check_nothing_happened(server, attempt, before, client, HONEST, attempt.number)
+        check_nothing_happened(server, attempt, before, client, HONEST, attempt.attempt)
 
 
 def test_a_late_report_for_an_abandoned_attempt_is_refused(tmp_path):
     with create(tmp_path) as server:
         late = server.begin(PEOPLE)
-        late.abandon("too slow")
+        server.abandon(late, "too slow")
         attempt = server.begin(PEOPLE)
         for client in (late.clients[0], attempt.clients[0]):
             with pytest.raises(ReportRefused, match="attempt 1"):
-                attempt.report(client, HONEST, late.number)
+                attempt.report(client, HONEST, late.attempt)
         with pytest.raises(ReportRefused, match="cohort"):
-            attempt.report(late.clients[0], HONEST, attempt.number)
+            attempt.report(late.clients[0], HONEST, attempt.attempt)
 
 
 def test_what_was_wrong_is_in_the_private_log_alone(tmp_path):
@@ -348,13 +348,13 @@ def test_what_was_wrong_is_in_the_private_log_alone(tmp_path):
         quiet = {path.name for path in server.folder.root.iterdir()}
         attempt = server.begin(PEOPLE)
         for client in attempt.clients:
-            attempt.report(client, UNFIT["NaN"], attempt.number)
+            attempt.report(client, UNFIT["NaN"], attempt.attempt)
         with pytest.raises(ReportRefused):
-            attempt.report("nobody", HONEST, attempt.number)
-        attempt.commit()
+            attempt.report("nobody", HONEST, attempt.attempt)
+        server.commit(attempt)
         said = [entry for entry in log(server) if "client" in entry]
         assert [entry["client"] for entry in said] == [
-            *(written(server._run.pseudonyms.key(client)) for client in attempt.clients),
+            *(written(server._store.pseudonyms.key(client)) for client in attempt.clients),
             None,
         ]
         assert server.folder.log.stat().st_mode & 0o777 == 0o600

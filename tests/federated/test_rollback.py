@@ -100,7 +100,7 @@ def refused(place: Place, trust_folder: bool = False) -> str:
 
 
 def buffers(server: Server) -> dict[str, bytes]:
-    held = server._run.noise._state  # pyright: ignore[reportPrivateUsage]
+    held = server._store.noise._state  # pyright: ignore[reportPrivateUsage]
     return {name: tensor.tobytes() for name, tensor in held.tensors().items()}
 
 
@@ -338,7 +338,7 @@ def test_the_witness_of_another_run_is_noticed(history: History, others: list[Hi
 
 def test_another_plan_is_noticed(history: History, tmp_path: Path) -> None:
     fleet = Fleet(population=60, report_goal=4, over_selection=1.25)
-    quieter = account(mechanism("blt-b400"), MinSep(6, 3), sigma=0.5, delta=1e-6)
+    quieter = account(mechanism("blt-b400"), MinSep(6, 3), noise_multiplier=0.5, delta=1e-6)
     other = Place(tmp_path / "other", tmp_path / "state")
     other.create(plan=Plan(fleet, quieter)).close()
     check_harmed(history, "plan.json", (other.folder / "plan.json").read_bytes())
@@ -384,9 +384,9 @@ def torn(request: pytest.FixtureRequest) -> Iterator[tuple[Place, Content, Conte
                 before = _one_behind(place, before)
             take_reports(attempt)
             if request.param == "committed":
-                attempt.commit()
+                server.commit(attempt)
             if request.param == "abandoned":
-                attempt.abandon("too few")
+                server.abandon(attempt, "too few")
         content = files(place.folder)
         assert json.loads(content[JOURNAL].splitlines()[-1])["record"]["kind"] == request.param
         yield place, content, before, files(place.state)
@@ -445,7 +445,7 @@ def test_a_round_in_flight_counts_for_timers_by_time(tmp_path: Path) -> None:
     with place.create(BY_TIME) as server:
         attempt = server.begin(names, now=0.0)
         take_reports(attempt)
-        attempt.commit()
+        server.commit(attempt)
         server.begin(names, now=20.0)
         assert server.guarantee().epsilon >= server.epsilon
     with place.open() as server:

@@ -60,7 +60,7 @@ def test_a_round_is_begun_once(tmp_path):
         with refused(InvalidInput, "commit or abandon"):
             server.begin(PEOPLE)
         fill(attempt)
-        assert attempt.commit().rounds == 1
+        assert server.commit(attempt).rounds == 1
 
 
 def test_a_copy_by_fork_can_neither_go_on_nor_keep_the_run_from_others(tmp_path):
@@ -82,19 +82,19 @@ def test_a_round_is_not_committed_too_early(tmp_path):
         attempt = server.begin(PEOPLE)
         for client in attempt.clients:
             with refused(InvalidInput, "too few"):
-                attempt.commit()
-            attempt.report(client, np.ones(SIZE), attempt.number)
-        assert attempt.commit().rounds == 1
+                server.commit(attempt)
+            attempt.report(client, np.ones(SIZE), attempt.attempt)
+        assert server.commit(attempt).rounds == 1
 
 
 def test_a_round_that_is_over_is_over(tmp_path):
     with create(tmp_path, small_plan(over_selection=1.5)) as server:
         attempt = server.begin(PEOPLE)
         fill(attempt)
-        model = attempt.commit().model["w"].copy()
+        model = server.commit(attempt).model["w"].copy()
         with refused(ReportRefused, "closed"):
-            attempt.report(attempt.clients[-1], np.ones(SIZE), attempt.number)
-        for again in (attempt.commit, lambda: attempt.abandon("late")):
+            attempt.report(attempt.clients[-1], np.ones(SIZE), attempt.attempt)
+        for again in (lambda: server.commit(attempt), lambda: server.abandon(attempt, "late")):
             with refused(InvalidInput, "not the round that is open"):
                 again()
         assert np.array_equal(server.model, model)
@@ -104,13 +104,13 @@ def test_a_round_that_is_over_is_over(tmp_path):
 def test_a_round_that_was_abandoned_releases_nothing(tmp_path):
     with create(tmp_path) as server:
         attempt = server.begin(PEOPLE)
-        attempt.abandon("too slow")
+        server.abandon(attempt, "too slow")
         for client in attempt.clients:
             try:
-                attempt.report(client, np.ones(SIZE), attempt.number)
+                attempt.report(client, np.ones(SIZE), attempt.attempt)
             except ReportRefused:
                 continue
-        for again in (attempt.commit, lambda: attempt.abandon("late")):
+        for again in (lambda: server.commit(attempt), lambda: server.abandon(attempt, "late")):
             with refused(InvalidInput):
                 again()
         assert server.rounds == 0
@@ -131,15 +131,15 @@ def test_an_attempt_of_another_server_is_refused(tmp_path):
 
 
 def test_an_attempt_from_before_a_restart_is_refused(tmp_path):
-    server = create(tmp_path)
-    old = server.begin(PEOPLE)
+    closed = create(tmp_path)
+    old = closed.begin(PEOPLE)
     fill(old, update_of)
-    server = reopen(server)
+    server = reopen(closed)
     server.begin(PEOPLE)
     with refused(InvalidInput, "not the round"):
         server.commit(old)
     with refused(UnsafeState, "closed"):
-        old.commit()
+        closed.commit(old)
     server.close()
 
 
@@ -149,15 +149,19 @@ def test_a_closed_server_does_nothing_and_lets_go_of_the_run(tmp_path):
     attempt = server.begin(PEOPLE)
     fill(attempt)
     with refused(UnsafeState, "another server"):
-        Server.open(tmp_path / "run", state_folder=tmp_path / "state")
+        Server.resume(tmp_path / "run", state_folder=tmp_path / "state")
     server.close()
     server.close()
-    for use in (lambda: server.begin(PEOPLE), attempt.commit, lambda: attempt.abandon("late")):
-        with refused(UnsafeState, "open the run again"):
+    for use in (
+        lambda: server.begin(PEOPLE),
+        lambda: server.commit(attempt),
+        lambda: server.abandon(attempt, "late"),
+    ):
+        with refused(UnsafeState, "resume the run"):
             use()
-    with Server.open(tmp_path / "run", state_folder=tmp_path / "state") as again:
+    with Server.resume(tmp_path / "run", state_folder=tmp_path / "state") as again:
         assert again.rounds == 1
-    with Server.open(tmp_path / "run", state_folder=tmp_path / "state") as again:
+    with Server.resume(tmp_path / "run", state_folder=tmp_path / "state") as again:
         assert again.rounds == 1
 
 
@@ -167,7 +171,7 @@ def test_a_run_is_not_begun_over_another(tmp_path):
     with refused(InvalidInput, "a run has begun"):
         create(tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    reopen(Server.open(tmp_path / "run", state_folder=tmp_path / "state")).close()
+    reopen(Server.resume(tmp_path / "run", state_folder=tmp_path / "state")).close()
 
 
 def test_the_model_cannot_be_written_to(tmp_path):
@@ -205,7 +209,7 @@ def test_the_sum_waits_for_a_report_that_is_still_being_added(tmp_path, monkeypa
             add(self, update)
 
         monkeypatch.setattr(ExactSum, "add", slowly)
-        who, number = attempt.clients[0], attempt.number
+        who, number = attempt.clients[0], attempt.attempt
         reporting = threading.Thread(target=attempt.report, args=(who, np.ones(SIZE), number))
         reading = threading.Thread(target=lambda: (attempt.reports.sum(), read.set()))
         reporting.start()
@@ -236,7 +240,7 @@ MIDDLES = [
     ("dpftrl.federated.store.ledger.Ledger", "append"),
     ("dpftrl.federated.store.journal.Journal", "append"),
     ("dpftrl.federated.store.witness.Witness", "remember"),
-    ("dpftrl.federated.server", "save_guarantee"),
+    ("dpftrl.federated.store.run_store", "save_guarantee"),
 ]
 
 
@@ -256,9 +260,13 @@ def test_a_commit_that_fails_in_the_middle_is_made_again_to_the_same_bits(
         target = f"{where}.{what}" if isinstance(where, str) else (where, what)
         patch.setattr(*([target, failure] if isinstance(target, str) else [*target, failure]))
         with pytest.raises((InvalidInput, KeyboardInterrupt)):
-            attempt.commit()
-    for use in (attempt.commit, lambda: attempt.abandon("x"), lambda: server.begin(PEOPLE)):
-        with refused(UnsafeState, "open the run again"):
+            server.commit(attempt)
+    for use in (
+        lambda: server.commit(attempt),
+        lambda: server.abandon(attempt, "x"),
+        lambda: server.begin(PEOPLE),
+    ):
+        with refused(UnsafeState, "resume the run"):
             use()
     server = reopen(server)
     while server.rounds < 4:
@@ -278,7 +286,7 @@ def test_an_attempt_that_cannot_be_abandoned_is_still_open_after_a_restart(tmp_p
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(f"dpftrl.federated.store.{what}.append", full_disk)
         with pytest.raises(InvalidInput):
-            attempt.abandon("too slow")
+            server.abandon(attempt, "too slow")
     with refused(UnsafeState):
         server.begin(PEOPLE)
     server = reopen(server)
@@ -296,7 +304,7 @@ def test_a_cohort_that_cannot_be_journalled_is_not_handed_out(tmp_path):
     with refused(UnsafeState):
         server.begin(PEOPLE)
     server = reopen(server)
-    assert server.begin(PEOPLE).number == 0
+    assert server.begin(PEOPLE).attempt == 0
     server.close()
 
 
@@ -305,7 +313,7 @@ def test_an_opening_that_fails_gives_the_lock_back(tmp_path):
     one_round(server)
     server.close()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpftrl.federated.server.save_guarantee", full_disk)
+        patch.setattr("dpftrl.federated.store.run_store.save_guarantee", full_disk)
         with refused(InvalidInput, "no space left"):
             reopen(server)
     server = reopen(server)
@@ -410,14 +418,14 @@ def test_more_than_the_population_allows_is_refused(tmp_path):
 
 
 def test_fixed_epochs_cannot_be_enforced(tmp_path):
-    promise = account(mechanism("blt-b400"), FixedEpochs(20, 4), sigma=1.0, delta=1e-6)
+    promise = account(mechanism("blt-b400"), FixedEpochs(20, 4), noise_multiplier=1.0, delta=1e-6)
     with refused(InvalidInput, "MinSep"):
         create(tmp_path, Plan(Fleet(population=60, report_goal=3), promise))
 
 
 def test_a_grid_too_fine_for_the_report_goal_is_refused(tmp_path):
     """Else updates past what a sum holds would silently count as zeros."""
-    plan = small_plan(4, 1, goal=20, sigma=1.5e-11)
+    plan = small_plan(4, 1, goal=20, noise_multiplier=1.5e-11)
     try:
         server = create(tmp_path, plan)
     except InvalidInput:
@@ -473,7 +481,7 @@ def test_a_strange_reason_is_refused_or_read_back(tmp_path, reason):
     server = create(tmp_path)
     attempt = server.begin(PEOPLE)
     try:
-        attempt.abandon(reason)
+        server.abandon(attempt, reason)
     except DpftrlError:
         server = reopen(server)
         assert server.begin(PEOPLE).clients == attempt.clients
@@ -487,7 +495,7 @@ def test_a_reason_that_is_no_unicode_is_refused_in_one_line(tmp_path):
     with create(tmp_path) as server:
         attempt = server.begin(PEOPLE)
         with refused(InvalidInput):
-            attempt.abandon("half \ud800")
+            server.abandon(attempt, "half \ud800")
 
 
 def test_an_array_whose_name_is_no_unicode_is_refused_in_one_line(tmp_path):
@@ -515,7 +523,7 @@ def test_a_round_is_committed_once_whatever_the_threads(tmp_path):
         def commit() -> None:
             ready.wait()
             try:
-                outcome.append(attempt.commit().rounds)
+                outcome.append(server.commit(attempt).rounds)
             except InvalidInput:
                 outcome.append(None)
 
@@ -540,7 +548,7 @@ def test_secrets_do_not_show(tmp_path):
         attempt = server.begin(PEOPLE)
         fill(attempt)
         key = server.folder.key.read_bytes()
-        shown = f"{server!r}{attempt!r}{attempt.reports!r}{server._run.journal!r}"
+        shown = f"{server!r}{attempt!r}{attempt.reports!r}{server._store._decisions.journal!r}"
         assert key.hex() not in shown
         assert PEOPLE[0] not in shown
         assert isinstance(attempt.reports, Reports)

@@ -28,7 +28,7 @@ def _no_waiting_for_the_disk(monkeypatch):
 
 def trained(place: Path, rounds: int = 3, model: Any = None, **settings: Any) -> Path:
     """Run so many rounds in a new folder, and export the model."""
-    plan = settings.pop("plan", None) or small_plan(sigma=2.0)
+    plan = settings.pop("plan", None) or small_plan(noise_multiplier=2.0)
     with create(place, plan, model, **settings) as server:
         for _ in range(rounds):
             one_round(server)
@@ -37,7 +37,7 @@ def trained(place: Path, rounds: int = 3, model: Any = None, **settings: Any) ->
 
 
 def opened(place: Path) -> Server:
-    return Server.open(place / "run", state_folder=place / "state")
+    return Server.resume(place / "run", state_folder=place / "state")
 
 
 def metadata_of(model: Path) -> dict[str, str]:
@@ -64,7 +64,7 @@ def edited(model: Path, change: Callable[[dict[str, Any]], None]) -> Path:
 def test_an_export_names_its_run_and_what_it_guarantees(tmp_path):
     model = trained(tmp_path, population="es-ES keyboards")
     with opened(tmp_path) as server:
-        alone, run = server.guarantee(), server.run
+        alone, run = server.guarantee(), server.run_id
     said = provenance_of(model)
     assert (said["format"], said["version"], said["matrices"]) == ("dpftrl provenance", 1, {})
     (only,) = said["runs"]
@@ -89,7 +89,7 @@ def test_an_export_holds_nothing_private(tmp_path):
 
 @pytest.mark.parametrize("name", ["banded:4", "tree", "smooth-tree", "toeplitz:1,0.2,0.6"])
 def test_an_export_needs_no_other_file(tmp_path, name):
-    model = trained(tmp_path / "first", plan=small_plan(9, 4, sigma=2.0, name=name))
+    model = trained(tmp_path / "first", plan=small_plan(9, 4, noise_multiplier=2.0, name=name))
     moved = model.rename(tmp_path / "moved.safetensors")
     (earlier,) = StartModel.load(moved).start.earlier
     with opened(tmp_path / "first") as server:
@@ -102,7 +102,7 @@ def test_an_export_needs_no_other_file(tmp_path, name):
 
 
 def test_matrices_that_do_not_fit_are_refused(tmp_path, monkeypatch):
-    plan = small_plan(9, 4, sigma=2.0, name="banded:4")
+    plan = small_plan(9, 4, noise_multiplier=2.0, name="banded:4")
     with create(tmp_path, plan) as server:
         one_round(server)
         monkeypatch.setattr("dpftrl.federated.start_model.MOST_PROVENANCE_BYTES", 1000)
@@ -128,12 +128,12 @@ def test_two_runs_at_epsilon_8_state_more_than_12(tmp_path):
 
 def test_three_runs_compose_and_every_file_says_so(tmp_path):
     sigmas, model, alone = (2.0, 1.5, 1.0), None, []
-    for number, sigma in enumerate(sigmas):
-        place, plan = tmp_path / str(number), small_plan(sigma=sigma)
+    for number, noise_multiplier in enumerate(sigmas):
+        place, plan = tmp_path / str(number), small_plan(noise_multiplier=noise_multiplier)
         start = None if model is None else StartModel.load(model)
         model = trained(place, rounds=number + 2, plan=plan, model=start)
         limits = MinSep(number + 2, 4, plan.participation.max_participations)
-        alone.append(account(plan.mechanism, limits, sigma, DELTA))
+        alone.append(account(plan.mechanism, limits, noise_multiplier, DELTA))
         together = compose(alone, DELTA)
         with opened(place) as server:
             assert server.epsilon == server.guarantee().epsilon == together.epsilon
@@ -150,12 +150,12 @@ def test_each_round_is_stated_with_the_earlier_runs(tmp_path):
     first = trained(tmp_path / "first")
     start = StartModel.load(first)
     before = start.start.earlier[0].guarantee
-    plan = small_plan(sigma=2.0)
+    plan = small_plan(noise_multiplier=2.0)
     server = create(tmp_path / "second", plan, start)
     assert server.epsilon == before.epsilon  # the model that it starts from has been spent on
     for rounds in range(1, 5):
         released = one_round(server)
-        alone = account(plan.mechanism, MinSep(rounds, 4), plan.sigma, DELTA)
+        alone = account(plan.mechanism, MinSep(rounds, 4), plan.noise_multiplier, DELTA)
         assert released.epsilon == server.epsilon == compose([before, alone], DELTA).epsilon
         server = reopen(server)
         assert server.epsilon == released.epsilon
@@ -183,7 +183,7 @@ def test_the_guarantee_names_what_it_takes_for_granted(tmp_path):
 
 def test_a_test_key_behind_the_start_model_stays_visible(tmp_path):
     first = trained(tmp_path / "first")
-    plan, place = small_plan(sigma=2.0), tmp_path / "second"
+    plan, place = small_plan(noise_multiplier=2.0), tmp_path / "second"
     with Server.create(
         place / "run",
         plan,
@@ -358,7 +358,7 @@ def test_an_export_ends_in_safetensors_and_has_a_round(tmp_path):
 def test_the_budget_is_for_the_total(tmp_path):
     first = StartModel.load(trained(tmp_path / "first"))
     before = first.start.earlier[0].guarantee
-    plan = small_plan(sigma=2.0)
+    plan = small_plan(noise_multiplier=2.0)
     allowed = [
         compose([before, account(plan.mechanism, MinSep(rounds, 4), 2.0, DELTA)], DELTA).epsilon
         for rounds in (2, 3)

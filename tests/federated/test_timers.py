@@ -53,10 +53,10 @@ def test_they_say_what_a_dict_says(sequence, smallest):
             row += ahead
             # As the rules do: nobody is contacted twice for one row.
             fresh = [key for key in keys if plain.rows.get(key, [-1])[-1] < row]
-            gap, most = timers.after(as_keys(fresh), row)
+            gap, most = timers.exposure_after(as_keys(fresh), row)
             timers.mark(as_keys(fresh), row)
             plain.mark(fresh, row)
-            assert (timers.least_gap, timers.most_contacts) == (
+            assert (timers.exposure.min_gap, timers.exposure.max_contacts) == (
                 plain.least_gap,
                 plain.most_contacts,
             )
@@ -71,9 +71,9 @@ def test_they_say_what_a_dict_says(sequence, smallest):
 def test_what_will_be_is_asked_without_changing_anything():
     timers = Timers()
     timers.mark(as_keys([7]), 0)
-    assert timers.after(as_keys([7, 8]), 5) == (5, 2)
-    assert timers.least_gap is None
-    assert timers.most_contacts == 1
+    assert timers.exposure_after(as_keys([7, 8]), 5) == (5, 2)
+    assert timers.exposure.min_gap is None
+    assert timers.exposure.max_contacts == 1
     assert timers.last(as_keys([7, 8])).tolist() == [0, NEVER]
 
 
@@ -93,7 +93,7 @@ for row in range(2 * count // each):
     keys = np.arange(first, first + each, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     timers.mark(np.sort(keys), row)
 assert len(timers) == count
-assert (timers.least_gap, timers.most_contacts) == (count // each, 2)
+assert (timers.exposure.min_gap, timers.exposure.max_contacts) == (count // each, 2)
 print(peak() - before)
 """
 

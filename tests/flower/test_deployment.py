@@ -42,18 +42,18 @@ def replayed(there: Deployment, place: Path) -> np.ndarray:
                 keys = np.frombuffer(bytes.fromhex(record["clients"]), ">u8")
                 attempt = server.begin([by_key[int(one)] for one in keys])
             elif record["kind"] == "abandoned":
-                attempt.abandon(record["reason"])
+                server.abandon(attempt, record["reason"])
             elif record["kind"] == "committed":
                 model = server.arrays()["w"]
                 for name in attempt.clients:
                     update = (task.train(model, names[name]) - model.astype(np.float64)) * 1.0
-                    attempt.report(name, update.astype(np.float32), attempt.number)
-                attempt.commit()
+                    attempt.report(name, update.astype(np.float32), attempt.attempt)
+                server.commit(attempt)
         return server.model.copy()
 
 
 def model_of(there: Deployment) -> np.ndarray:
-    with Server.open(there.place / "run", state_folder=there.place / "state") as server:
+    with Server.resume(there.place / "run", state_folder=there.place / "state") as server:
         return server.model.copy()
 
 

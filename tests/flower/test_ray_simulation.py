@@ -17,7 +17,7 @@ NODES = 8
 
 
 def model(place: Path) -> list[float]:
-    with Server.open(place / "run", state_folder=place / "state") as server:
+    with Server.resume(place / "run", state_folder=place / "state") as server:
         return server.model.tolist()
 
 

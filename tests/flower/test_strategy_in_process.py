@@ -28,7 +28,7 @@ from dpftrl.verify import audit
 
 
 def final(place: Path) -> np.ndarray:
-    with Server.open(place / "run", state_folder=place / "state") as server:
+    with Server.resume(place / "run", state_folder=place / "state") as server:
         return server.model.copy()
 
 
@@ -72,14 +72,14 @@ def test_resuming_a_finished_run_returns_its_model(tmp_path: Path) -> None:
 
 def test_a_run_from_an_exported_model_composes(tmp_path: Path) -> None:
     strategy(tmp_path / "first").start(grid(), start_arrays())
-    with Server.open(tmp_path / "first/run", state_folder=tmp_path / "first/state") as server:
+    with Server.resume(tmp_path / "first/run", state_folder=tmp_path / "first/state") as server:
         before = server.epsilon
         server.export(tmp_path / "model.safetensors")
     start = StartModel.load(tmp_path / "model.safetensors")
     second = tmp_path / "second"
     result = strategy(second).start(grid(), start)
     assert (result.arrays["w"].numpy() == final(second)).all()
-    with Server.open(second / "run", state_folder=second / "state") as server:
+    with Server.resume(second / "run", state_folder=second / "state") as server:
         assert server.epsilon > before * 1.2
         assert server.start == start.start
     assert audit(second / "run", second / "state").passed
@@ -302,7 +302,7 @@ def test_resuming_with_something_else_is_refused(tmp_path: Path) -> None:
     wrong = ArrayRecord([np.zeros(3, np.float32)])
     for made, arrays, expected in (
         ({}, wrong, "another model"),
-        ({"planned": plan(sigma=0.06)}, start_arrays(), "another plan"),
+        ({"planned": plan(noise_multiplier=0.06)}, start_arrays(), "another plan"),
         ({"settings": {"clip_norm": 3.0}}, start_arrays(), "other settings"),
     ):
         with pytest.raises(InvalidInput, match=expected):

@@ -54,12 +54,15 @@ def plan(
     population: int = 12,
     goal: int = 3,
     over_selection: float = 1.0,
-    sigma: float = 0.05,
+    noise_multiplier: float = 0.05,
     cap: int = UNCAPPED,
 ) -> Plan:
     limits = MinSep(rounds, min_sep, cap)
     fleet = Fleet(population=population, report_goal=goal, over_selection=over_selection)
-    return Plan(fleet, account(mechanism("blt-b400"), limits, sigma=sigma, delta=DELTA))
+    return Plan(
+        fleet,
+        account(mechanism("blt-b400"), limits, noise_multiplier=noise_multiplier, delta=DELTA),
+    )
 
 
 def start_arrays() -> ArrayRecord:

@@ -87,8 +87,8 @@ def next_round(server: Server, by_time: bool) -> None:
     attempt = server.begin(PEOPLE, float(server.rounds) if by_time else None)
     for client in attempt.clients:
         if not attempt.enough:
-            attempt.report(client, update(int(client[-2:]), attempt.row), attempt.number)
-    attempt.commit()
+            attempt.report(client, update(int(client[-2:]), attempt.number), attempt.attempt)
+    server.commit(attempt)
 
 
 @pytest.mark.parametrize("kind", sorted(EXPECTED["runs"]))
@@ -99,7 +99,7 @@ def test_stopped_runs_resume_to_the_same_bits(kind: str, keep_buffers: bool, tmp
     witness = shutil.copytree(V1 / "runs" / kind / "stopped-witness", tmp_path / "witness")
     if not keep_buffers:
         (run / "private" / "noise.safetensors").unlink(missing_ok=True)
-    with Server.open(run, state_folder=witness) as server:
+    with Server.resume(run, state_folder=witness) as server:
         assert server.rounds == 5
         while server.rounds < 8:
             next_round(server, expected["by_time"])

@@ -74,7 +74,7 @@ def digits_loss(mech: BLT, participation) -> tuple:
 
 
 def check_loss(mech: BLT, participation, wanted, rel: float) -> None:
-    found = mech.loss(participation)
+    found = mech.error_report(participation)
     assert found.max_error == pytest.approx(float(wanted[0]), rel=rel)
     assert found.rms_error == pytest.approx(float(wanted[1]), rel=rel)
     assert found.sensitivity.lower_bound == pytest.approx(float(wanted[2]), rel=rel)
@@ -294,7 +294,7 @@ def test_the_appendix_has_the_values_of_independent_implementations(
     name, participation, max_loss, rms_loss, sensitivity, rel
 ):
     """To the digits printed, and so within 1e-5."""
-    loss = mechanism(name).loss(participation)
+    loss = mechanism(name).error_report(participation)
     assert loss.max_loss == pytest.approx(max_loss, rel=rel)
     assert loss.rms_loss == pytest.approx(rms_loss, rel=rel)
     assert loss.sensitivity.value == pytest.approx(sensitivity, abs=5e-6)
@@ -307,7 +307,9 @@ def test_small_gaps_want_a_negative_inverse_decay():
     with a positive one."""
     participation = MinSep(100, 2, 50)
     decays = np.linspace(0.001, 0.2, 60)
-    negative = min(BLT.from_decays([q], [-0.76]).loss(participation).rms_loss for q in decays)
+    negative = min(
+        BLT.from_decays([q], [-0.76]).error_report(participation).rms_loss for q in decays
+    )
     assert negative == pytest.approx(36.639, abs=0.05)
     assert negative < 38.085
 
@@ -422,7 +424,7 @@ def test_the_order_of_the_buffers_does_not_matter(mech, seed):
     order = np.random.default_rng(seed).permutation(mech.buffers)
     other = BLT([mech.theta[i] for i in order], [mech.omega[i] for i in order])
     participation = MinSep(500, 13, 20)
-    one, two = mech.loss(participation), other.loss(participation)
+    one, two = mech.error_report(participation), other.error_report(participation)
     assert one.max_loss == pytest.approx(two.max_loss, rel=1e-12)
     assert one.rms_loss == pytest.approx(two.rms_loss, rel=1e-12)
 

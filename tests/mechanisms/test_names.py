@@ -48,7 +48,7 @@ def test_every_name_builds_a_mechanism_that_works(name: str):
     written, wanted = WRITTEN[name]
     made = mechanism(written, WANTED_FOR)
     assert wanted is None or made == wanted
-    loss = made.loss(WANTED_FOR)
+    loss = made.error_report(WANTED_FOR)
     assert 0 < loss.rms_loss <= loss.max_loss < float("inf")
     noise, _ = made.step(made.init(2), lambda i: dpftrl.SquareRoot().coefficients(100)[i : i + 2])
     assert noise.shape == (2,)

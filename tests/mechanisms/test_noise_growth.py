@@ -36,16 +36,16 @@ def test_no_plan_has_noise_that_float64_cannot_hold(name: str):
     with pytest.raises(InvalidInput, match="would lose Z"):
         GROWING[name].check_noise(ROUNDS)
     if name != "banded-inverse":  # whose strategy is too large for any account
-        sigma = GROWING[name].sensitivity(CLIENTS).value
+        noise_multiplier = GROWING[name].sensitivity(CLIENTS).value
         with pytest.raises(InvalidInput, match="would lose Z"):
-            Plan(FLEET, account(GROWING[name], CLIENTS, sigma, 1e-8))
+            Plan(FLEET, account(GROWING[name], CLIENTS, noise_multiplier, 1e-8))
 
 
 @pytest.mark.parametrize("name", STEADY)
 def test_noise_that_stays_as_it_is_is_fine(name: str):
     mechanism = dpftrl.mechanism(name, CLIENTS)
-    sigma = mechanism.sensitivity(CLIENTS).value
-    Plan(FLEET, account(mechanism, CLIENTS, sigma, 1e-8))
+    noise_multiplier = mechanism.sensitivity(CLIENTS).value
+    Plan(FLEET, account(mechanism, CLIENTS, noise_multiplier, 1e-8))
 
 
 def test_a_stream_without_a_plan_shows_what_would_be_lost():
@@ -55,7 +55,7 @@ def test_a_stream_without_a_plan_shows_what_would_be_lost():
         stream = NoiseStream.unchecked(
             GROWING["toeplitz"],
             4,
-            sigma=5.0,
+            noise_multiplier=5.0,
             clip_norm=1.0,
             key=NoiseKey.insecure_for_tests(seed),
         )

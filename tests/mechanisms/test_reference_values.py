@@ -20,7 +20,7 @@ PAPER = MinSep(rounds=2052, min_sep=342, max_participations=6)
     ],
 )
 def test_losses_at_the_size_of_the_paper(name, max_loss, rms_loss, half_a_digit):
-    loss = dpftrl.mechanism(name, PAPER).loss(PAPER)
+    loss = dpftrl.mechanism(name, PAPER).error_report(PAPER)
     assert loss.sensitivity.kind == "exact"
     assert loss.max_loss == pytest.approx(max_loss, abs=half_a_digit)
     assert loss.rms_loss == pytest.approx(rms_loss, abs=half_a_digit)
@@ -29,12 +29,12 @@ def test_losses_at_the_size_of_the_paper(name, max_loss, rms_loss, half_a_digit)
 def test_one_participation_more_or_less_would_be_noticed():
     """The control: the printed digits do not fit any neighbouring participation."""
     for other in (MinSep(2052, 342, 5), MinSep(2052, 341, 7), MinSep(2053, 342, 7)):
-        loss = dpftrl.mechanism("sqrt").loss(other)
+        loss = dpftrl.mechanism("sqrt").error_report(other)
         assert loss.max_loss != pytest.approx(11.401, abs=0.0005)
 
 
 def test_independent_noise_has_losses_known_in_closed_form():
-    loss = dpftrl.Independent().loss(PAPER)
+    loss = dpftrl.Independent().error_report(PAPER)
     assert loss.max_loss == pytest.approx((6 * 2052) ** 0.5, rel=1e-14)
     assert loss.rms_loss == pytest.approx((6 * 2053 / 2) ** 0.5, rel=1e-14)
 

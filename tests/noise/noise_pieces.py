@@ -151,7 +151,7 @@ def check_uncorrelated(a: Vector, b: Vector) -> None:
         check_near(float(one @ other), 0.0, error)
 
 
-def check_covariance(noise: Vector, decoder: NDArray[np.float64], sigma: float) -> None:
+def check_covariance(noise: Vector, decoder: NDArray[np.float64], noise_multiplier: float) -> None:
     """Whether columns of the noise have covariance sigma^2 D D^T.
 
     Whitened by its Cholesky factor they are independent standard normals: entries of their sample
@@ -159,7 +159,7 @@ def check_covariance(noise: Vector, decoder: NDArray[np.float64], sigma: float) 
     """
     rounds, size = noise.shape
     factor = np.linalg.cholesky(decoder @ decoder.T)
-    white = np.linalg.solve(factor, noise / sigma)
+    white = np.linalg.solve(factor, noise / noise_multiplier)
     check_white(white)
     assert rounds < size
 

@@ -20,7 +20,7 @@ STORED = {"float32": float32, "float64": float64}
 
 def stream_of(mechanism: Mechanism, dtype: str = "float64") -> NoiseStream:
     return NoiseStream.unchecked(
-        mechanism, SIZE, sigma=1.0, clip_norm=1.0, key=KEY, dtype=dtype, mode="buffered"
+        mechanism, SIZE, noise_multiplier=1.0, clip_norm=1.0, key=KEY, dtype=dtype, mode="buffered"
     )
 
 

@@ -328,14 +328,17 @@ def test_a_step_that_is_too_fine_is_refused():
             Grid(step, clip)
 
 
-@given(sigma=st.floats(1e-6, 1e6), clip=st.floats(1e-6, 1e6), bits=st.integers(0, 40))
-def test_a_grid_for_noise_is_as_fine_as_was_asked_for(sigma, clip, bits):
-    grid = Grid.for_noise(sigma, clip, 2**bits)
+@given(noise_multiplier=st.floats(1e-6, 1e6), clip=st.floats(1e-6, 1e6), bits=st.integers(0, 40))
+def test_a_grid_for_noise_is_as_fine_as_was_asked_for(noise_multiplier, clip, bits):
+    grid = Grid.for_noise(noise_multiplier, clip, 2**bits)
     assert math.frexp(grid.step)[0] == 0.5
-    assert grid.step * 2**bits <= sigma * clip * (1 + 1e-12)
-    assert grid.step * 2**bits > sigma * clip / 2 * (1 - 1e-12)
+    assert grid.step * 2**bits <= noise_multiplier * clip * (1 + 1e-12)
+    assert grid.step * 2**bits > noise_multiplier * clip / 2 * (1 - 1e-12)
     assert grid.clip_norm == clip
-    assert Grid.for_noise(sigma, clip).step == Grid.for_noise(sigma, clip, FINENESS).step
+    assert (
+        Grid.for_noise(noise_multiplier, clip).step
+        == Grid.for_noise(noise_multiplier, clip, FINENESS).step
+    )
 
 
 @pytest.mark.parametrize(
@@ -374,7 +377,7 @@ def test_a_release_is_the_sum_plus_rounded_noise_exactly(name):
     size, mechanism = 3000, ONE_OF_EACH[name]
     grid = Grid.for_noise(3.0, 0.5)
     stream = NoiseStream.unchecked(
-        mechanism, size, sigma=3.0, clip_norm=0.5, key=KEY, dtype="float64"
+        mechanism, size, noise_multiplier=3.0, clip_norm=0.5, key=KEY, dtype="float64"
     )
     state, random = mechanism.init(size), np.random.default_rng(0)
     for _ in range(5):
@@ -397,7 +400,7 @@ def test_a_grid_and_floating_point_get_noise_of_the_same_size():
     steps, floats = np.zeros(size, np.int64), np.zeros(size)
     for update, on in ((steps, grid), (floats, None)):
         stream = NoiseStream.unchecked(
-            dpftrl.Independent(), size, clip_norm=1.0, sigma=2.0, key=KEY
+            dpftrl.Independent(), size, clip_norm=1.0, noise_multiplier=2.0, key=KEY
         )
         stream.add_to(update, on)
         z = normals_of_key(key_of_row(stream, 0), size)
@@ -407,29 +410,33 @@ def test_a_grid_and_floating_point_get_noise_of_the_same_size():
     assert abs(correlation) < 5 / math.sqrt(size)
 
 
-@pytest.mark.parametrize("sigma", [1.0, 10.0])
+@pytest.mark.parametrize("noise_multiplier", [1.0, 10.0])
 @pytest.mark.parametrize("bits", [24, 50, 58, 59, 60])
 @pytest.mark.parametrize("name", ["independent", "blt", "tree-vanilla"])
-def test_noise_has_room_on_every_grid_that_is_taken(bits, sigma, name):
+def test_noise_has_room_on_every_grid_that_is_taken(bits, noise_multiplier, name):
     """Noise that does not fit 64 bits must not become the same number for many coordinates."""
     size, grid = 20_000, Grid(2.0**-bits, 1.0)
     update = np.zeros(size, np.int64)
     try:
-        stream = NoiseStream.unchecked(ONE_OF_EACH[name], size, clip_norm=1.0, sigma=sigma, key=KEY)
+        stream = NoiseStream.unchecked(
+            ONE_OF_EACH[name], size, clip_norm=1.0, noise_multiplier=noise_multiplier, key=KEY
+        )
         stream.add_to(update, grid)
     except InvalidInput:
         assert not update.any()
         return
     # The first round has a row of Z alone: as many as there are coordinates, none beyond 5.
-    assert np.std(grid.values(update)) == pytest.approx(sigma, rel=0.03)
+    assert np.std(grid.values(update)) == pytest.approx(noise_multiplier, rel=0.03)
     assert len(np.unique(update)) > 0.99 * size
     # There must be room for eleven standard deviations on top of a full sum.
-    assert sigma * 11.6 * 2**bits + MOST_STEPS < 2**63
+    assert noise_multiplier * 11.6 * 2**bits + MOST_STEPS < 2**63
 
 
 def test_what_does_not_fit_together_is_refused_and_changes_nothing():
     size, grid = 300, Grid.for_noise(1.0, 1.0)
-    stream = NoiseStream.unchecked(ONE_OF_EACH["blt"], size, clip_norm=1.0, sigma=1.0, key=KEY)
+    stream = NoiseStream.unchecked(
+        ONE_OF_EACH["blt"], size, clip_norm=1.0, noise_multiplier=1.0, key=KEY
+    )
     wrong = [
         (np.ones(size, np.int64), None),
         (np.ones(size), grid),
@@ -454,9 +461,9 @@ def test_what_does_not_fit_together_is_refused_and_changes_nothing():
     assert stream.round == 0
     released, wanted = np.ones(size, np.int64), np.ones(size, np.int64)
     stream.add_to(released, grid)
-    NoiseStream.unchecked(ONE_OF_EACH["blt"], size, clip_norm=1.0, sigma=1.0, key=KEY).add_to(
-        wanted, grid
-    )
+    NoiseStream.unchecked(
+        ONE_OF_EACH["blt"], size, clip_norm=1.0, noise_multiplier=1.0, key=KEY
+    ).add_to(wanted, grid)
     assert np.array_equal(released, wanted)
 
 

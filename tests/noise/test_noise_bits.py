@@ -43,7 +43,7 @@ def _even_little_work_is_shared(monkeypatch):
 
 def make(mechanism, size: int, **options) -> NoiseStream:
     return NoiseStream.unchecked(
-        mechanism, size, **{"clip_norm": 1.0, "sigma": 2.0, "key": KEY, **options}
+        mechanism, size, **{"clip_norm": 1.0, "noise_multiplier": 2.0, "key": KEY, **options}
     )
 
 
@@ -207,13 +207,13 @@ def test_numbers_of_any_kind_make_the_same_stream(mode, tmp_path):
     """A size that came from an array must not make another stream of what is saved and loaded."""
     updates = updates_of(4, 300)
     plain = NoiseStream.unchecked(
-        ONE_OF_EACH["tree"], 300, sigma=2.0, clip_norm=1.0, key=KEY, mode=mode
+        ONE_OF_EACH["tree"], 300, noise_multiplier=2.0, clip_norm=1.0, key=KEY, mode=mode
     )
     wanted = released_rounds(plain, updates)
     numpy = NoiseStream.unchecked(
         ONE_OF_EACH["tree"],
         np.int64(300),
-        sigma=np.float32(2),
+        noise_multiplier=np.float32(2),
         clip_norm=1,
         key=KEY,
         mode=mode,
@@ -359,7 +359,7 @@ def test_a_count_that_was_taken_again_shows_no_client():
     grid = Grid(1.0, 1.0)
     releases = []
     for counts in (with_client, without):
-        stream = make(tree, size, sigma=100.0)
+        stream = make(tree, size, noise_multiplier=100.0)
         made = counts.copy()
         for row in made:
             stream.add_to(row, grid)
@@ -383,9 +383,9 @@ UNLIKE = {
     "another key": {"key": OTHER_KEY},
     "another mechanism": {"mechanism": "tree"},
     "another theta": {"mechanism": "blt-above-one"},
-    "another sigma": {"sigma": np.nextafter(2.0, 3.0)},
+    "another sigma": {"noise_multiplier": np.nextafter(2.0, 3.0)},
     "another clip norm": {"clip_norm": np.nextafter(1.0, 2.0)},
-    "sigma and clip norm that multiply to the same": {"sigma": 1.0, "clip_norm": 2.0},
+    "sigma and clip norm that multiply to the same": {"noise_multiplier": 1.0, "clip_norm": 2.0},
     "another size": {"size": 601},
     "sums of float32": {"kind": "float32"},
     "sums on a grid": {"kind": "int64", "grid": GRID},
@@ -410,9 +410,9 @@ def test_no_two_unlike_streams_share_a_row():
 def test_the_same_sum_under_two_sigmas_is_not_solved_for():
     secret = updates_of(1, 50_000, "float64")[0] / 1000
     released = []
-    for sigma in (1.0, 2.0):
+    for noise_multiplier in (1.0, 2.0):
         update = secret.copy()
-        make(dpftrl.Independent(), 50_000, sigma=sigma).add_to(update)
+        make(dpftrl.Independent(), 50_000, noise_multiplier=noise_multiplier).add_to(update)
         released.append(update)
     solved = 2 * released[0] - released[1]
     assert np.std(solved - secret) == pytest.approx(math.sqrt(8), rel=0.02)

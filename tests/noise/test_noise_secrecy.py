@@ -45,7 +45,9 @@ def _even_little_work_is_shared(monkeypatch):
 
 def make(name="blt", size=300, **options) -> NoiseStream:
     return NoiseStream.unchecked(
-        ONE_OF_EACH[name], size, **{"clip_norm": 1.0, "sigma": SIGMA, "key": KEY, **options}
+        ONE_OF_EACH[name],
+        size,
+        **{"clip_norm": 1.0, "noise_multiplier": SIGMA, "key": KEY, **options},
     )
 
 
@@ -88,7 +90,7 @@ def secrets_of(*streams: NoiseStream) -> Secrets:
         for row, key in enumerate(keys):
             z = normals_of_key(key, stream._size)
             found.digests.update(spellings(stream._state.digest(row).secret_bytes()))
-            found.values.update(digits_of(z), digits_of(stream._sigma * z))
+            found.values.update(digits_of(z), digits_of(stream._noise_multiplier * z))
         for buffer in stream._state.buffers:
             found.values.update(digits_of(buffer.array))
     return found

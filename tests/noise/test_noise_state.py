@@ -29,7 +29,7 @@ BLT = dpftrl.BLT([0.9, 0.5], [0.2, 0.3])
 
 def made(mechanism=BLT, size=3, rounds=2, key=KEY, **options) -> NoiseStream:
     stream = NoiseStream.unchecked(
-        mechanism, size, clip_norm=1.0, sigma=1.5, key=key, threads=1, **options
+        mechanism, size, clip_norm=1.0, noise_multiplier=1.5, key=key, threads=1, **options
     )
     released_rounds(stream, np.ones((rounds, size)))
     return stream
@@ -313,10 +313,15 @@ def test_who_reads_two_states_cannot_make_a_third(tmp_path):
     are one block, the difference of the digests is that of the blocks times h squared.
     """
     states = []
-    for sigma in (1.5 + 2.0**-n for n in range(60)):
+    for noise_multiplier in (1.5 + 2.0**-n for n in range(60)):
         for update in (0.0, 1.0):
             stream = NoiseStream.unchecked(
-                dpftrl.Independent(), 3, clip_norm=1.0, sigma=sigma, key=KEY, threads=1
+                dpftrl.Independent(),
+                3,
+                clip_norm=1.0,
+                noise_multiplier=noise_multiplier,
+                key=KEY,
+                threads=1,
             )
             stream.add_to(np.full(3, update))
             stream.save(tmp_path / str(update))

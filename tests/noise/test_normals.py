@@ -249,26 +249,26 @@ def check_normal(z) -> None:
     assert special.kolmogorov(off * math.sqrt(z.size)) > 1e-6
 
 
-def noise_of(dtype, sigma: float = 1.0, size: int = MILLION):
+def noise_of(dtype, noise_multiplier: float = 1.0, size: int = MILLION):
     """Independent noise on a sum of zeros."""
     update = np.zeros(size, dtype)
-    NoiseStream.unchecked(dpftrl.Independent(), size, clip_norm=1.0, sigma=sigma, key=KEY).add_to(
-        update
-    )
+    NoiseStream.unchecked(
+        dpftrl.Independent(), size, clip_norm=1.0, noise_multiplier=noise_multiplier, key=KEY
+    ).add_to(update)
     return update
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_million_draws_are_normal(dtype):
     check_normal(noise_of(dtype))
-    check_normal(noise_of(dtype, sigma=7.0) / 7)
+    check_normal(noise_of(dtype, noise_multiplier=7.0) / 7)
 
 
 def test_rounded_draws_are_normal():
     grid, update = Grid.for_noise(2.0, 1.0), np.zeros(MILLION, np.int64)
-    NoiseStream.unchecked(dpftrl.Independent(), MILLION, clip_norm=1.0, sigma=2.0, key=KEY).add_to(
-        update, grid
-    )
+    NoiseStream.unchecked(
+        dpftrl.Independent(), MILLION, clip_norm=1.0, noise_multiplier=2.0, key=KEY
+    ).add_to(update, grid)
     check_normal(grid.values(update) / 2.0)
 
 
@@ -409,11 +409,11 @@ def test_directions_do_not_show_through_the_grid():
     A cell that more rays meet is likelier by a few percent. Over 40 million coordinates that tells
     the right guess of the sum from every other.
     """
-    size, sigma = 4 * 10**7, 1.99
-    grid, released = Grid.for_noise(sigma, 1.0), np.zeros(size, np.int64)
-    NoiseStream.unchecked(dpftrl.Independent(), size, clip_norm=1.0, sigma=sigma, key=KEY).add_to(
-        released, grid
-    )
+    size, noise_multiplier = 4 * 10**7, 1.99
+    grid, released = Grid.for_noise(noise_multiplier, 1.0), np.zeros(size, np.int64)
+    NoiseStream.unchecked(
+        dpftrl.Independent(), size, clip_norm=1.0, noise_multiplier=noise_multiplier, key=KEY
+    ).add_to(released, grid)
     for wrong_guess in (2, 1000):
         excess, error = rays_in_cells(released + wrong_guess)
         assert abs(excess) < MOST * error

@@ -14,7 +14,9 @@ KEY = NoiseKey.insecure_for_tests(7)
 
 def stream(name: str, mode: str) -> NoiseStream:
     made_for = mechanism(name, MinSep(ROUNDS, 3))
-    return NoiseStream.unchecked(made_for, 5_000, clip_norm=1.0, sigma=2.0, key=KEY, mode=mode)
+    return NoiseStream.unchecked(
+        made_for, 5_000, clip_norm=1.0, noise_multiplier=2.0, key=KEY, mode=mode
+    )
 
 
 def last_sums(of: NoiseStream, first: int) -> list[bytes]:

@@ -22,7 +22,13 @@ GRID = Grid.for_noise(2.0, 1.0)
 def make(size: int, mechanism=None, threads=2) -> NoiseStream:
     mechanism = mechanism or dpftrl.Independent()
     return NoiseStream.unchecked(
-        mechanism, size, clip_norm=1.0, sigma=2.0, key=KEY, dtype="float64", threads=threads
+        mechanism,
+        size,
+        clip_norm=1.0,
+        noise_multiplier=2.0,
+        key=KEY,
+        dtype="float64",
+        threads=threads,
     )
 
 

@@ -32,11 +32,11 @@ ROUNDING = {"float64": 1e-12, "float32": 1e-6}
 SIGMA, CLIP = 3.0, 0.5
 
 
-def make(mechanism, size: int, mode="buffered", dtype="float64", sigma=SIGMA, threads=2):
+def make(mechanism, size: int, mode="buffered", dtype="float64", noise_multiplier=SIGMA, threads=2):
     return NoiseStream.unchecked(
         mechanism,
         size,
-        sigma=sigma,
+        noise_multiplier=noise_multiplier,
         clip_norm=CLIP,
         key=KEY,
         mode=mode,
@@ -143,11 +143,11 @@ def test_what_is_released_is_the_sum_plus_scaled_noise_rounded_once(dtype):
 
 
 def test_sigma_and_clip_norm_scale_the_noise_and_nothing_else():
-    for sigma, clip in ((1e-3, 1.0), (40.0, 0.25), (1.0, 1e6)):
+    for noise_multiplier, clip in ((1e-3, 1.0), (40.0, 0.25), (1.0, 1e6)):
         stream = NoiseStream.unchecked(
-            ONE_OF_EACH["tree"], 300, sigma=sigma, clip_norm=clip, key=KEY
+            ONE_OF_EACH["tree"], 300, noise_multiplier=noise_multiplier, clip_norm=clip, key=KEY
         )
-        scale = sigma * clip
+        scale = noise_multiplier * clip
         found = follow(stream, ONE_OF_EACH["tree"], np.zeros((5, 300)), scale)
         assert np.abs(found.released - found.wanted).max() < 1e-6 * scale
         assert found.released.std() == pytest.approx(scale, rel=0.5)
@@ -156,8 +156,13 @@ def test_sigma_and_clip_norm_scale_the_noise_and_nothing_else():
 def test_auto_keeps_no_vector_a_round():
     for name, mechanism in ONE_OF_EACH.items():
         wanted = "regenerating" if name in ("sqrt", "tree-full") else "buffered"
-        assert NoiseStream.unchecked(mechanism, 10, clip_norm=1.0, sigma=1, key=KEY).mode == wanted
-    huge = NoiseStream.unchecked(ONE_OF_EACH["blt"], 2**33, clip_norm=1.0, sigma=1, key=KEY)
+        assert (
+            NoiseStream.unchecked(mechanism, 10, clip_norm=1.0, noise_multiplier=1, key=KEY).mode
+            == wanted
+        )
+    huge = NoiseStream.unchecked(
+        ONE_OF_EACH["blt"], 2**33, clip_norm=1.0, noise_multiplier=1, key=KEY
+    )
     assert huge.mode == "regenerating"
     assert huge.memory_bytes == 0
 
@@ -202,10 +207,10 @@ def test_rounds_past_the_last_are_refused_and_change_nothing(mode):
         {"size": 0},
         {"size": 2.5},
         {"size": True},
-        {"sigma": 0.0},
-        {"sigma": -1.0},
-        {"sigma": math.nan},
-        {"sigma": math.inf},
+        {"noise_multiplier": 0.0},
+        {"noise_multiplier": -1.0},
+        {"noise_multiplier": math.nan},
+        {"noise_multiplier": math.inf},
         {"clip_norm": 0.0},
         {"clip_norm": math.nan},
         {"dtype": "float16"},
@@ -222,17 +227,22 @@ def test_rounds_past_the_last_are_refused_and_change_nothing(mode):
 def test_what_makes_no_stream_is_refused(wrong):
     with pytest.raises(InvalidInput):
         NoiseStream.unchecked(
-            dpftrl.Independent(), **{"clip_norm": 1.0, "size": 3, "sigma": 1.0, "key": KEY, **wrong}
+            dpftrl.Independent(),
+            **{"clip_norm": 1.0, "size": 3, "noise_multiplier": 1.0, "key": KEY, **wrong},
         )
 
 
 def test_a_scale_that_is_no_number_is_refused():
     """The product of two positive numbers can be zero: no noise at all."""
-    for sigma, clip_norm in ((1e-200, 1e-200), (1e200, 1e200)):
+    for noise_multiplier, clip_norm in ((1e-200, 1e-200), (1e200, 1e200)):
         update = np.zeros(100)
         with pytest.raises(InvalidInput):
             NoiseStream.unchecked(
-                dpftrl.Independent(), 100, sigma=sigma, clip_norm=clip_norm, key=KEY
+                dpftrl.Independent(),
+                100,
+                noise_multiplier=noise_multiplier,
+                clip_norm=clip_norm,
+                key=KEY,
             ).add_to(update)
 
 
@@ -241,8 +251,8 @@ def test_a_scale_that_is_no_number_is_refused():
 COORDINATES, ROUNDS = 200_000, 8
 
 
-def noise_of(mechanism, mode="buffered", dtype="float32", sigma=SIGMA):
-    stream = make(mechanism, COORDINATES, mode, dtype, sigma)
+def noise_of(mechanism, mode="buffered", dtype="float32", noise_multiplier=SIGMA):
+    stream = make(mechanism, COORDINATES, mode, dtype, noise_multiplier)
     return released_rounds(stream, np.zeros((ROUNDS, COORDINATES)))
 
 
@@ -280,7 +290,7 @@ def drift(rounds: int, size: int) -> float:
     """How far float32 buffers of blt-b400 get from float64 ones, in standard deviations."""
     blt = dpftrl.mechanism("blt-b400")
     stream = NoiseStream.unchecked(
-        blt, size, clip_norm=1.0, sigma=1.0, key=KEY, dtype="float32", threads=1
+        blt, size, clip_norm=1.0, noise_multiplier=1.0, key=KEY, dtype="float32", threads=1
     )
     theta, omega = np.array(blt.theta), np.array(blt.omega)
     buffers, furthest = np.zeros((len(theta), size)), 0.0

@@ -53,12 +53,12 @@ def worst_updates(mechanism: Mechanism) -> np.ndarray:
 
 
 def test_statistics(
-    mechanism: Mechanism, sigma: float, updates: np.ndarray, shown: np.ndarray, mode: str
+    mechanism: Mechanism, noise_multiplier: float, updates: np.ndarray, shown: np.ndarray, mode: str
 ) -> np.ndarray:
     """Run the stream over some updates, the same in every coordinate, and weigh its release."""
-    grid = Grid.for_noise(sigma, clip_norm=1.0)
+    grid = Grid.for_noise(noise_multiplier, clip_norm=1.0)
     stream = NoiseStream.unchecked(
-        mechanism, TRIALS, sigma=sigma, clip_norm=1.0, key=KEY, mode=mode
+        mechanism, TRIALS, noise_multiplier=noise_multiplier, clip_norm=1.0, key=KEY, mode=mode
     )
     weights = likelihood_weights(mechanism, shown)
     total = np.zeros(TRIALS)
@@ -86,14 +86,14 @@ def at_most(errors: int) -> float:
     return float(beta.ppf(1 - DOUBT, errors + 1, TRIALS - errors))
 
 
-def attack(mechanism: Mechanism, sigma: float, mode: str = "buffered") -> Attack:
+def attack(mechanism: Mechanism, noise_multiplier: float, mode: str = "buffered") -> Attack:
     """Tell the worst participant from nobody, with thresholds that are fixed beforehand.
 
     The last threshold is where the ratio of the likelihoods is exp(epsilon), the best for epsilon.
     """
     updates = worst_updates(mechanism)
-    zeros = test_statistics(mechanism, sigma, 0 * updates, updates, mode)
-    ones = test_statistics(mechanism, sigma, updates, updates, mode)
+    zeros = test_statistics(mechanism, noise_multiplier, 0 * updates, updates, mode)
+    ones = test_statistics(mechanism, noise_multiplier, updates, updates, mode)
     middle = float(likelihood_weights(mechanism, updates) @ updates)  # the mean of `ones`
     best = Attack(0.0, 0.0)
     best_for_epsilon = epsilon_of(DELTA, CLAIMED_MU) / CLAIMED_MU**2 + 0.5
@@ -116,7 +116,7 @@ def attained(mechanism: Mechanism) -> float:
     """The mu that the release really has for the worst participant found, in ideal arithmetic."""
     updates = worst_updates(mechanism)
     shown = float(likelihood_weights(mechanism, updates) @ updates) ** 0.5
-    return shown / claim(mechanism).runs[0].sigma
+    return shown / claim(mechanism).runs[0].noise_multiplier
 
 
 @pytest.mark.parametrize("mode", ["buffered", "regenerating"])
@@ -124,7 +124,7 @@ def attained(mechanism: Mechanism) -> float:
 def test_the_stated_guarantee_withstands_the_best_attack(name: str, mode: str):
     mechanism = ONE_OF_EACH[name]
     stated = claim(mechanism)
-    shown = attack(mechanism, stated.runs[0].sigma, mode)
+    shown = attack(mechanism, stated.runs[0].noise_multiplier, mode)
     assert shown.mu <= stated.mu
     assert shown.epsilon <= stated.epsilon
     # The attack is a good one: it shows nearly all that there is.
@@ -139,7 +139,7 @@ def test_noise_a_tenth_too_small_is_noticed(name: str):
         assert attained(mechanism) < stated.mu  # a bound, which may hold with less noise
         return
     assert attained(mechanism) == pytest.approx(stated.mu, rel=1e-6)
-    shown = attack(mechanism, 0.9 * stated.runs[0].sigma)
+    shown = attack(mechanism, 0.9 * stated.runs[0].noise_multiplier)
     assert shown.mu > stated.mu
     assert shown.epsilon > stated.epsilon
 
@@ -150,7 +150,7 @@ def test_trees_show_less_than_their_sensitivity(name: str):
     mechanism = ONE_OF_EACH[name]
     stated, real = claim(mechanism), attained(ONE_OF_EACH[name])
     assert real < stated.mu
-    shown = attack(mechanism, 0.9 * stated.runs[0].sigma * real / stated.mu)
+    shown = attack(mechanism, 0.9 * stated.runs[0].noise_multiplier * real / stated.mu)
     assert shown.mu > stated.mu
 
 

@@ -55,7 +55,7 @@ def test_the_function_is_the_loss_that_the_library_reports(objective, participat
     for c_hat in ([1.0, -0.5], [1.0, -0.2, -0.6, 0.1], [1.0, 0.4, -0.3]):
         error = ToeplitzError(Workload(), ROUNDS, objective)
         value, _ = log_loss(error, participation)(np.array(c_hat))
-        reported = BandedInverse(c_hat).loss(participation)
+        reported = BandedInverse(c_hat).error_report(participation)
         assert np.exp(value) == pytest.approx(loss_value(reported, objective), rel=1e-10)
 
 
@@ -64,11 +64,13 @@ def test_losses_are_those_of_dense_matrices(workload):
     participation = MinSep(ROUNDS, min_sep=8)
     found = optimize_band_inverse(participation, 4, "rms", workload)
     C = np.linalg.inv(lower_toeplitz(found.mechanism.c_hat, ROUNDS))
-    assert (found.loss.max_error, found.loss.rms_error) == pytest.approx(errors(C, workload))
+    assert (found.error_report.max_error, found.error_report.rms_error) == pytest.approx(
+        errors(C, workload)
+    )
     truth = brute_sensitivity(np.abs(C), participation)
-    assert found.loss.sensitivity.value >= truth * (1 - 1e-9)
-    if found.loss.sensitivity.kind == "exact":
-        assert found.loss.sensitivity.value == pytest.approx(truth, rel=1e-9)
+    assert found.error_report.sensitivity.value >= truth * (1 - 1e-9)
+    if found.error_report.sensitivity.kind == "exact":
+        assert found.error_report.sensitivity.value == pytest.approx(truth, rel=1e-9)
 
 
 @both_objectives
@@ -111,7 +113,7 @@ def test_the_size_of_the_paper():
 def test_tiny_numbers_of_rounds(rounds, objective):
     for bands in range(1, rounds + 1):
         found = optimize_band_inverse(MinSep(rounds, 1), bands, objective)
-        independent = BandedInverse([1.0]).loss(MinSep(rounds, 1))
+        independent = BandedInverse([1.0]).error_report(MinSep(rounds, 1))
         assert found.value <= loss_value(independent, objective) * (1 + 1e-9)
 
 

@@ -42,9 +42,11 @@ def test_losses_are_those_of_dense_matrices(workload, bands):
     found = optimize_band_toeplitz(participation, bands, "rms", workload)
     C = lower_toeplitz(found.mechanism.c, ROUNDS)
     sensitivity = brute_sensitivity(C, participation)
-    assert found.loss.sensitivity.kind == "exact"
-    assert found.loss.sensitivity.value == pytest.approx(sensitivity, rel=1e-12)
-    assert (found.loss.max_error, found.loss.rms_error) == pytest.approx(errors(C, workload))
+    assert found.error_report.sensitivity.kind == "exact"
+    assert found.error_report.sensitivity.value == pytest.approx(sensitivity, rel=1e-12)
+    assert (found.error_report.max_error, found.error_report.rms_error) == pytest.approx(
+        errors(C, workload)
+    )
     assert found.mechanism.c[0] == 1
     assert found.seconds > 0
 
@@ -69,26 +71,29 @@ def test_no_small_change_is_better(workload, objective, bands):
 def test_the_losses_of_the_paper():
     participation = MinSep(rounds=2052, min_sep=342, max_participations=6)
     found = optimize_band_toeplitz(participation, bands=342)
-    assert found.loss.rms_loss == pytest.approx(8.8041, abs=1e-4)
-    assert found.loss.max_loss == pytest.approx(10.53, abs=0.005)
+    assert found.error_report.rms_loss == pytest.approx(8.8041, abs=1e-4)
+    assert found.error_report.max_loss == pytest.approx(10.53, abs=0.005)
     assert found.gradient_norm < 1e-6
     for_max = optimize_band_toeplitz(participation, bands=342, objective="max")
-    assert for_max.loss.max_loss == pytest.approx(10.4046, abs=1e-4)
+    assert for_max.error_report.max_loss == pytest.approx(10.4046, abs=1e-4)
 
 
 def test_as_many_bands_as_rounds_beat_the_square_root_and_every_band():
     participation = MinSep(rounds=100, min_sep=2)
     found = optimize_band_toeplitz(participation, bands=100)
     # The best BLT with one buffer is this good (36.639) already.
-    assert found.loss.rms_loss == pytest.approx(36.6389, abs=1e-4)
+    assert found.error_report.rms_loss == pytest.approx(36.6389, abs=1e-4)
     fewer = optimize_band_toeplitz(participation, bands=10)
-    assert found.loss.rms_loss <= fewer.loss.rms_loss * (1 + 1e-9)
-    assert fewer.loss.rms_loss <= SquareRoot(10).loss(participation).rms_loss
+    assert found.error_report.rms_loss <= fewer.error_report.rms_loss * (1 + 1e-9)
+    assert fewer.error_report.rms_loss <= SquareRoot(10).error_report(participation).rms_loss
 
 
 def test_many_rounds_need_no_dense_matrix():
     found = optimize_band_toeplitz(MinSep(50_000, min_sep=500), bands=100)
-    assert found.loss.rms_loss < SquareRoot(100).loss(MinSep(50_000, min_sep=500)).rms_loss
+    assert (
+        found.error_report.rms_loss
+        < SquareRoot(100).error_report(MinSep(50_000, min_sep=500)).rms_loss
+    )
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
@@ -97,7 +102,9 @@ def test_tiny_numbers_of_rounds(rounds, objective):
     for bands in range(1, rounds + 1):
         for participation in (MinSep(rounds, 1), MinSep(rounds, 2), FixedEpochs(rounds, 2)):
             found = optimize_band_toeplitz(participation, bands, objective)
-            assert found.value <= SquareRoot(bands).loss(participation).max_loss * (1 + 1e-12)
+            assert found.value <= SquareRoot(bands).error_report(participation).max_loss * (
+                1 + 1e-12
+            )
 
 
 def test_the_same_input_gives_the_same_output_and_progress_is_told():

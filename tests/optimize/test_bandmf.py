@@ -48,14 +48,19 @@ def test_losses_are_those_of_dense_matrices(workload, bands, tmp_path):
     found = optimize_bandmf(participation, bands, workload, cache=tmp_path)
     C = found.mechanism.strategy(ROUNDS)
     np.testing.assert_allclose(np.linalg.norm(C, axis=0), 1, rtol=1e-12)
-    assert (found.loss.max_error, found.loss.rms_error) == pytest.approx(errors(C, workload))
+    assert (found.error_report.max_error, found.error_report.rms_error) == pytest.approx(
+        errors(C, workload)
+    )
     if bands <= 8:
-        assert found.loss.sensitivity.value == pytest.approx(3**0.5, rel=1e-12)
-        assert found.loss.sensitivity.kind == "exact"
+        assert found.error_report.sensitivity.value == pytest.approx(3**0.5, rel=1e-12)
+        assert found.error_report.sensitivity.kind == "exact"
     else:
-        assert found.loss.sensitivity.value >= brute_sensitivity(np.abs(C), participation) - 1e-9
+        assert (
+            found.error_report.sensitivity.value
+            >= brute_sensitivity(np.abs(C), participation) - 1e-9
+        )
     toeplitz = optimize_band_toeplitz(MinSep(ROUNDS, ROUNDS), bands, "rms", workload)
-    assert found.loss.rms_error <= toeplitz.value * (1 + 1e-9)
+    assert found.error_report.rms_error <= toeplitz.value * (1 + 1e-9)
 
 
 def test_it_is_near_a_local_optimum(tmp_path):
@@ -65,7 +70,7 @@ def test_it_is_near_a_local_optimum(tmp_path):
     columns, random = found.mechanism.columns.T, np.random.default_rng(0)
     for size in (1e-2, 1e-3):
         nearby = error(columns + size * random.standard_normal(columns.shape))[0]
-        assert np.log(found.loss.rms_error) < nearby
+        assert np.log(found.error_report.rms_error) < nearby
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
@@ -73,8 +78,8 @@ def test_tiny_numbers_of_rounds(rounds, tmp_path):
     for bands in range(1, rounds + 1):
         found = optimize_bandmf(MinSep(rounds, rounds), bands, cache=tmp_path)
         assert found.mechanism.columns.shape == (bands, rounds)
-        start = Banded.square_root(bands, rounds).loss(MinSep(rounds, rounds))
-        assert found.loss.rms_loss <= start.rms_loss * (1 + 1e-12)
+        start = Banded.square_root(bands, rounds).error_report(MinSep(rounds, rounds))
+        assert found.error_report.rms_loss <= start.rms_loss * (1 + 1e-12)
 
 
 def test_a_smaller_problem_is_a_good_start(tmp_path):
@@ -89,8 +94,8 @@ def test_a_smaller_problem_is_a_good_start(tmp_path):
     start, _ = error(stretched_columns(small.mechanism.columns.T, 256, 64))
     best = optimize_bandmf(participation, 64, cache=tmp_path)
     toeplitz = np.tile(optimize_band_toeplitz(MinSep(256, 64), 64).mechanism.c, (256, 1))
-    assert np.log(best.loss.rms_error) <= start < error(toeplitz)[0]
-    assert start - np.log(best.loss.rms_error) < 2e-3
+    assert np.log(best.error_report.rms_error) <= start < error(toeplitz)[0]
+    assert start - np.log(best.error_report.rms_error) < 2e-3
 
 
 def test_a_finished_result_comes_from_the_cache(tmp_path):
@@ -153,7 +158,7 @@ def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path):
     )
     assert float(later[0].split()[-1]) <= reached
     whole = optimize_bandmf(MinSep(64, 16), 16, cache=tmp_path / "other")
-    assert resumed.loss.rms_loss == pytest.approx(whole.loss.rms_loss, rel=1e-4)
+    assert resumed.error_report.rms_loss == pytest.approx(whole.error_report.rms_loss, rel=1e-4)
 
 
 def test_a_search_that_ran_out_of_time_goes_on_later(tmp_path, monkeypatch):
@@ -168,7 +173,7 @@ def test_a_search_that_ran_out_of_time_goes_on_later(tmp_path, monkeypatch):
     )
     assert shares == [1.0]
     longer = optimize_bandmf(MinSep(128, 32), 32, cache=tmp_path)
-    assert longer.loss.rms_loss < short.loss.rms_loss
+    assert longer.error_report.rms_loss < short.error_report.rms_loss
     begun = time.perf_counter()
     assert optimize_bandmf(MinSep(128, 32), 32, cache=tmp_path).mechanism == longer.mechanism
     assert time.perf_counter() - begun < 5
@@ -177,7 +182,7 @@ def test_a_search_that_ran_out_of_time_goes_on_later(tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_written_to_is_no_obstacle(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     found = optimize_bandmf(MinSep(16, 4), 4, cache=tmp_path / "file")
-    assert found.loss.rms_loss > 0
+    assert found.error_report.rms_loss > 0
 
 
 def test_where_the_cache_is(tmp_path, monkeypatch):
@@ -212,6 +217,6 @@ def test_too_many_rounds_are_refused(tmp_path):
 @pytest.mark.slow
 def test_the_loss_of_the_paper(tmp_path):
     found = optimize_bandmf(MinSep(2052, 342, 6), 342, cache=tmp_path)
-    assert found.loss.rms_loss <= 8.600
-    assert found.loss.max_loss == pytest.approx(10.2, abs=0.05)
-    assert found.loss.sensitivity.kind == "exact"
+    assert found.error_report.rms_loss <= 8.600
+    assert found.error_report.max_loss == pytest.approx(10.2, abs=0.05)
+    assert found.error_report.sensitivity.kind == "exact"

@@ -32,7 +32,7 @@ def test_value_is_the_loss_and_gradient_its_derivative(data, size, objective):
     function = free_function(BltObjective(participation, objective))
     values, gradients = function(free[None])
     slow, fast = chain(free[None])
-    loss = BLT.from_decays(1 - slow[0], 1 - fast[0]).loss(participation)
+    loss = BLT.from_decays(1 - slow[0], 1 - fast[0]).error_report(participation)
     wanted = loss.max_loss if objective == "max" else loss.rms_loss
     assert np.exp(values[0]) == pytest.approx(wanted, rel=1e-7)
     assert gradients[0] == pytest.approx(numerical_gradient(function, free), abs=2e-7)
@@ -62,7 +62,7 @@ def test_benchmark_targets(buffers, objective, target):
     found = optimize_blt(BENCHMARK, buffers, objective)
     assert found.value <= target
     assert found.gradient_norm < 1e-6
-    assert found.loss.sensitivity.kind == "exact"
+    assert found.error_report.sensitivity.kind == "exact"
     assert sum(found.mechanism.omega) <= 1
 
 
@@ -72,15 +72,15 @@ def test_benchmark_targets(buffers, objective, target):
 )
 def test_never_worse_than_the_appendix(name, setting):
     found = optimize_blt(MinSep(*setting), 4)
-    printed = mechanism(name).loss(MinSep(*setting)).max_loss
-    assert found.loss.max_loss < printed
+    printed = mechanism(name).error_report(MinSep(*setting)).max_loss
+    assert found.error_report.max_loss < printed
     if name == "blt-b100":
-        assert found.loss.max_loss < 0.93 * printed
+        assert found.error_report.max_loss < 0.93 * printed
 
 
 def test_small_min_seps_want_a_negative_decay_of_the_inverse():
     found = optimize_blt(MinSep(100, 2, 50), 1, "rms")
-    assert found.loss.rms_loss == pytest.approx(36.639, abs=5e-4)
+    assert found.error_report.rms_loss == pytest.approx(36.639, abs=5e-4)
     assert found.mechanism.inverse_parameters()[0][0] == pytest.approx(-0.76, abs=5e-3)
 
 
@@ -111,7 +111,7 @@ def test_nothing_is_a_ten_thousandth_better(setting, objective):
     function = free_function(BltObjective(participation, objective))
     others = minimise(function, random.normal(0, 3, (10, 2 * buffers)), tolerance=1e-9)
     assert found.value <= np.exp(others.values.min()) * (1 + 1e-4)
-    assert found.loss.sensitivity.kind == "exact"
+    assert found.error_report.sensitivity.kind == "exact"
     if buffers > 1:
         fewer = optimize_blt(participation, buffers - 1, objective)
         assert found.value <= fewer.value * (1 + 1e-9)
@@ -134,7 +134,10 @@ def test_rounds_do_not_matter_to_the_answer_being_found():
     for rounds in (2 * 10**3, 10**9):
         found = optimize_blt(MinSep(rounds, rounds // 5, 5), 4)
         assert found.gradient_norm < 1e-5
-        assert found.loss.max_loss < mechanism("blt-b400").loss(found.participation).max_loss
+        assert (
+            found.error_report.max_loss
+            < mechanism("blt-b400").error_report(found.participation).max_loss
+        )
 
 
 def test_the_certificate_measures_against_any_toeplitz():
@@ -163,8 +166,8 @@ def test_workloads_are_optimised_for(workload, objective):
     assert found.value < 0.999 * (before.max_loss if objective == "max" else before.rms_loss)
     dense = workload.matrix(60) @ np.linalg.inv(found.mechanism.strategy(60))
     errors = np.linalg.norm(dense, axis=1)
-    assert found.loss.max_error == pytest.approx(errors.max(), rel=1e-9)
-    assert found.loss.rms_error == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-9)
+    assert found.error_report.max_error == pytest.approx(errors.max(), rel=1e-9)
+    assert found.error_report.rms_error == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-9)
     function = free_function(BltWorkloadObjective(participation, objective, workload))
     random = np.random.default_rng(3)
     others = minimise(function, random.normal(0, 2, (6, 4)), steps=40, tolerance=1e-8)

@@ -16,11 +16,11 @@ def test_the_robust_blt_has_less_regret_than_any_specialist():
     specialists = {regret.participation: regret.specialist for regret in robust.regrets}
     for participation in list(specialists)[::6]:
         blt = optimize_blt(participation, 3).mechanism
-        worst = max(blt.loss(other).max_loss / best for other, best in specialists.items())
+        worst = max(blt.error_report(other).max_loss / best for other, best in specialists.items())
         assert robust.worst.ratio < worst
     assert robust.gradient_norm < 1e-5
     assert all(regret.ratio >= 1 - 1e-9 for regret in robust.regrets)
-    assert robust.worst.loss == robust.mechanism.loss(robust.worst.participation).max_loss
+    assert robust.worst.loss == robust.mechanism.error_report(robust.worst.participation).max_loss
 
 
 def test_a_range_of_one_point_is_the_specialist():

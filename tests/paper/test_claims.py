@@ -60,7 +60,7 @@ def test_nothing_goes_below_the_lower_bound(rounds, min_sep):
     clients = MinSep(rounds, min_sep)
     bound = lower_bound(clients, (0.0, 0.3, 0.6, 1.0))
     rivals = [SquareRoot(), Independent(), BinaryTree(), optimize_blt(clients, 3, "rms").mechanism]
-    best = min(one.loss(clients).rms_loss for one in rivals)
+    best = min(one.error_report(clients).rms_loss for one in rivals)
     assert bound <= best
     assert bound > 0.8 * best  # and it is not an empty one
 

@@ -22,10 +22,10 @@ def question(fleet: Fleet, rounds: int, cap: int = UNCAPPED) -> Question:
     return Question(fleet, rounds, Budget(DELTA, epsilon=3.0), cap)
 
 
-def rival(label: str, made: Mechanism, asked: Question, sigma: float) -> Option:
+def rival(label: str, made: Mechanism, asked: Question, noise_multiplier: float) -> Option:
     participation = asked.participation()
-    promise = account(made, participation, sigma, DELTA)
-    return Option(label, Plan(asked.fleet, promise), made.loss(participation), 1, {})
+    promise = account(made, participation, noise_multiplier, DELTA)
+    return Option(label, Plan(asked.fleet, promise), made.error_report(participation), 1, {})
 
 
 def rivals(asked: Question) -> list[Option]:
@@ -73,7 +73,7 @@ def test_every_point_is_an_account_of_its_own(walks, along):
             if one.label == "short" and point.participation.rounds > 69:
                 assert found is None
                 continue
-            again = account(made, point.participation, one.plan.sigma * scale, DELTA)
+            again = account(made, point.participation, one.plan.noise_multiplier * scale, DELTA)
             assert found == again.epsilon
             checked += 1
     assert checked > 20
@@ -176,13 +176,13 @@ def test_nobody_to_walk_with_still_gives_the_settings():
     goal=st.integers(1, 5000),
     rounds=st.integers(1, 60),
     cap=st.integers(1, 9),
-    sigma=st.floats(0.5, 50),
+    noise_multiplier=st.floats(0.5, 50),
 )
-def test_any_fleet(population, goal, rounds, cap, sigma):
+def test_any_fleet(population, goal, rounds, cap, noise_multiplier):
     asked_of = min(goal, population)
     asked = question(Fleet(population, asked_of), rounds, cap)
     made = BLT([0.9, 0.5], [0.3, 0.2])
-    one = rival("blt", made, asked, sigma)
+    one = rival("blt", made, asked, noise_multiplier)
     goals, by_rounds, by_separation = extrapolate(asked, [one], steps=5)
     assert asked_of in goals.places
     assert rounds in by_rounds.places
@@ -191,7 +191,7 @@ def test_any_fleet(population, goal, rounds, cap, sigma):
         separation = population // point.report_goal
         assert separation >= 1
         scale = point.report_goal / asked_of
-        expected = account(made, MinSep(rounds, separation, cap), sigma * scale, DELTA)
+        expected = account(made, MinSep(rounds, separation, cap), noise_multiplier * scale, DELTA)
         assert point.epsilon["blt"] == expected.epsilon
 
 

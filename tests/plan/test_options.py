@@ -63,7 +63,7 @@ def test_an_epsilon_is_kept_and_used_up(answers):
 
 def test_epsilon_is_one_target_and_sigma_is_not(answers):
     """The control: sigmas differ, since they do not compare."""
-    sigmas = {option.plan.sigma for option in answers["epsilon"].values()}
+    sigmas = {option.plan.noise_multiplier for option in answers["epsilon"].values()}
     assert len(sigmas) >= 6
     with_same_sigma = {
         account(option.plan.mechanism, BY_EPSILON.participation(), 3.0, DELTA).epsilon
@@ -74,17 +74,21 @@ def test_epsilon_is_one_target_and_sigma_is_not(answers):
 
 def test_a_sigma_is_that_of_the_blt_and_the_others_are_as_noisy(answers):
     found = answers["sigma"]
-    assert found["blt"].plan.sigma == 3.7
-    noise = [option.loss.rms_error * option.plan.sigma for option in found.values()]
+    assert found["blt"].plan.noise_multiplier == 3.7
+    noise = [
+        option.error_report.rms_error * option.plan.noise_multiplier for option in found.values()
+    ]
     assert noise == pytest.approx([noise[0]] * len(noise), rel=1e-12)
-    assert len({option.plan.sigma for option in found.values()}) >= 6
+    assert len({option.plan.noise_multiplier for option in found.values()}) >= 6
     assert len({option.plan.guarantee.epsilon for option in found.values()}) >= 6
 
 
 def test_guarantees_are_accounts(answer):
     question, found = answer
     for option in found.values():
-        again = account(option.plan.mechanism, question.participation(), option.plan.sigma, DELTA)
+        again = account(
+            option.plan.mechanism, question.participation(), option.plan.noise_multiplier, DELTA
+        )
         assert option.plan.guarantee == again
         assert again.delta == DELTA
 
@@ -92,7 +96,7 @@ def test_guarantees_are_accounts(answer):
 def test_losses_are_those_of_the_mechanism(answer):
     question, found = answer
     for option in found.values():
-        assert option.loss == option.plan.mechanism.loss(question.participation())
+        assert option.error_report == option.plan.mechanism.error_report(question.participation())
 
 
 def test_memory_is_in_float64(answer):
@@ -122,7 +126,7 @@ def test_surprises_are_accounts_of_their_own(answer, scenario):
         if scenario == "rounds_double" and label not in ENDLESS:
             assert option.scenarios[scenario] is None
         else:
-            again = account(option.plan.mechanism, otherwise, option.plan.sigma, DELTA)
+            again = account(option.plan.mechanism, otherwise, option.plan.noise_multiplier, DELTA)
             assert option.scenarios[scenario] == again.epsilon
 
 
@@ -138,24 +142,28 @@ def test_surprises_go_the_way_they_must(answer):
 def test_a_cap_holds_whatever_happens(answers):
     for option in answers["sigma"].values():
         assert option.plan.participation == MinSep(12, 5, 2)
-        uncapped = account(option.plan.mechanism, MinSep(12, 2), option.plan.sigma, DELTA)
+        uncapped = account(
+            option.plan.mechanism, MinSep(12, 2), option.plan.noise_multiplier, DELTA
+        )
         assert option.scenarios["min_sep_half"] < uncapped.epsilon
 
 
 @pytest.mark.parametrize(("name", "loss"), [("epsilon", "rms_loss"), ("sigma", "max_loss")])
 def test_the_optimised_blt_is_the_best_blt_at_its_objective(answers, name, loss):
     found = answers[name]
-    best = getattr(found["blt"].loss, loss)
-    assert best <= getattr(found["blt-default"].loss, loss)
-    assert best <= getattr(found["blt-robust"].loss, loss) * (1 + 1e-6)
+    best = getattr(found["blt"].error_report, loss)
+    assert best <= getattr(found["blt-default"].error_report, loss)
+    assert best <= getattr(found["blt-robust"].error_report, loss) * (1 + 1e-6)
 
 
 def test_toeplitz_bands_and_bandmf_are_no_worse_than_the_blt(answers):
     """They contain it, but for the bands that are cut: close by is all that is sure."""
     found = answers["epsilon"]
-    assert found["bandmf"].loss.rms_loss <= found["band-toeplitz"].loss.rms_loss * (1 + 1e-6)
-    assert found["bandmf"].loss.rms_loss <= found["blt"].loss.rms_loss
-    assert found["tree-full"].loss.rms_loss <= found["tree"].loss.rms_loss
+    assert found["bandmf"].error_report.rms_loss <= found["band-toeplitz"].error_report.rms_loss * (
+        1 + 1e-6
+    )
+    assert found["bandmf"].error_report.rms_loss <= found["blt"].error_report.rms_loss
+    assert found["tree-full"].error_report.rms_loss <= found["tree"].error_report.rms_loss
 
 
 TINY = {
@@ -175,10 +183,10 @@ def test_tiny_plans_are_plans(fleet, rounds):
     assert list(found) == LABELS
     for option in found.values():
         assert 1 - 1e-6 <= option.plan.guarantee.epsilon <= 1
-        assert 0 < option.loss.rms_loss <= option.loss.max_loss
+        assert 0 < option.error_report.rms_loss <= option.error_report.max_loss
         assert option.plan.participation == MinSep(rounds, fleet.min_sep())
     if rounds == 1:  # there is nothing to correlate
-        assert found["blt"].loss.rms_loss == pytest.approx(1)
+        assert found["blt"].error_report.rms_loss == pytest.approx(1)
 
 
 QUICK = Question(SMALL, 6, Budget(DELTA, epsilon=1.0), buffers=1)

@@ -27,9 +27,9 @@ FLEET = Fleet(1300, 100, availability=0.7, over_selection=1.3, timer_days=2, rou
 LABELS = ["blt", "blt-robust", "blt-default", "tree", "tree-full", "band-toeplitz", "bandmf"]
 
 
-def plan_of(name: str = "blt-b100", participation=None, sigma: float = 2.5) -> Plan:
+def plan_of(name: str = "blt-b100", participation=None, noise_multiplier: float = 2.5) -> Plan:
     setting = participation or MinSep(20, 3)
-    return Plan(FLEET, account(mechanism(name, setting), setting, sigma, DELTA))
+    return Plan(FLEET, account(mechanism(name, setting), setting, noise_multiplier, DELTA))
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +81,16 @@ def test_other_mechanisms_and_participations_too(tmp_path, name, participation):
 
 
 @given(
-    sigma=st.floats(1e-3, 1e5),
+    noise_multiplier=st.floats(1e-3, 1e5),
     delta=st.floats(1e-300, 0.5),
     share=st.floats(1e-6, 1),
     factor=st.floats(1, 1e6),
 )
-def test_floats_are_read_back_to_the_last_bit(tmp_path_factory, sigma, delta, share, factor):
+def test_floats_are_read_back_to_the_last_bit(
+    tmp_path_factory, noise_multiplier, delta, share, factor
+):
     path = tmp_path_factory.getbasetemp() / "bits.json"
-    promise = account(mechanism("blt"), MinSep(20, 3), sigma, delta)
+    promise = account(mechanism("blt"), MinSep(20, 3), noise_multiplier, delta)
     plan = Plan(Fleet(10**9, 1, share, factor), promise)
     save_plan(plan, path)
     assert load_plan(path) == plan
@@ -188,7 +190,7 @@ def test_words_that_do_not_follow_are_not_believed(tmp_path, name, value):
 
 def honest(plan: Plan) -> bool:
     """Whether a plan promises no less than an account of its own run."""
-    again = account(plan.mechanism, plan.participation, plan.sigma, plan.guarantee.delta)
+    again = account(plan.mechanism, plan.participation, plan.noise_multiplier, plan.guarantee.delta)
     return plan.guarantee.epsilon >= again.epsilon
 
 

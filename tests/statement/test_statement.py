@@ -28,8 +28,8 @@ CLIENTS = MinSep(rounds=200, min_sep=50)
 BLT = dpftrl.BLT([0.9, 0.5], [0.1, 0.2])
 
 
-def promise(clients: dpftrl.Participation = CLIENTS, sigma: float = 8.0) -> Guarantee:
-    return account(BLT, clients, sigma, 1e-8)
+def promise(clients: dpftrl.Participation = CLIENTS, noise_multiplier: float = 8.0) -> Guarantee:
+    return account(BLT, clients, noise_multiplier, 1e-8)
 
 
 @pytest.fixture
@@ -53,9 +53,9 @@ EVERY = {
     "matrix": lambda: statement(account(mechanism("banded:4", CLIENTS), CLIENTS, 5.0, 1e-6)),
     "pairs": lambda: statement(account(mechanism("gblt:0.5+0.1j@0.05"), CLIENTS, 5.0, 1e-6)),
     "fixed epochs": lambda: statement(promise(FixedEpochs(200, 50))),
-    "composed": lambda: statement(compose([promise(), promise(sigma=9.0)], 1e-8, 5)),
+    "composed": lambda: statement(compose([promise(), promise(noise_multiplier=9.0)], 1e-8, 5)),
     "two devices": lambda: statement(promise().for_devices(2)),
-    "far too little noise": lambda: statement(promise(sigma=0.1)),
+    "far too little noise": lambda: statement(promise(noise_multiplier=0.1)),
     "run": lambda: statement(promise(), accounted=promise(MinSep(200, 40))),
 }
 every = pytest.mark.parametrize("make", EVERY.values(), ids=EVERY.keys())
@@ -90,7 +90,9 @@ def test_the_twin_holds_the_numbers_in_full(make):
         assert twin[name] == getattr(stated, name)
     assert twin["setting"] == "central"
     assert twin["dpftrl_version"] == dpftrl.__version__
-    assert [run["noise_multiplier"] for run in twin["runs"]] == [run.sigma for run in stated.runs]
+    assert [run["noise_multiplier"] for run in twin["runs"]] == [
+        run.noise_multiplier for run in stated.runs
+    ]
     assert {row["devices"] for row in twin["devices"]} >= {1, 2, 3}
     assert {row["delta"] for row in twin["epsilon_at_delta"]} >= {stated.delta, 1e-5, 1e-6, 1e-8}
     assert twin["not_covered"] == list(NOT_COVERED)
@@ -174,7 +176,7 @@ def test_no_number_is_below_the_guarantee(log_sigma, log_delta):
 
 def test_the_paper_s_table():
     clients = MinSep.from_rounds_between(2000, rounds_between=1181, max_participations=2)
-    made = statement(account(mechanism("blt-b1000"), clients, sigma=16.1, delta=1e-10))
+    made = statement(account(mechanism("blt-b1000"), clients, noise_multiplier=16.1, delta=1e-10))
     assert stated_numbers(made) == (0.9790, 1e-10, 0.01395)  # 0.01394, and rounding of buffers
 
 

@@ -17,7 +17,7 @@ from dpftrl.verify import Verdict, audit
 PEOPLE = [f"client {i}" for i in range(24)]
 PLAN = Plan(
     Fleet(population=24, report_goal=3, over_selection=1.3),
-    account(mechanism("blt-b400"), MinSep(8, 4), sigma=3.0, delta=1e-6),
+    account(mechanism("blt-b400"), MinSep(8, 4), noise_multiplier=3.0, delta=1e-6),
 )
 
 
@@ -49,7 +49,7 @@ class Place(NamedTuple):
         return found
 
     def open(self) -> Server:
-        return Server.open(self.folder, state_folder=self.state)
+        return Server.resume(self.folder, state_folder=self.state)
 
 
 def begin(root: Path, plan: Plan = PLAN, test_key: int | None = None, **settings) -> Place:
@@ -69,11 +69,11 @@ def play(server: Server, abandon: bool = False, now: float | None = None) -> Non
     """One attempt."""
     attempt = server.begin(PEOPLE, now)
     for client in list(attempt.clients)[: 1 if abandon else 3]:
-        attempt.report(client, np.ones(5), attempt.number)
+        attempt.report(client, np.ones(5), attempt.attempt)
     if abandon:
-        attempt.abandon("too few")
+        server.abandon(attempt, "too few")
     else:
-        attempt.commit()
+        server.commit(attempt)
 
 
 def made(root: Path, rounds: int, plan: Plan = PLAN, **settings) -> Place:

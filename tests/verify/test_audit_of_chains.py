@@ -17,7 +17,7 @@ from dpftrl.plan import Fleet, Plan
 
 OTHER_PLAN = Plan(
     Fleet(population=24, report_goal=3),
-    account(mechanism("banded:3", MinSep(8, 4)), MinSep(8, 4), sigma=2.0, delta=1e-5),
+    account(mechanism("banded:3", MinSep(8, 4)), MinSep(8, 4), noise_multiplier=2.0, delta=1e-5),
 )
 
 
@@ -121,7 +121,7 @@ def test_a_run_of_version_1_can_be_exported_and_composed(kind, tmp_path):
     shutil.copytree(golden / "finished-witness", tmp_path / "old-state")
     for path in (tmp_path / "old" / "private").rglob("*"):
         path.chmod(0o700 if path.is_dir() else 0o600)
-    with Server.open(tmp_path / "old", state_folder=tmp_path / "old-state") as server:
+    with Server.resume(tmp_path / "old", state_folder=tmp_path / "old-state") as server:
         spent = server.epsilon
         server.export(tmp_path / "old.safetensors")
     start = StartModel.load(tmp_path / "old.safetensors")
@@ -130,8 +130,8 @@ def test_a_run_of_version_1_can_be_exported_and_composed(kind, tmp_path):
     with Server.create(place.folder, PLAN, told, start, state_folder=place.state) as server:
         attempt = server.begin(PEOPLE)
         for client in attempt.clients[:3]:
-            attempt.report(client, np.ones(server.layout.size), attempt.number)
-        attempt.commit()
+            attempt.report(client, np.ones(server.layout.size), attempt.attempt)
+        server.commit(attempt)
         names = {one.name for one in server.guarantee().hypotheses}
     found = place.audit()
     assert failed(found) == {}

@@ -93,10 +93,10 @@ def test_a_server_killed_between_the_guarantee_and_the_commit(tmp_path, monkeypa
     with place.open() as server:
         attempt = server.begin(PEOPLE)
         for client in attempt.clients[:3]:
-            attempt.report(client, np.ones(5), attempt.number)
+            attempt.report(client, np.ones(5), attempt.attempt)
         monkeypatch.setattr(Journal, "append", killed)
         with pytest.raises(KeyboardInterrupt):
-            attempt.commit()
+            server.commit(attempt)
         monkeypatch.undo()
     (why,) = failed(place.audit()).values()
     assert "one round ahead" in why

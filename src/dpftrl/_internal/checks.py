@@ -27,7 +27,7 @@ def whole_number(name: str, value: SupportsIndex, at_least: int = 1) -> int:
 def positive_number(name: str, value: float) -> float:
     """Return `value` as a float, or refuse what is not a positive finite number.
 
-    >>> positive_number("sigma", float("nan"))
+    >>> positive_number("noise_multiplier", float("nan"))
     Traceback (most recent call last):
     dpftrl.errors.InvalidInput: sigma must be a positive finite number, got nan
     """

@@ -168,7 +168,7 @@ def _run_content(run: Run, beside: Path) -> RunContent:
     return RunContent(
         mechanism_content(run.mechanism, beside),
         ParticipationContent.of(run.participation),
-        run.sigma,
+        run.noise_multiplier,
         run.sensitivity.value,
         run.sensitivity.kind,
         run.buffers,

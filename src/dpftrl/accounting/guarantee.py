@@ -71,7 +71,7 @@ class Run:
     Attributes:
         mechanism: What correlates the noise.
         participation: Which rounds one device may take part in.
-        sigma: Standard deviation of the independent Gaussians Z, in units of the clip norm, with
+        noise_multiplier: Standard deviation of the independent Gaussians Z, in units of the clip norm, with
             the mechanism as it is given (the paper's noise multiplier).
         sensitivity: How far one device can move the strategy's output, at clip norm 1.
         buffers: What the noise buffers are kept in. Rounding to float64 is covered by mu; rounding
@@ -80,7 +80,7 @@ class Run:
 
     mechanism: Mechanism
     participation: Participation
-    sigma: float
+    noise_multiplier: float
     sensitivity: Sensitivity
     buffers: BufferType = "float64"
 
@@ -89,11 +89,11 @@ class Run:
         cls,
         mechanism: Mechanism,
         participation: Participation,
-        sigma: float,
+        noise_multiplier: float,
         buffers: BufferType = "float64",
     ) -> Self:
         """Compute the sensitivity."""
-        scale = positive_number("the noise multiplier", sigma)
+        scale = positive_number("the noise multiplier", noise_multiplier)
         mechanism.check_rounds(participation.rounds)
         return cls(mechanism, participation, scale, mechanism.sensitivity(participation), buffers)
 
@@ -105,7 +105,7 @@ class Run:
     @property
     def ideal_mu(self) -> float:
         """Sensitivity over sigma: mu if no buffer were ever rounded."""
-        return self.sensitivity.value / self.sigma
+        return self.sensitivity.value / self.noise_multiplier
 
     @property
     def rounding(self) -> float:
@@ -115,8 +115,10 @@ class Run:
     def mu_of(self, norm: float) -> float:
         """The mu of a device that moves the strategy's output by this norm, at clip norm 1."""
         if self.buffers == "float32" or norm == 0:
-            return norm / self.sigma
-        return mu_with_rounding(norm / self.sigma, self.mechanism, self.participation.rounds)
+            return norm / self.noise_multiplier
+        return mu_with_rounding(
+            norm / self.noise_multiplier, self.mechanism, self.participation.rounds
+        )
 
     @property
     def hypothesis(self) -> Hypothesis:
@@ -228,17 +230,17 @@ class Guarantee:
 
 
 def account(
-    mechanism: Mechanism, participation: Participation, sigma: float, delta: float
+    mechanism: Mechanism, participation: Participation, noise_multiplier: float, delta: float
 ) -> Guarantee:
     """The guarantee of one run.
 
     >>> from dpftrl import MinSep, mechanism
     >>> clients = MinSep.from_rounds_between(2000, rounds_between=1181, max_participations=2)
-    >>> promise = account(mechanism("blt-b1000"), clients, sigma=16.1, delta=1e-10)
+    >>> promise = account(mechanism("blt-b1000"), clients, noise_multiplier=16.1, delta=1e-10)
     >>> f"{promise.rho:.5f} {promise.epsilon:.4f}"
     '0.01394 0.9789'
     """
-    return guarantee_of([Run.of(mechanism, participation, sigma)], delta)
+    return guarantee_of([Run.of(mechanism, participation, noise_multiplier)], delta)
 
 
 def guarantee_of(runs: Iterable[Run], delta: float) -> Guarantee:
@@ -270,7 +272,7 @@ def guarantee_of(runs: Iterable[Run], delta: float) -> Guarantee:
 def delta_for(
     mechanism: Mechanism,
     participation: Participation,
-    sigma: float,
+    noise_multiplier: float,
     epsilon: float,
     devices: int = 1,
 ) -> float:
@@ -279,7 +281,7 @@ def delta_for(
     Guarantees:
         `account` at the delta returned states an epsilon of at most `epsilon`.
     """
-    mu = _padded(Run.of(mechanism, participation, sigma).mu * _devices(devices))
+    mu = _padded(Run.of(mechanism, participation, noise_multiplier).mu * _devices(devices))
     delta, step = delta_of(epsilon, mu) + sampler_delta(mu), ULP
     while delta < 1 and epsilon_of(ideal_delta(delta, mu), mu) > epsilon:
         delta, step = delta * (1 + step), 2 * step
@@ -303,11 +305,13 @@ def calibrate(
     value, times = mechanism.sensitivity(participation).value, _devices(devices)
     rounds = participation.rounds
     most = _largest_mu(epsilon, delta) / times
-    sigma = _padded(value) / mu_before_rounding(most, mechanism, rounds)
+    noise_multiplier = _padded(value) / mu_before_rounding(most, mechanism, rounds)
     step = FIRST_STEP
-    while not _keeps(mu_with_rounding(value / sigma, mechanism, rounds) * times, epsilon, delta):
-        sigma, step = sigma * (1 + step), 2 * step
-    return sigma
+    while not _keeps(
+        mu_with_rounding(value / noise_multiplier, mechanism, rounds) * times, epsilon, delta
+    ):
+        noise_multiplier, step = noise_multiplier * (1 + step), 2 * step
+    return noise_multiplier
 
 
 def calibrate_rho(
@@ -319,11 +323,13 @@ def calibrate_rho(
     value, times = mechanism.sensitivity(participation).value, _devices(devices)
     rounds = participation.rounds
     most = math.sqrt(2) * math.sqrt(rho) / times  # 2 * rho may be no float any more
-    sigma = value / mu_before_rounding(most, mechanism, rounds)
+    noise_multiplier = value / mu_before_rounding(most, mechanism, rounds)
     step = FIRST_STEP
-    while (mu := mu_with_rounding(value / sigma, mechanism, rounds) * times) * (mu / 2) > rho:
-        sigma, step = sigma * (1 + step), 2 * step
-    return sigma
+    while (mu := mu_with_rounding(value / noise_multiplier, mechanism, rounds) * times) * (
+        mu / 2
+    ) > rho:
+        noise_multiplier, step = noise_multiplier * (1 + step), 2 * step
+    return noise_multiplier
 
 
 def _keeps(mu: float, epsilon: float, delta: float) -> bool:

@@ -31,7 +31,7 @@ class Spent(NamedTuple):
 
 
 def spending(
-    mechanism: Mechanism, min_sep: int, sigma: float, max_participations: int = UNCAPPED
+    mechanism: Mechanism, min_sep: int, noise_multiplier: float, max_participations: int = UNCAPPED
 ) -> Iterator[Spent]:
     """The guarantee after 1, 2, 3, ... rounds, without end (or to the mechanism's last round).
 
@@ -39,11 +39,11 @@ def spending(
     on the first t rows of C X + Z alone, so it does not matter how many are meant to follow.
 
     >>> from dpftrl import mechanism
-    >>> rounds = spending(mechanism("blt-b400"), min_sep=2, sigma=10.0)
+    >>> rounds = spending(mechanism("blt-b400"), min_sep=2, noise_multiplier=10.0)
     >>> [round(next(rounds).epsilon(1e-6), 3) for _ in range(3)]
     [0.397, 0.447, 0.734]
     """
-    scale = positive_number("the noise multiplier", sigma)
+    scale = positive_number("the noise multiplier", noise_multiplier)
     gap = whole_number("min_sep", min_sep)
     cap = whole_number("max_participations", max_participations)
     sensitivities = _sensitivities(mechanism, gap, cap)

@@ -52,7 +52,6 @@ class Seen(NamedTuple):
 @participation_or_log_options
 @click.option(
     "--noise-multiplier",
-    "sigma",
     type=float,
     help="Standard deviation of the independent noise Z, in units of the clip norm.  "
     "[required, unless PLAN says it]",
@@ -75,7 +74,7 @@ def account_command(
     participation: Participation | None,
     rounds: int | None,
     log: Path | None,
-    sigma: float | None,
+    noise_multiplier: float | None,
     delta: float | None,
     epsilon: float | None,
     devices: int,
@@ -97,7 +96,7 @@ def account_command(
     """
     if log is None and (repeated_rows or first_round is not None):
         raise InvalidInput("--repeated-rows and --first-round go with --log")
-    asked = _asked(name, participation, rounds, sigma, delta, epsilon, log is not None)
+    asked = _asked(name, participation, rounds, noise_multiplier, delta, epsilon, log is not None)
     covered, seen = asked.planned, None
     if log is not None:
         seen = _look(log, asked, first_round or 0, repeated_rows)
@@ -105,14 +104,16 @@ def account_command(
         covered = observed.participation if covered is None else observed.within(covered)
     assert covered is not None  # `_asked` refuses to do with neither
     with working(f"computing {name}"):
-        run = Run.of(asked.mechanism, covered, asked.sigma, asked.buffers)
+        run = Run.of(asked.mechanism, covered, asked.noise_multiplier, asked.buffers)
         at = _delta(run, devices, asked.delta, epsilon)
         guarantee = guarantee_of([run], at).for_devices(devices)
         planned = None
         if seen is not None:
             guarantee = guarantee.resting_on(replace(run.hypothesis, basis="observed"))
             if asked.planned is not None:
-                stated = Run.of(asked.mechanism, asked.planned, asked.sigma, asked.buffers)
+                stated = Run.of(
+                    asked.mechanism, asked.planned, asked.noise_multiplier, asked.buffers
+                )
                 planned = guarantee_of([stated], at).for_devices(devices)
     if out is not None:
         save_guarantee(guarantee, out)
@@ -134,7 +135,7 @@ class Asked(NamedTuple):
 
     Attributes:
         mechanism: As it was run.
-        sigma: The noise multiplier.
+        noise_multiplier: The noise multiplier.
         delta: Where to state epsilon, if that was said.
         planned: The participation that was planned, if it is known.
         rounds: Rounds that were released, if that was said.
@@ -142,7 +143,7 @@ class Asked(NamedTuple):
     """
 
     mechanism: Mechanism
-    sigma: float
+    noise_multiplier: float
     delta: float | None
     planned: Participation | None
     rounds: int | None
@@ -153,13 +154,13 @@ def _asked(
     name: str,
     stated: Participation | None,
     rounds: int | None,
-    sigma: float | None,
+    noise_multiplier: float | None,
     delta: float | None,
     epsilon: float | None,
     with_log: bool,
 ) -> Asked:
     if is_plan(name):
-        if stated is not None or rounds is not None or sigma is not None:
+        if stated is not None or rounds is not None or noise_multiplier is not None:
             raise InvalidInput(
                 f"{name} is a plan and says the rounds, the separation and the noise multiplier; "
                 "leave these options out"
@@ -167,10 +168,10 @@ def _asked(
         plan = load_plan(name)
         at = plan.guarantee.delta if delta is None and epsilon is None else delta
         buffers = plan.guarantee.runs[0].buffers
-        return Asked(plan.mechanism, plan.sigma, at, plan.participation, None, buffers)
-    if sigma is None:
+        return Asked(plan.mechanism, plan.noise_multiplier, at, plan.participation, None, buffers)
+    if noise_multiplier is None:
         raise InvalidInput("give the --noise-multiplier, or a plan in place of the mechanism")
-    positive_number("--noise-multiplier", sigma)
+    positive_number("--noise-multiplier", noise_multiplier)
     if rounds is None and with_log:
         raise InvalidInput(
             "say how many --rounds were planned, or give a plan in place of the mechanism: a "
@@ -180,7 +181,7 @@ def _asked(
         raise InvalidInput("give --rounds and --min-sep, or a --log")
     if stated is None and not with_log:
         raise InvalidInput("give one of --min-sep and --rounds-between")
-    return Asked(resolve(name, stated), sigma, delta, stated, rounds)
+    return Asked(resolve(name, stated), noise_multiplier, delta, stated, rounds)
 
 
 def _look(log: Path, asked: Asked, first_round: int, repeated_rows: bool) -> Seen:
@@ -215,7 +216,7 @@ def _delta(run: Run, devices: int, delta: float | None, epsilon: float | None) -
         return delta
     if epsilon is None or delta is not None:
         raise InvalidInput("give one of --delta and --epsilon")
-    found = delta_for(run.mechanism, run.participation, run.sigma, epsilon, devices)
+    found = delta_for(run.mechanism, run.participation, run.noise_multiplier, epsilon, devices)
     if not 0 < found < 1:
         raise InvalidInput(f"delta at epsilon {epsilon:g} is {found:g}: give a --delta instead")
     return found
@@ -226,7 +227,7 @@ def _as_json(guarantee: Guarantee, seen: Seen | None, planned: Guarantee | None)
     content: dict[str, Any] = {
         "mechanism": run.mechanism.name,
         **describe(run.participation),
-        "noise_multiplier": run.sigma,
+        "noise_multiplier": run.noise_multiplier,
         "sensitivity": run.sensitivity.value,
         "sensitivity_kind": run.sensitivity.kind,
         "rounding": run.rounding,
@@ -277,8 +278,8 @@ def _worst(guarantee: Guarantee, worst: WorstPattern) -> Spent:
 
 def _table(guarantee: Guarantee, seen: Seen | None, planned: Guarantee | None) -> Table:
     run = guarantee.runs[0]
-    sigma = f"sigma {run.sigma:g}"
-    title = f"{run.mechanism.name}, {sigma}, {run.participation}"
+    noise_multiplier = f"sigma {run.noise_multiplier:g}"
+    title = f"{run.mechanism.name}, {noise_multiplier}, {run.participation}"
     table = Table(
         title=title,
         min_width=len(title),

@@ -42,14 +42,14 @@ def calibrate_command(
     with working(f"calibrating {name}"):
         mechanism = resolve(name, participation)
         if epsilon is not None and delta is not None:
-            sigma = calibrate(mechanism, participation, epsilon, delta, together)
+            noise_multiplier = calibrate(mechanism, participation, epsilon, delta, together)
         else:
             assert rho is not None
-            sigma = calibrate_rho(mechanism, participation, rho, together)
+            noise_multiplier = calibrate_rho(mechanism, participation, rho, together)
         at = 0.5 if delta is None else delta  # without one, epsilon is not shown
-        found = account(mechanism, participation, sigma, at).for_devices(together)
+        found = account(mechanism, participation, noise_multiplier, at).for_devices(together)
     sensitivity = found.runs[0].sensitivity
-    numbers = {"noise_multiplier": sigma, "mu": found.mu, "rho": found.rho}
+    numbers = {"noise_multiplier": noise_multiplier, "mu": found.mu, "rho": found.rho}
     if delta is not None:
         numbers |= {"epsilon": found.epsilon, "delta": delta}
     if as_json:

@@ -64,7 +64,7 @@ def compare(
             try:
                 mechanism = resolve(name, participation)
                 label = name if name.endswith(".json") else mechanism.name
-                found.append(Rival(label, mechanism, mechanism.loss(participation)))
+                found.append(Rival(label, mechanism, mechanism.error_report(participation)))
             except (RoundsExceeded, TooLarge) as reason:
                 left_out[name] = str(reason)
     found.sort(key=lambda rival: _loss(rival, sort))
@@ -72,7 +72,7 @@ def compare(
         with working(f"drawing {plot}"):
             plot_comparison(found, participation, plot)
     if as_json:
-        rows = [loss_as_json(rival.mechanism, participation, rival.loss) for rival in found]
+        rows = [loss_as_json(rival.mechanism, participation, rival.error_report) for rival in found]
         print_json({"mechanisms": rows, "left_out": left_out})
         return
     print_table(_table(found, participation, sort))
@@ -92,9 +92,9 @@ def _table(found: list[Rival], participation: Participation, sort: str) -> Table
     for rival in found:
         table.add_row(
             rival.label,
-            number(rival.loss.max_loss),
-            number(rival.loss.rms_loss),
-            sensitivity_text(rival.loss.sensitivity),
+            number(rival.error_report.max_loss),
+            number(rival.error_report.rms_loss),
+            sensitivity_text(rival.error_report.sensitivity),
             f"{rival.mechanism.memory(participation.rounds):,}",
             "█" * max(1, round(BAR * _loss(rival, sort) / scale)),
         )
@@ -102,4 +102,4 @@ def _table(found: list[Rival], participation: Participation, sort: str) -> Table
 
 
 def _loss(rival: Rival, sort: str) -> float:
-    return rival.loss.rms_loss if sort == "rms" else rival.loss.max_loss
+    return rival.error_report.rms_loss if sort == "rms" else rival.error_report.max_loss

@@ -26,7 +26,7 @@ def export_command(
     """
     with (
         working(f"reading {run}"),
-        Server.open(run, state_folder=state_folder, trust_folder=trust_folder) as server,
+        Server.resume(run, state_folder=state_folder, trust_folder=trust_folder) as server,
     ):
         summary = server.export(model)
     if as_json:

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from dpftrl.cli.options import describe, json_option, participation_options, resolve
 from dpftrl.cli.output import number, print_json, print_table, sensitivity_text, working
-from dpftrl.mechanisms import Loss, Mechanism
+from dpftrl.mechanisms import ErrorReport, Mechanism
 from dpftrl.participation import Participation
 
 
@@ -19,12 +19,12 @@ def loss(name: str, participation: Participation, as_json: bool) -> None:
     """Error, sensitivity and loss of one mechanism.
 
     Errors are standard deviations of the noise on prefix sums, the largest and the root mean square
-    over rounds, for independent noise of standard deviation 1. Loss is error times sensitivity: the
+    over rounds, for independent noise of standard deviation 1. ErrorReport is error times sensitivity: the
     error at a fixed privacy level, by which mechanisms compare.
     """
     with working(f"computing {name}"):
         mechanism = resolve(name, participation)
-        result = mechanism.loss(participation)
+        result = mechanism.error_report(participation)
     if as_json:
         print_json(loss_as_json(mechanism, participation, result))
         return
@@ -42,7 +42,7 @@ def loss(name: str, participation: Participation, as_json: bool) -> None:
 
 
 def loss_as_json(
-    mechanism: Mechanism, participation: Participation, result: Loss
+    mechanism: Mechanism, participation: Participation, result: ErrorReport
 ) -> dict[str, Any]:
     """One mechanism's losses, as every command prints them."""
     return {

@@ -233,7 +233,7 @@ def _print(
     found: Optimised[Mechanism], extra: dict[str, Any], as_json: bool, out: Path | None
 ) -> None:
     facts = {
-        **loss_as_json(found.mechanism, found.participation, found.loss),
+        **loss_as_json(found.mechanism, found.participation, found.error_report),
         "objective": found.objective,
         "gradient_norm": found.gradient_norm,
         "seconds": found.seconds,
@@ -247,10 +247,10 @@ def _print(
     table.add_column(no_wrap=True)
     table.add_column()
     table.add_row("value", repr(found.mechanism))
-    table.add_row("max loss", number(found.loss.max_loss))
-    table.add_row("rms loss", number(found.loss.rms_loss))
-    kind = found.loss.sensitivity.kind
-    table.add_row("sensitivity", f"{sensitivity_text(found.loss.sensitivity)} ({kind})")
+    table.add_row("max loss", number(found.error_report.max_loss))
+    table.add_row("rms loss", number(found.error_report.rms_loss))
+    kind = found.error_report.sensitivity.kind
+    table.add_row("sensitivity", f"{sensitivity_text(found.error_report.sensitivity)} ({kind})")
     table.add_row("memory", f"{facts['memory']:,} model-sized vectors")
     table.add_row("gradient", f"{found.gradient_norm:.1e} (of the log {found.objective} loss)")
     if "ratio_to_best_toeplitz" in extra:

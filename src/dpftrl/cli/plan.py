@@ -80,7 +80,7 @@ HEADINGS = {
     type=click.Choice(["rms", "max"]),
     default="rms",
     show_default=True,
-    help="Loss to make small.",
+    help="ErrorReport to make small.",
 )
 @click.option("--with-bandmf", is_flag=True, help="Optimise BandMF too, which takes a while.")
 @click.option(
@@ -194,11 +194,11 @@ def _table(question: Question, found: Sequence[Option], rows: Sequence[Option | 
         bound = "" if guarantee.kind == "exact" else "≤ "
         table.add_row(
             row.label,
-            rounded_up(row.plan.sigma),
+            rounded_up(row.plan.noise_multiplier),
             rounded_up(guarantee.rho),
             bound + rounded_up(guarantee.epsilon),
-            number(row.loss.rms_loss),
-            number(row.loss.max_loss),
+            number(row.error_report.rms_loss),
+            number(row.error_report.max_loss),
             _size(row.memory_bytes),
         )
     return table
@@ -279,17 +279,17 @@ def _as_json(
 
 
 def _option_as_json(option: Option) -> dict[str, Any]:
-    guarantee, sensitivity = option.plan.guarantee, option.loss.sensitivity
+    guarantee, sensitivity = option.plan.guarantee, option.error_report.sensitivity
     return {
         "name": option.label,
-        "noise_multiplier": option.plan.sigma,
+        "noise_multiplier": option.plan.noise_multiplier,
         "sensitivity": sensitivity.value,
         "sensitivity_kind": sensitivity.kind,
         "mu": guarantee.mu,
         "rho": guarantee.rho,
         "epsilon": guarantee.epsilon,
-        "rms_loss": option.loss.rms_loss,
-        "max_loss": option.loss.max_loss,
+        "rms_loss": option.error_report.rms_loss,
+        "max_loss": option.error_report.max_loss,
         "memory_bytes": option.memory_bytes,
         "epsilon_if": dict(option.scenarios),
     }

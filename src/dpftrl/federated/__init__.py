@@ -2,7 +2,7 @@
 
 from dpftrl.federated.layout import Layout
 from dpftrl.federated.optimizers import Adam, Optimizer, Sgd
-from dpftrl.federated.round import Attempt, Released
+from dpftrl.federated.round import Released, Round
 from dpftrl.federated.server import Server
 from dpftrl.federated.settings import Settings
 from dpftrl.federated.start_model import EarlierRun, Start, StartModel
@@ -10,11 +10,11 @@ from dpftrl.federated.store.folder import RunFolder
 
 __all__ = [
     "Adam",
-    "Attempt",
     "EarlierRun",
     "Layout",
     "Optimizer",
     "Released",
+    "Round",
     "RunFolder",
     "Server",
     "Settings",

@@ -28,6 +28,19 @@ SMALLEST_RECENT: Final = 65_536
 
 
 @final
+class Exposure(NamedTuple):
+    """How closely and how often clients were contacted: what sensitivity depends on.
+
+    Attributes:
+        min_gap: Fewest rounds from one contact of a client to its next; None if nobody returned.
+        max_contacts: Contacts of the client that was contacted most often.
+    """
+
+    min_gap: int | None = None
+    max_contacts: int = 0
+
+
+@final
 class Timers:
     """The contacts of a run, by pseudonym.
 
@@ -35,15 +48,13 @@ class Timers:
     lets anybody come too early.
 
     Attributes:
-        least_gap: Fewest rounds from one contact of a client to its next; None if nobody returned.
-        most_contacts: Contacts of the client that was contacted most often.
+        exposure: How closely and how often clients were contacted so far.
     """
 
     def __init__(self) -> None:
         self._old = _Table()
         self._recent = _Table()
-        self.least_gap: int | None = None
-        self.most_contacts = 0
+        self.exposure = Exposure()
 
     def __len__(self) -> int:
         return len(self._old.keys) + len(self._recent.keys)
@@ -59,26 +70,27 @@ class Timers:
     def mark(self, keys: Keys, row: int) -> None:
         """All these clients, no two alike, are contacted for a row."""
         seen = self._look(keys)
-        gap, most = self._with(seen, row)
+        exposure = self._exposure_with(seen, row)
         for table, at in seen.places:
             table.last[at] = row
             table.count[at] += 1
         self._recent.insert(np.sort(keys[seen.last == NEVER]), np.int32(row), np.int32(1))
-        self.least_gap, self.most_contacts = gap, most
+        self.exposure = exposure
         if len(self._recent.keys) > max(SMALLEST_RECENT, len(self._old.keys) // RECENT_SHARE):
             self._old.insert(self._recent.keys, self._recent.last, self._recent.count)
             self._recent = _Table()
 
-    def after(self, keys: Keys, row: int) -> tuple[int | None, int]:
-        """What `least_gap` and `most_contacts` will be once these are contacted for a row."""
-        return self._with(self._look(keys), row)
+    def exposure_after(self, keys: Keys, row: int) -> Exposure:
+        """What `exposure` will be once these clients are contacted for a row."""
+        return self._exposure_with(self._look(keys), row)
 
-    def _with(self, seen: "_Seen", row: int) -> tuple[int | None, int]:
+    def _exposure_with(self, seen: "_Seen", row: int) -> Exposure:
+        known = self.exposure
         returned = seen.last[seen.last != NEVER]
         gaps = [row - int(returned.max())] if len(returned) else []
-        known = [] if self.least_gap is None else [self.least_gap]
+        gaps += [] if known.min_gap is None else [known.min_gap]
         most = int(seen.often.max()) + 1 if len(seen.often) else 0
-        return min([*gaps, *known], default=None), max(self.most_contacts, most)
+        return Exposure(min(gaps, default=None), max(known.max_contacts, most))
 
     def _look(self, keys: Keys) -> "_Seen":
         seen = _Seen(np.full(len(keys), NEVER, np.int32), np.zeros(len(keys), np.int32), [])

@@ -1,16 +1,17 @@
-"""One attempt at a round: the cohort, its reports, and how it ends."""
+"""A round that is open: its cohort, and the reports that are added up as they arrive."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Protocol, cast, final
+from typing import Any, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl.clipping import ExactSum, Grid
 from dpftrl.errors import InvalidInput, ReportRefused
 from dpftrl.federated.eligibility import written
 from dpftrl.federated.layout import Layout
-from dpftrl.noise import ExactSum, Grid
 
 
 @final
@@ -35,7 +36,7 @@ class Reports:
         self._clients = clients
         self._layout = layout
         self._sum = ExactSum(grid, layout.size)
-        self._turn = Lock()
+        self._lock = Lock()
 
     def __repr__(self) -> str:
         return f"Reports({len(self.counted)} of {self.goal})"
@@ -47,7 +48,7 @@ class Reports:
 
     def take(self, client: int, update: Any) -> str | None:
         """Add a report; return what was wrong with it, for the private log, if anything was."""
-        with self._turn:
+        with self._lock:
             if client not in self._clients:
                 raise ReportRefused("this client is not in the cohort of this round")
             if client in self.counted:
@@ -61,7 +62,7 @@ class Reports:
 
     def sum(self) -> ExactSum:
         """The exact sum; noise is added to it in place."""
-        with self._turn:  # the last report may still be on its way in
+        with self._lock:  # the last report may still be on its way in
             return self._sum
 
     def _add(self, update: Any) -> str | None:
@@ -100,46 +101,37 @@ class Released:
     model: dict[str, NDArray[np.float32]]
 
 
-class Decides(Protocol):
-    """What an attempt needs of its server."""
-
-    def commit(self, attempt: "Attempt") -> Released:
-        """Close the round."""
-        ...
-
-    def abandon(self, attempt: "Attempt", reason: str) -> None:
-        """Give the round up."""
-        ...
-
-    def log(self, **entry: Any) -> None:
-        """Write to the private log."""
-        ...
-
-
 @final
-class Attempt:
-    """Clients to ask, and a place for what they send.
+class Round:
+    """A round that is open: the clients to contact, and a place for what they send.
+
+    `Server.begin` opens it; `Server.commit` or `Server.abandon` closes it.
 
     Attributes:
-        number: Counts attempts; clients send it back, so that a late report is not taken for
-            one of this round.
-        row: The row of noise it is for: rounds released before it.
+        number: Rounds released before it; also the row of noise that it takes.
+        attempt: Counts attempts at rounds; clients send it back, so that a late report is not
+            taken for one of this round.
         clients: Names of the cohort, as far as they are available.
         reports: What came so far.
     """
 
     def __init__(
-        self, server: Decides, number: int, row: int, names: dict[int, str], reports: Reports
+        self,
+        number: int,
+        attempt: int,
+        names: dict[int, str],
+        reports: Reports,
+        log: Callable[[dict[str, Any]], None],
     ):
         self.number = number
-        self.row = row
+        self.attempt = attempt
         self.clients = tuple(names.values())
         self.reports = reports
-        self._server = server
+        self._log = log
         self._keys = {name: key for key, name in names.items()}
 
     def __repr__(self) -> str:
-        return f"Attempt(number={self.number}, row={self.row}, {self.reports!r})"
+        return f"Round(number={self.number}, attempt={self.attempt}, {self.reports!r})"
 
     @property
     def enough(self) -> bool:
@@ -154,7 +146,7 @@ class Attempt:
         Args:
             client: Who sends it.
             update: The client's model minus the one it was handed.
-            attempt: The number of the attempt that it was made for, as the client sent it back.
+            attempt: The attempt that it was made for, as the client sent it back.
 
         Returns:
             Whether the report goal is now reached.
@@ -163,31 +155,22 @@ class Attempt:
             ReportRefused: It is not for this attempt, not from its cohort, or not the first.
         """
         key = self._keys.get(client) if type(client) is str else None
-        known = None if key is None else written(key)
         try:
-            why = self._take(key, update, attempt)
+            unfit = self._take(key, update, attempt)
         except ReportRefused as error:
-            self._server.log(attempt=self.number, client=known, refused=str(error))
+            self._note(key, refused=str(error))
             raise
-        if why is not None:
-            self._server.log(attempt=self.number, client=known, unfit=why)
+        if unfit is not None:
+            self._note(key, unfit=unfit)
         return self.enough
 
     def _take(self, key: int | None, update: Any, attempt: int) -> str | None:
-        if type(attempt) is not int or attempt != self.number:
-            raise ReportRefused(f"this is attempt {self.number}, the report is for another")
+        if type(attempt) is not int or attempt != self.attempt:
+            raise ReportRefused(f"this is attempt {self.attempt}, the report is for another")
         if key is None:
             raise ReportRefused("this client is not in the cohort of this round")
         return self.reports.take(key, update)
 
-    def commit(self) -> Released:
-        """Close the round: noise, optimiser, journal; what it returns may be published."""
-        return self._server.commit(self)
-
-    def abandon(self, reason: str) -> None:
-        """Give the round up: nothing is released, and its row of noise is for the next attempt.
-
-        Args:
-            reason: Why; it goes into the private journal.
-        """
-        self._server.abandon(self, reason)
+    def _note(self, key: int | None, **what: str) -> None:
+        known = None if key is None else written(key)
+        self._log({"attempt": self.attempt, "client": known, **what})

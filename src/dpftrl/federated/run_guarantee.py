@@ -5,6 +5,7 @@ from typing import final
 
 from dpftrl.accounting import Guarantee, Run, guarantee_of
 from dpftrl.accounting.guarantee import CLIPPING, Basis, BufferType, Hypothesis
+from dpftrl.federated.eligibility import Exposure
 from dpftrl.federated.settings import Settings
 from dpftrl.federated.start_model import TEST_KEY, EarlierRun, Start
 from dpftrl.participation import MinSep
@@ -33,8 +34,8 @@ IDENTITIES = {
 
 @final
 @dataclass(frozen=True)
-class Promise:
-    """What a run promises, round by round.
+class RunGuarantee:
+    """What a run guarantees, round by round.
 
     Attributes:
         plan: What was planned.
@@ -60,42 +61,41 @@ class Promise:
         """What the earlier runs on the same people spent before the first round of this one."""
         return 0.0 if self.start is None else self.start.epsilon(self.plan.guarantee.delta)
 
-    def after(self, rounds: int, least_gap: int | None, most_contacts: int) -> Guarantee:
+    def after(self, rounds: int, exposure: Exposure) -> Guarantee:
         """The guarantee of so many rounds, composed with the earlier runs on the same people.
 
         The arguments are those of `alone_after`.
         """
-        return self._composed(self.alone_after(rounds, least_gap, most_contacts))
+        return self._composed(self.alone_after(rounds, exposure))
 
     def _composed(self, alone: Guarantee) -> Guarantee:
         return alone if self.start is None else self.start.composed_with(alone)
 
-    def alone_after(self, rounds: int, least_gap: int | None, most_contacts: int) -> Guarantee:
+    def alone_after(self, rounds: int, exposure: Exposure) -> Guarantee:
         """The guarantee of everything that this run itself released in so many rounds.
 
         Args:
             rounds: How many.
-            least_gap: Fewest rounds from one contact of a client to its next.
-            most_contacts: Contacts of the client that was contacted most often.
+            exposure: How closely and how often clients were contacted in them.
         """
         plan, settings, planned = self.plan, self.settings, self.plan.participation
         if settings.timer_hours is None:
             covered = MinSep(rounds, planned.min_sep, planned.max_participations)
         else:
-            covered = MinSep(rounds, least_gap or rounds, max(1, most_contacts))
-        run = Run.of(plan.mechanism, covered, plan.sigma, self.buffers)
+            covered = MinSep(rounds, exposure.min_gap or rounds, max(1, exposure.max_contacts))
+        run = Run.of(plan.mechanism, covered, plan.noise_multiplier, self.buffers)
         found = guarantee_of([run], plan.guarantee.delta)
         said = Hypothesis("participation", found.runs[0].hypothesis.text, _basis(settings))
         # Zero-out stays assumed: who is available, fails or comes late, the server cannot see.
         known = [said, ENFORCED_CLIPPING, IDENTITIES[settings.identity]]
         return found.resting_on(*known, *([TEST_KEY] if self.test_key else []))
 
-    def over_budget(self, rounds: int, least_gap: int | None, most_contacts: int) -> str | None:
+    def over_budget(self, rounds: int, exposure: Exposure) -> str | None:
         """Why so many rounds would be too many for the budget, if they would."""
         budget = self.settings.budget
         if budget is None:
             return None
-        epsilon = self.after(rounds, least_gap, most_contacts).epsilon
+        epsilon = self.after(rounds, exposure).epsilon
         if epsilon <= budget:
             return None
         before = self.epsilon_before
@@ -105,13 +105,11 @@ class Promise:
             f"{epsilon:.10g}, above {budget:g}{earlier}"
         )
 
-    def history(
-        self, run: str, rounds: int, least_gap: int | None, most_contacts: int
-    ) -> tuple[EarlierRun, ...]:
-        """All private runs behind the model after so many rounds; this one, named `run`, last."""
+    def history(self, run_id: str, rounds: int, exposure: Exposure) -> tuple[EarlierRun, ...]:
+        """All private runs behind the model after so many rounds, this one last."""
         before = () if self.start is None else self.start.earlier
-        alone = self.alone_after(rounds, least_gap, most_contacts)
-        return (*before, EarlierRun(run, self.settings.population, self.test_key, alone))
+        alone = self.alone_after(rounds, exposure)
+        return (*before, EarlierRun(run_id, self.settings.population, self.test_key, alone))
 
 
 def _basis(settings: Settings) -> Basis:

@@ -66,7 +66,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             )
         plan.mechanism.check_rounds(plan.participation.rounds)
         self.optimizer.check(plan.participation.rounds)
-        grid = Grid.for_noise(plan.sigma, self.clip_norm)
+        grid = Grid.for_noise(plan.noise_multiplier, self.clip_norm)
         if plan.fleet.report_goal > grid.most_updates:
             raise InvalidInput(
                 f"with so little noise a sum holds {grid.most_updates:,} updates, and the report "

@@ -125,7 +125,7 @@ class Place:
                 state_folder=self.state_folder,
                 insecure_test_key=self.insecure_test_key,
             )
-        server = Server.open(
+        server = Server.resume(
             self.folder, state_folder=self.state_folder, trust_folder=self.trust_folder
         )
         try:
@@ -161,11 +161,17 @@ def _check_same(server: Server, plan: Plan, settings: Settings, model: Model) ->
     if msgspec.structs.replace(settings, identity=kept.identity) != kept:
         raise InvalidInput(f"{folder} holds a run with other settings; resume with the same")
     ours, theirs = plan, server.plan
-    if (ours.fleet, ours.mechanism, ours.participation, ours.sigma, ours.guarantee.delta) != (
+    if (
+        ours.fleet,
+        ours.mechanism,
+        ours.participation,
+        ours.noise_multiplier,
+        ours.guarantee.delta,
+    ) != (
         theirs.fleet,
         theirs.mechanism,
         theirs.participation,
-        theirs.sigma,
+        theirs.noise_multiplier,
         theirs.guarantee.delta,
     ):
         raise InvalidInput(f"{folder} holds a run of another plan; resume with its own plan.json")

@@ -17,7 +17,7 @@ from flwr.supercore import log
 
 from dpftrl._internal.formatting import rounded_up
 from dpftrl.errors import InvalidInput, ReportRefused, RunOver, TooFewClients, UnsafeState
-from dpftrl.federated import Attempt, Server, Settings, StartModel
+from dpftrl.federated import Round, Server, Settings, StartModel
 from dpftrl.flower.identity import identity_of, named_nodes
 from dpftrl.flower.in_process import InProcessGrid
 from dpftrl.flower.messages import (
@@ -43,8 +43,8 @@ SAY_SECONDS: Final = 300.0
 
 def begin_when_enough(
     server: Server, clock: RunClock, grid: Grid, seconds: float
-) -> tuple[dict[str, int], Attempt]:
-    """The nodes by name, and the attempt that asks some of them.
+) -> tuple[dict[str, int], Round]:
+    """The nodes by name, and the round that contacts some of them.
 
     Args:
         server: The run.
@@ -75,21 +75,19 @@ def begin_when_enough(
         time.sleep(POLL_SECONDS)
 
 
-def _begin(server: Server, clock: RunClock, names: list[str], is_last: bool) -> Attempt:
+def _begin(server: Server, clock: RunClock, names: list[str], is_last: bool) -> Round:
     goal = server.plan.fleet.report_goal
-    if server.in_flight and not is_last and server.asked_before(names) < goal:
+    if server.in_flight and not is_last and server.contacted_before(names) < goal:
         raise TooFewClients("too few of an interrupted round's nodes are online again")
     by_time = server.settings.timer_hours is not None
     return server.begin(names, clock.hours() if by_time else None)
 
 
-def collect(
-    attempt: Attempt, asked: Mapping[str, str], replies: Iterable[Message]
-) -> dict[str, int]:
-    """Hand each reply to the attempt at once, until there are enough.
+def collect(current: Round, asked: Mapping[str, str], replies: Iterable[Message]) -> dict[str, int]:
+    """Hand each reply to the round at once, until there are enough.
 
     Args:
-        attempt: What the replies are for.
+        current: The round that the replies are for.
         asked: The name of each node that was asked, by the nonce that only it was told.
         replies: As they come.
 
@@ -103,7 +101,7 @@ def collect(
             continue
         name = asked.get(nonce_of(reply), "")
         try:
-            if attempt.report(name, update_of(reply), attempt_of(reply)):
+            if current.report(name, update_of(reply), attempt_of(reply)):
                 break
         except ReportRefused as error:
             log(WARNING, "A report was refused: %s", error)
@@ -161,7 +159,7 @@ class DpFtrl(Strategy):
             folder, state_folder, trust_folder, insecure_test_key, self._patience.lock
         )
         self._open: tuple[Server, RunClock] | None = None
-        self._attempt: Attempt | None = None
+        self._open_round: Round | None = None
         self._asked: dict[str, str] = {}
 
     def start(  # pyright: ignore[reportIncompatibleMethodOverride]  # the plan knows the rounds
@@ -215,7 +213,7 @@ class DpFtrl(Strategy):
             try:
                 yield server
             finally:
-                self._open = self._attempt = None
+                self._open = self._open_round = None
                 self._asked = {}
 
     def _next_round(
@@ -243,19 +241,19 @@ class DpFtrl(Strategy):
             raise UnsafeState(
                 "the SuperLink lets anybody in by now, and the run promised otherwise"
             )
-        nodes, attempt = begin_when_enough(server, clock, grid, self._patience.nodes)
+        nodes, current = begin_when_enough(server, clock, grid, self._patience.nodes)
         rounds = self._plan.participation.rounds
-        log(INFO, "[ROUND %s/%s] attempt %s", server_round, rounds, attempt.number)
+        log(INFO, "[ROUND %s/%s] attempt %s", server_round, rounds, current.attempt)
         told = ConfigRecord({**config, "server-round": server_round})
         # The arrays are one record for all: Flower then sends and keeps them once.
-        names = list(attempt.clients)
+        names = list(current.clients)
         # In an order of its own each time: the first to be heard must not always be the same.
-        Random(attempt.number).shuffle(names)
-        self._attempt, self._asked = attempt, {token_hex(16): name for name in names}
-        group, ttl = f"{server.run}-{attempt.number}", self._patience.replies
+        Random(current.attempt).shuffle(names)
+        self._open_round, self._asked = current, {token_hex(16): name for name in names}
+        group, ttl = f"{server.run_id}-{current.attempt}", self._patience.replies
         return [
             Message(
-                RecordDict({ARRAYS: arrays, CONFIG: told, OURS: self._instruction(attempt, nonce)}),
+                RecordDict({ARRAYS: arrays, CONFIG: told, OURS: self._instruction(current, nonce)}),
                 nodes[name],
                 MessageType.TRAIN,
                 ttl=ttl,
@@ -269,15 +267,16 @@ class DpFtrl(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add up replies until there are enough, and release the round; else abandon it."""
         del server_round
-        attempt, self._attempt = self._attempt, None
-        if attempt is None:
+        current, self._open_round = self._open_round, None
+        if current is None:
             raise InvalidInput("no round was begun: configure_train comes before aggregate_train")
-        refusals = collect(attempt, self._asked, replies)
-        if attempt.enough:
-            released = attempt.commit()
+        refusals = collect(current, self._asked, replies)
+        server, _ = self._running()
+        if current.enough:
+            released = server.commit(current)
             log(INFO, "Released; epsilon is %s so far", rounded_up(released.epsilon))
             return record_of(released.model), None
-        attempt.abandon("too few reports")
+        server.abandon(current, "too few reports")
         log(WARNING, "Too few reports: nothing is released, and the row of noise is tried again")
         complain(refusals, len(self._asked))
         return None, None
@@ -299,7 +298,7 @@ class DpFtrl(Strategy):
     def summary(self) -> None:
         """Log what the run is."""
         plan, promised = self._plan, self._plan.guarantee
-        log(INFO, "DP-FTRL: %s, noise multiplier %.4g", plan.mechanism, plan.sigma)
+        log(INFO, "DP-FTRL: %s, noise multiplier %.4g", plan.mechanism, plan.noise_multiplier)
         epsilon = rounded_up(promised.epsilon)
         log(INFO, "Promised: epsilon %s at delta %g", epsilon, promised.delta)
         if self._open is not None:
@@ -310,11 +309,11 @@ class DpFtrl(Strategy):
             identity = server.settings.identity
             log(INFO, "Nodes are %s; rounds released before: %s", identity, server.rounds)
 
-    def _instruction(self, attempt: Attempt, nonce: str) -> ConfigRecord:
+    def _instruction(self, current: Round, nonce: str) -> ConfigRecord:
         told = Instruction(
-            run=self._running()[0].run,
-            attempt=attempt.number,
-            row=attempt.row,
+            run=self._running()[0].run_id,
+            attempt=current.attempt,
+            row=current.number,
             rounds=self._plan.participation.rounds,
             clip_norm=self._settings.clip_norm,
             min_sep=self._plan.participation.min_sep,

@@ -2,7 +2,7 @@
 
 from dpftrl.mechanisms.banded import Banded
 from dpftrl.mechanisms.banded_inverse import BandedInverse
-from dpftrl.mechanisms.base import Loss, Mechanism, StreamState
+from dpftrl.mechanisms.base import ErrorReport, Mechanism, StreamState
 from dpftrl.mechanisms.blt import BLT
 from dpftrl.mechanisms.files import load_mechanism, save_mechanism
 from dpftrl.mechanisms.generalized_blt import GeneralBLT
@@ -18,10 +18,10 @@ __all__ = [
     "Banded",
     "BandedInverse",
     "BinaryTree",
+    "ErrorReport",
     "FullTree",
     "GeneralBLT",
     "Independent",
-    "Loss",
     "Mechanism",
     "SmoothTree",
     "SquareRoot",

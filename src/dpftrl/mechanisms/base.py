@@ -51,7 +51,7 @@ class StreamState(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class Loss:
+class ErrorReport:
     """Error at a fixed privacy level: what mechanisms are compared by.
 
     `max_loss` and `rms_loss` are the standard deviation of the noise on prefix sums, the largest
@@ -128,10 +128,10 @@ class Mechanism(ABC):
         return float(np.sqrt(np.mean(self.error_curve(rounds) ** 2)))
 
     @final
-    def loss(self, participation: Participation) -> Loss:
+    def error_report(self, participation: Participation) -> ErrorReport:
         """Errors and sensitivity for one participation."""
         self.check_rounds(participation.rounds)
-        return Loss(
+        return ErrorReport(
             max_error=self.max_error(participation.rounds),
             rms_error=self.rms_error(participation.rounds),
             sensitivity=self.sensitivity(participation),

@@ -168,7 +168,7 @@ class Header(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     round: int
     next_row: int
     size: int
-    sigma: float
+    noise_multiplier: float = msgspec.field(name="sigma")  # its name in files since version 0.1
     clip_norm: float
     dtype: Literal["float32", "float64"]
     mode: Literal["buffered", "regenerating"]

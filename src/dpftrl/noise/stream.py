@@ -61,7 +61,7 @@ class NoisePlan(Protocol):
         ...
 
     @property
-    def sigma(self) -> float:
+    def noise_multiplier(self) -> float:
         """The noise multiplier."""
         ...
 
@@ -75,7 +75,7 @@ class NoisePlan(Protocol):
 class NoiseStream:
     """A stream of correlated noise for a model of `size` coordinates.
 
-    The noise of round t is row t of D Z, times `sigma` times `clip_norm`; see `dpftrl.mechanisms`.
+    The noise of round t is row t of D Z, times `noise_multiplier` times `clip_norm`; see `dpftrl.mechanisms`.
 
     Guarantees:
         Row i of Z is a function of the key, of what shapes the stream (mechanism, size, sigma, clip
@@ -109,7 +109,9 @@ class NoiseStream:
         mode: Mode = "auto",
         threads: int | None = None,
     ):
-        self._setup(plan.mechanism, size, plan.sigma, key, clip_norm, dtype, mode, threads)
+        self._setup(
+            plan.mechanism, size, plan.noise_multiplier, key, clip_norm, dtype, mode, threads
+        )
         self._limit_to(plan)
 
     @classmethod
@@ -118,7 +120,7 @@ class NoiseStream:
         mechanism: Mechanism,
         size: int,
         *,
-        sigma: float,
+        noise_multiplier: float,
         key: NoiseKey,
         clip_norm: float,
         dtype: DTypeLike = np.float64,
@@ -132,7 +134,7 @@ class NoiseStream:
         Args:
             mechanism: What correlates the noise.
             size: Coordinates of the model.
-            sigma: The noise multiplier: standard deviation of Z in units of the clip norm.
+            noise_multiplier: The noise multiplier: standard deviation of Z in units of the clip norm.
             key: The noise key.
             clip_norm: Norm to which each update was clipped.
             dtype: What the buffers are kept in, float64 or float32.
@@ -140,14 +142,14 @@ class NoiseStream:
             threads: How many to use; by default one per processor.
         """
         stream = cls.__new__(cls)
-        stream._setup(mechanism, size, sigma, key, clip_norm, dtype, mode, threads)
+        stream._setup(mechanism, size, noise_multiplier, key, clip_norm, dtype, mode, threads)
         return stream
 
     def _setup(
         self,
         mechanism: Mechanism,
         size: int,
-        sigma: float,
+        noise_multiplier: float,
         key: NoiseKey,
         clip_norm: float,
         dtype: DTypeLike,
@@ -160,7 +162,7 @@ class NoiseStream:
             raise InvalidInput(f"key must be a NoiseKey, got {kind}; NoiseKey.generate() makes one")
         self._mechanism = mechanism
         self._size = whole_number("size", size)
-        self._sigma = positive_number("sigma", sigma)
+        self._noise_multiplier = positive_number("noise_multiplier", noise_multiplier)
         self._clip_norm = positive_number("clip_norm", clip_norm)
         self._dtype: Literal["float32", "float64"] = _kind(dtype)
         self._mode: Literal["buffered", "regenerating"] = _mode(
@@ -170,7 +172,9 @@ class NoiseStream:
         self._key = key
         self._row_keys = key.derive(
             b"stream",
-            stream_identity(mechanism, self._size, self._sigma, self._clip_norm, self._dtype),
+            stream_identity(
+                mechanism, self._size, self._noise_multiplier, self._clip_norm, self._dtype
+            ),
         )
         self._rounds: int | None = None
         self._decoder_rows = DecoderRows(mechanism)
@@ -191,7 +195,7 @@ class NoiseStream:
         if not hasattr(self, "_state"):
             return "NoiseStream(refused)"
         return (
-            f"NoiseStream({self._mechanism.name}, size={self._size:,}, sigma={self._sigma:g}, "
+            f"NoiseStream({self._mechanism.name}, size={self._size:,}, sigma={self._noise_multiplier:g}, "
             f"round={self.round}, {self._mode}, key {self._key.fingerprint()})"
         )
 
@@ -248,7 +252,9 @@ class NoiseStream:
             self._check(parts, grid)
             self._check_norm(parts, grid, updates)
         step = 1.0 if grid is None else grid.step
-        scale = positive_number("sigma times clip norm", self._sigma * self._clip_norm / step)
+        scale = positive_number(
+            "sigma times clip norm", self._noise_multiplier * self._clip_norm / step
+        )
         with self._turn:
             self._add(parts, scale)
 
@@ -302,10 +308,10 @@ class NoiseStream:
         stream = cls.load_unchecked(
             path, plan.mechanism, key=key, at_least=at_least, threads=threads
         )
-        if stream._sigma != plan.sigma:
+        if stream._noise_multiplier != plan.noise_multiplier:
             raise InvalidInput(
-                f"{path} was saved with noise multiplier {stream._sigma!r}, the plan has "
-                f"{plan.sigma!r}"
+                f"{path} was saved with noise multiplier {stream._noise_multiplier!r}, the plan has "
+                f"{plan.noise_multiplier!r}"
             )
         stream._limit_to(plan)
         return stream
@@ -327,7 +333,7 @@ class NoiseStream:
         stream = cls.unchecked(
             mechanism,
             header.size,
-            sigma=header.sigma,
+            noise_multiplier=header.noise_multiplier,
             key=key,
             clip_norm=header.clip_norm,
             dtype=header.dtype,
@@ -344,7 +350,7 @@ class NoiseStream:
             round=self._state.round,
             next_row=self._state.next_row,
             size=self._size,
-            sigma=self._sigma,
+            noise_multiplier=self._noise_multiplier,
             clip_norm=self._clip_norm,
             dtype=self._dtype,
             mode=self._mode,
@@ -389,7 +395,7 @@ class NoiseStream:
         whole = [part.dtype == np.int64 for part in parts]
         if any(whole) != (grid is not None) or all(whole) != (grid is not None):
             raise InvalidInput("sums of int64 go with a grid, and floating-point ones without")
-        if grid is not None and self._sigma * self._clip_norm / grid.step > MOST_STEPS:
+        if grid is not None and self._noise_multiplier * self._clip_norm / grid.step > MOST_STEPS:
             raise InvalidInput(f"a grid with steps of {grid.step:g} is too fine for this noise")
         if grid is not None and grid.clip_norm != self._clip_norm:
             raise InvalidInput(
@@ -452,7 +458,7 @@ class NoiseStream:
 
 
 def stream_identity(
-    mechanism: Mechanism, size: int, sigma: float, clip_norm: float, dtype: str
+    mechanism: Mechanism, size: int, noise_multiplier: float, clip_norm: float, dtype: str
 ) -> bytes:
     """What the row keys of a stream are derived from, besides the noise key.
 
@@ -460,7 +466,7 @@ def stream_identity(
     the same sum: their difference would show the row. These bytes are frozen: another form of them
     would change the noise of every run that is under way.
     """
-    shape = (mechanism_sha256(mechanism), size, sigma, clip_norm, dtype)
+    shape = (mechanism_sha256(mechanism), size, noise_multiplier, clip_norm, dtype)
     return repr(shape).encode()
 
 

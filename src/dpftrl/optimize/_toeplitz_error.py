@@ -8,7 +8,7 @@ from typing import Any, cast, final
 import numpy as np
 
 from dpftrl._internal.arrays import Vector
-from dpftrl.mechanisms import Loss, Mechanism, ToeplitzMechanism
+from dpftrl.mechanisms import ErrorReport, Mechanism, ToeplitzMechanism
 from dpftrl.mechanisms._sensitivity import all_columns_apart, column_sum, non_increasing_majorant
 from dpftrl.optimize.result import Objective
 from dpftrl.participation import Participation
@@ -201,8 +201,10 @@ def log_majorant_sensitivity(c: Vector, participation: Participation) -> tuple[f
     return value, by_size * np.sign(c)
 
 
-def workload_loss(mechanism: Mechanism, participation: Participation, workload: Workload) -> Loss:
-    """Errors of A D and the sensitivity of C: for the prefix sum, `mechanism.loss`.
+def workload_loss(
+    mechanism: Mechanism, participation: Participation, workload: Workload
+) -> ErrorReport:
+    """Errors of A D and the sensitivity of C: for the prefix sum, `mechanism.error_report`.
 
     Toeplitz mechanisms need no dense matrix; others are kept to as many rounds as their dense
     decoder is.
@@ -210,13 +212,15 @@ def workload_loss(mechanism: Mechanism, participation: Participation, workload: 
     >>> from dpftrl.mechanisms import SquareRoot
     >>> from dpftrl.participation import MinSep
     >>> loss = workload_loss(SquareRoot(), MinSep(64, 8), Workload(momentum=0.9))
-    >>> print(f"{loss.rms_loss:.1f} instead of {SquareRoot().loss(MinSep(64, 8)).rms_loss:.1f}")
+    >>> print(
+    ...     f"{loss.rms_loss:.1f} instead of {SquareRoot().error_report(MinSep(64, 8)).rms_loss:.1f}"
+    ... )
     62.4 instead of 10.2
     """
     if workload.is_prefix_sum:
-        return mechanism.loss(participation)
+        return mechanism.error_report(participation)
     curve = _curve(mechanism, mechanism.check_rounds(participation.rounds), workload)
-    return Loss(
+    return ErrorReport(
         max_error=float(curve.max()),
         rms_error=float(np.sqrt(np.mean(curve**2))),
         sensitivity=mechanism.sensitivity(participation),

@@ -115,7 +115,7 @@ def optimize_band_inverse(
 
     >>> from dpftrl.participation import MinSep
     >>> found = optimize_band_inverse(MinSep(rounds=256, min_sep=32), bands=4)
-    >>> print(f"{found.loss.rms_loss:.3f}")
+    >>> print(f"{found.error_report.rms_loss:.3f}")
     9.360
     """
     started = time.perf_counter()

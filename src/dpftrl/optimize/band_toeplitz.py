@@ -52,7 +52,7 @@ def optimize_band_toeplitz(
 
     >>> from dpftrl.participation import MinSep
     >>> found = optimize_band_toeplitz(MinSep(rounds=256, min_sep=32), bands=32)
-    >>> print(f"{found.loss.rms_loss:.3f} {found.loss.sensitivity.kind}")
+    >>> print(f"{found.error_report.rms_loss:.3f} {found.error_report.sensitivity.kind}")
     8.731 exact
     """
     started = time.perf_counter()

@@ -166,7 +166,7 @@ def optimize_bandmf(
     >>> from dpftrl.participation import MinSep
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     found = optimize_bandmf(MinSep(rounds=64, min_sep=16), bands=16, cache=folder)
-    >>> print(f"{found.loss.rms_loss:.2f} {found.loss.sensitivity.kind}")
+    >>> print(f"{found.error_report.rms_loss:.2f} {found.error_report.sensitivity.kind}")
     4.59 exact
     """
     started = time.perf_counter()

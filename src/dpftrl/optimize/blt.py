@@ -115,7 +115,7 @@ def optimize_blt(
 
     >>> from dpftrl.participation import MinSep
     >>> found = optimize_blt(MinSep(rounds=2052, min_sep=342), buffers=2)
-    >>> print(f"{found.loss.max_loss:.4f}")
+    >>> print(f"{found.error_report.max_loss:.4f}")
     10.8063
     """
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Loss of many BLTs at once with its gradient, in closed form at any number of rounds.
+"""ErrorReport of many BLTs at once with its gradient, in closed form at any number of rounds.
 
 A BLT is given by its chain of rates, one minus each decay of C and of its inverse in turn:
 r_1 < s_1 < r_2 < s_2 < ... < r_d < s_d. A batch shares one set of numpy calls, so that many BLTs

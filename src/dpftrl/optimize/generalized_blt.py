@@ -169,13 +169,13 @@ def optimize_gblt(
     found = [_candidate(_polish(function, point), function) for point in reached[:POLISHED]]
     best = min(
         [_from_blt(search(participation, objective, buffers)), *found],
-        key=lambda pair: loss_value(pair[0].loss(participation), objective),
+        key=lambda pair: loss_value(pair[0].error_report(participation), objective),
     )
     return Optimised(
         best[0],
         participation,
         objective,
-        best[0].loss(participation),
+        best[0].error_report(participation),
         best[1],
         time.perf_counter() - began,
     )

@@ -6,7 +6,7 @@ from typing import Generic, Literal, TypeVar, final
 
 from dpftrl._internal.checks import whole_number
 from dpftrl.errors import InvalidInput
-from dpftrl.mechanisms import Loss, Mechanism
+from dpftrl.mechanisms import ErrorReport, Mechanism
 from dpftrl.participation import Participation
 from dpftrl.workload import Workload
 
@@ -58,17 +58,17 @@ class Optimised(Generic[Found]):
     mechanism: Found
     participation: Participation
     objective: Objective
-    loss: Loss
+    error_report: ErrorReport
     gradient_norm: float
     seconds: float
 
     @property
     def value(self) -> float:
         """The loss that was made small."""
-        return loss_value(self.loss, self.objective)
+        return loss_value(self.error_report, self.objective)
 
 
-def loss_value(loss: Loss, objective: Objective) -> float:
+def loss_value(loss: ErrorReport, objective: Objective) -> float:
     """The loss that an objective names."""
     return loss.max_loss if objective == "max" else loss.rms_loss
 

@@ -47,7 +47,7 @@ class Regret:
 
     @property
     def ratio(self) -> float:
-        """Loss over the specialist's loss: 1 at best."""
+        """ErrorReport over the specialist's loss: 1 at best."""
         return self.loss / self.specialist
 
 
@@ -247,5 +247,5 @@ def _imbalance(gradients: FloatArray) -> float:
 
 
 def _regret(blt: BLT, point: MinSep, specialist: Chain, objective: Objective) -> Regret:
-    loss = loss_value(blt.loss(point), objective)
+    loss = loss_value(blt.error_report(point), objective)
     return Regret(point, loss, float(np.exp(specialist.value)))

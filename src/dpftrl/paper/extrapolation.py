@@ -26,14 +26,14 @@ class Rival:
 
     name: str
     mechanism: Mechanism
-    sigma: float
+    noise_multiplier: float
 
     def rho(self, participation: MinSep, scale: float = 1.0) -> float | None:
         """The zCDP guarantee; None past the rounds that the mechanism has."""
         if (last := self.mechanism.rounds) is not None and last < participation.rounds:
             return None
         sensitivity = self.mechanism.sensitivity(participation).value
-        return (sensitivity / (self.sigma * scale)) ** 2 / 2
+        return (sensitivity / (self.noise_multiplier * scale)) ** 2 / 2
 
 
 @final

@@ -37,7 +37,7 @@ def compute(sizes: Sizes, say: Say) -> Findings:
     for series, label, make in _makers(sizes, clients):
         say(f"{series} {label}")
         one = make()
-        loss = one.loss(clients)
+        loss = one.error_report(clients)
         rows.append(
             {
                 "series": series,

@@ -21,7 +21,7 @@ class Printed:
     rounds: int
     between: int
     cap: int
-    sigma: float
+    noise_multiplier: float
     rho: str
     epsilon: str
 
@@ -76,12 +76,12 @@ def table(sizes: Sizes, say: Say) -> Findings:
         if made.rounds is not None and made.rounds < row.rounds:
             continue  # a BandMF of reduced size cannot run so long
         clients = MinSep.from_rounds_between(row.rounds, row.between, row.cap)
-        rho, epsilon = _ideal(made, clients, row.sigma)
+        rho, epsilon = _ideal(made, clients, row.noise_multiplier)
         rows.append(
             {
                 "model": row.model,
                 "mechanism": row.mechanism,
-                "sigma": row.sigma,
+                "sigma": row.noise_multiplier,
                 "rho": rho,
                 "printed_rho": row.rho,
                 "epsilon": epsilon,
@@ -89,7 +89,7 @@ def table(sizes: Sizes, say: Say) -> Findings:
             }
         )
         because = REASONS.get((row.model, row.mechanism), "")
-        what = f"{row.model}, {row.mechanism}, sigma {row.sigma:g}"
+        what = f"{row.model}, {row.mechanism}, sigma {row.noise_multiplier:g}"
         claims += [
             _strict(printed(f"{what}: rho", row.rho, rho, because, up=True)),
             _strict(printed(f"{what}: epsilon", row.epsilon, epsilon, because, up=True)),
@@ -105,15 +105,15 @@ def _other_reading(sizes: Sizes) -> list[Claim]:
     made = _mechanism(row.mechanism, sizes)
     scale = made.sensitivity(MinSep(n, n // 5)).value
     clients = MinSep.from_rounds_between(row.rounds, row.between, row.cap)
-    rho, _ = _ideal(made, clients, row.sigma * scale)
+    rho, _ = _ideal(made, clients, row.noise_multiplier * scale)
     text = f"{row.model}, {row.mechanism}, read as scaled to sensitivity 1 where it was made: rho"
     because = "nearer, with our matrix for the prefix sum instead of theirs for a cool-down"
     return [_strict(printed(text, row.rho, rho, because, up=True))]
 
 
-def _ideal(made: Mechanism, clients: MinSep, sigma: float) -> tuple[float, float]:
+def _ideal(made: Mechanism, clients: MinSep, noise_multiplier: float) -> tuple[float, float]:
     """Rho and epsilon as the paper has them: without rounding in the noise buffers."""
-    mu = Run.of(made, clients, sigma).ideal_mu
+    mu = Run.of(made, clients, noise_multiplier).ideal_mu
     return mu * mu / 2, epsilon_of(DELTA, mu)
 
 

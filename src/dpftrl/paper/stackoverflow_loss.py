@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-from dpftrl import Loss, Mechanism, MinSep
+from dpftrl import ErrorReport, Mechanism, MinSep
 from dpftrl.optimize import Objective, optimize_gblt
 from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, holds, printed, rounds_to
 from dpftrl.paper.shared_mechanisms import TABLE_MECHANISMS, blt
@@ -43,15 +43,15 @@ def compute(sizes: Sizes, say: Say) -> Findings:
     for objective, word in words.items():
         found = optimize_gblt(clients, 4, objective).mechanism
         rivals[f"generalised BLT(d=4, for {word})"] = found
-    losses: dict[str, Loss] = {}
+    losses: dict[str, ErrorReport] = {}
     for name, mechanism in rivals.items():
         say(name)
-        losses[name] = mechanism.loss(clients)
+        losses[name] = mechanism.error_report(clients)
     memory = {name: one.memory(sizes.rounds) for name, one in rivals.items()}
     return Findings(_rows(losses, memory), [*_claims(losses), *_words(losses, sizes)])
 
 
-def _rows(losses: Mapping[str, Loss], memory: Mapping[str, int]) -> list[Row]:
+def _rows(losses: Mapping[str, ErrorReport], memory: Mapping[str, int]) -> list[Row]:
     return [
         {
             "mechanism": name,
@@ -65,7 +65,7 @@ def _rows(losses: Mapping[str, Loss], memory: Mapping[str, int]) -> list[Row]:
     ]
 
 
-def _claims(losses: Mapping[str, Loss]) -> list[Claim]:
+def _claims(losses: Mapping[str, ErrorReport]) -> list[Claim]:
     swapped = all(
         rounds_to(losses[name].max_loss, first) and rounds_to(losses[name].rms_loss, second)
         for name, (first, second) in PRINTED.items()
@@ -92,7 +92,7 @@ def _claims(losses: Mapping[str, Loss]) -> list[Claim]:
     return claims
 
 
-def _words(losses: Mapping[str, Loss], sizes: Sizes) -> list[Claim]:
+def _words(losses: Mapping[str, ErrorReport], sizes: Sizes) -> list[Claim]:
     bands, single = losses["BandMF"], losses["BLT(d=5, k=1)"]
     two = losses["BLT(d=2, k=6)"]
     more = losses["BLT(d=5, k=6)"].max_loss / losses["BLT(d=3, k=6)"].max_loss

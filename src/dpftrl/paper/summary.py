@@ -43,7 +43,7 @@ def compute(sizes: Sizes, say: Say) -> Findings:
     rows: list[Row] = []
     for name, one in rivals.items():
         say(f"{name}: noise and fragility")
-        loss = one.loss(clients)
+        loss = one.error_report(clients)
         seconds, growth = cost[name]
         halved, doubled = _min_sep_fragility(one, clients)
         rows.append(
@@ -114,7 +114,7 @@ def _fragility(
     away = MinSep(rounds or clients.rounds, min_sep or clients.min_sep)
 
     def ratio(at: MinSep) -> float:
-        return one.loss(at).rms_loss / blt(at, 4, "rms").loss(at).rms_loss
+        return one.error_report(at).rms_loss / blt(at, 4, "rms").error_report(at).rms_loss
 
     try:
         return ratio(away) / ratio(clients)

@@ -72,7 +72,7 @@ def _tree_bound(_: Sizes) -> list[Claim]:
 
 def _buffers(sizes: Sizes) -> list[Claim]:
     clients = MinSep(sizes.rounds, sizes.min_sep)
-    four, eight = (blt(clients, d, "max").loss(clients).max_loss for d in (4, 8))
+    four, eight = (blt(clients, d, "max").error_report(clients).max_loss for d in (4, 8))
     depth = mechanism("tree").memory(sizes.rounds)
     return [
         holds(
@@ -89,8 +89,8 @@ def _appendix(_: Sizes) -> list[Claim]:
     claims: list[Claim] = []
     for name, rounds, min_sep, cap in APPENDIX:
         clients = MinSep(rounds, min_sep, cap)
-        theirs = mechanism(name).loss(clients).max_loss
-        best = blt(clients, 4, "max").loss(clients).max_loss
+        theirs = mechanism(name).error_report(clients).max_loss
+        best = blt(clients, 4, "max").error_report(clients).max_loss
         ratio = best / theirs
         claims.append(
             Claim(
@@ -107,7 +107,8 @@ def _appendix(_: Sizes) -> list[Claim]:
 def _default(sizes: Sizes) -> list[Claim]:
     """The BLT for min-sep 400 against the one made for the very min-sep."""
     worst = max(
-        mechanism("blt-b400").loss(point).max_loss / blt(point, 4, "max").loss(point).max_loss
+        mechanism("blt-b400").error_report(point).max_loss
+        / blt(point, 4, "max").error_report(point).max_loss
         for point in (MinSep(2000, b) for b in sizes.min_seps)
     )
     span = f"{sizes.min_seps[0]} to {sizes.min_seps[-1]:,}"
@@ -129,12 +130,14 @@ def _report_goals(_: Sizes) -> list[Claim]:
     claims = [
         holds(
             f"{model}: the noise multiplier grows in line with the report goal (factor)",
-            abs(sigma / goal - 1) < 0.02,
-            sigma,
+            abs(noise_multiplier / goal - 1) < 0.02,
+            noise_multiplier,
             f"{goal:.3f}",
-            "" if abs(sigma / goal - 1) < 0.02 else "the printed noise multipliers say otherwise",
+            ""
+            if abs(noise_multiplier / goal - 1) < 0.02
+            else "the printed noise multipliers say otherwise",
         )
-        for model, (sigma, goal) in scaled.items()
+        for model, (noise_multiplier, goal) in scaled.items()
     ]
     claims += [
         holds(f"{model}: min-sep almost halves with it (factor)", share < 0.6, share, "0.5")

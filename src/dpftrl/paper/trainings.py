@@ -162,7 +162,7 @@ def _trained(
             name,
             epsilon,
             training.config.seed,
-            training.server.plan.sigma,
+            training.server.plan.noise_multiplier,
             round(time.monotonic() - started, 1),
             _looks(folder / "run" / "metrics.jsonl"),
         )
@@ -170,9 +170,9 @@ def _trained(
 
 def _plan(recipe: Recipe, mechanism: Mechanism, epsilon: float) -> Plan:
     clients = recipe.participation
-    sigma = calibrate(mechanism, clients, epsilon, recipe.delta) / recipe.stands_for
+    noise_multiplier = calibrate(mechanism, clients, epsilon, recipe.delta) / recipe.stands_for
     fleet = Fleet(recipe.clients, recipe.report_goal)
-    return Plan(fleet, account(mechanism, clients, sigma, recipe.delta))
+    return Plan(fleet, account(mechanism, clients, noise_multiplier, recipe.delta))
 
 
 def _config(settings: tuple[str, ...], folder: Path, say: Say):

@@ -7,7 +7,7 @@ from typing import final
 from dpftrl._internal.checks import as_float, positive_number, whole_number
 from dpftrl.accounting import account, calibrate
 from dpftrl.errors import DpftrlError, InvalidInput, RoundsExceeded
-from dpftrl.mechanisms import Loss, Mechanism, mechanism
+from dpftrl.mechanisms import ErrorReport, Mechanism, mechanism
 from dpftrl.optimize import (
     Objective,
     optimize_band_toeplitz,
@@ -141,14 +141,14 @@ class Option:
     Attributes:
         label: What to call it here.
         plan: What it would promise.
-        loss: Error and sensitivity.
+        error_report: Error and sensitivity.
         memory_bytes: What its noise state takes for the model's parameters, in float64.
         scenarios: Epsilon if things turn out otherwise; None where it cannot run that long.
     """
 
     label: str
     plan: Plan
-    loss: Loss
+    error_report: ErrorReport
     memory_bytes: int
     scenarios: Mapping[str, float | None]
 
@@ -212,7 +212,7 @@ def options(
     for candidate in found:
         option = _option(question, candidate, rms_noise)
         if isinstance(option, Option) and rms_noise is None:
-            rms_noise = option.loss.rms_error * option.plan.sigma
+            rms_noise = option.error_report.rms_error * option.plan.noise_multiplier
         yield option
 
 
@@ -221,18 +221,24 @@ def _option(question: Question, candidate: Candidate, rms_noise: float | None) -
     if mechanism is None:
         return Missing(candidate.label, candidate.note)
     try:
-        loss = mechanism.loss(question.participation())
-        sigma = _sigma(question, mechanism, loss, rms_noise)
-        guarantee = account(mechanism, question.participation(), sigma, question.budget.delta)
+        loss = mechanism.error_report(question.participation())
+        noise_multiplier = _noise_multiplier(question, mechanism, loss, rms_noise)
+        guarantee = account(
+            mechanism, question.participation(), noise_multiplier, question.budget.delta
+        )
         plan = Plan(question.fleet, guarantee)
-        scenarios = {name: _scenario(question, mechanism, sigma, name) for name in SCENARIOS}
+        scenarios = {
+            name: _scenario(question, mechanism, noise_multiplier, name) for name in SCENARIOS
+        }
     except DpftrlError as error:
         return Missing(candidate.label, str(error))
     memory = mechanism.memory(question.rounds) * question.parameters * BYTES
     return Option(candidate.label, plan, loss, memory, scenarios)
 
 
-def _sigma(question: Question, mechanism: Mechanism, loss: Loss, rms_noise: float | None) -> float:
+def _noise_multiplier(
+    question: Question, mechanism: Mechanism, loss: ErrorReport, rms_noise: float | None
+) -> float:
     budget = question.budget
     if budget.epsilon is not None:
         return calibrate(mechanism, question.participation(), budget.epsilon, budget.delta)
@@ -240,7 +246,9 @@ def _sigma(question: Question, mechanism: Mechanism, loss: Loss, rms_noise: floa
     return budget.noise_multiplier if rms_noise is None else rms_noise / loss.rms_error
 
 
-def _scenario(question: Question, mechanism: Mechanism, sigma: float, name: str) -> float | None:
+def _scenario(
+    question: Question, mechanism: Mechanism, noise_multiplier: float, name: str
+) -> float | None:
     planned = question.participation()
     n, b = planned.rounds, planned.min_sep
     rounds = {"rounds_half": max(1, n // 2), "rounds_double": 2 * n}.get(name, n)
@@ -250,16 +258,16 @@ def _scenario(question: Question, mechanism: Mechanism, sigma: float, name: str)
     return epsilon_if(
         mechanism,
         MinSep(rounds, min_sep, question.max_participations),
-        sigma,
+        noise_multiplier,
         question.budget.delta,
     )
 
 
 def epsilon_if(
-    mechanism: Mechanism, participation: MinSep, sigma: float, delta: float
+    mechanism: Mechanism, participation: MinSep, noise_multiplier: float, delta: float
 ) -> float | None:
     """Epsilon under another participation; None where the mechanism cannot run that long."""
     try:
-        return account(mechanism, participation, sigma, delta).epsilon
+        return account(mechanism, participation, noise_multiplier, delta).epsilon
     except RoundsExceeded:
         return None

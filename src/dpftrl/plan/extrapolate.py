@@ -76,7 +76,10 @@ def extrapolate(
         scale = report_goal / goal
         epsilon = {
             one.label: epsilon_if(
-                one.plan.mechanism, participation, one.plan.sigma * scale, question.budget.delta
+                one.plan.mechanism,
+                participation,
+                one.plan.noise_multiplier * scale,
+                question.budget.delta,
             )
             if quick_tree(participation) or not isinstance(one.plan.mechanism, BinaryTree)
             else None

@@ -133,7 +133,9 @@ class Plan:
         run = self.guarantee.runs[0]
         if run.buffers == "float64":
             return self
-        covered = account(run.mechanism, run.participation, run.sigma, self.guarantee.delta)
+        covered = account(
+            run.mechanism, run.participation, run.noise_multiplier, self.guarantee.delta
+        )
         return Plan(self.fleet, covered)
 
     @property
@@ -147,9 +149,9 @@ class Plan:
         return self.guarantee.runs[0].participation
 
     @property
-    def sigma(self) -> float:
+    def noise_multiplier(self) -> float:
         """The noise multiplier: standard deviation of Z in units of the clip norm."""
-        return self.guarantee.runs[0].sigma
+        return self.guarantee.runs[0].noise_multiplier
 
 
 class PlanFile(msgspec.Struct, forbid_unknown_fields=True):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dpftrl._internal.checks import as_float, whole_number
 from dpftrl.errors import InvalidInput, TooFewClients
-from dpftrl.federated import Attempt, Released, Server
+from dpftrl.federated import Released, Round, Server
 
 # Most devices idle at night: at this hour of their own time.
 NIGHT = 2
@@ -153,20 +153,22 @@ def next_round(
     the same simulated time, and gets the same updates.
     """
     for _ in range(MOST_ABANDONED):
-        attempt = _begin(server, population, rounds_per_hour)
+        current = _begin(server, population, rounds_per_hour)
         # Late reports would be refused anyway: only those that will count are computed.
-        reporting = population.reporting(attempt.clients, attempt.number)[: attempt.reports.goal]
-        if len(reporting) < attempt.reports.goal:
-            attempt.abandon(f"{len(reporting)} of {attempt.reports.goal} would have reported")
+        reporting = population.reporting(current.clients, current.attempt)[: current.reports.goal]
+        if len(reporting) < current.reports.goal:
+            server.abandon(
+                current, f"{len(reporting)} of {current.reports.goal} would have reported"
+            )
             continue
-        return _carry(server, clients, attempt, reporting)
+        return _carry(server, clients, current, reporting)
     raise TooFewClients(
         f"{MOST_ABANDONED} attempts in a row had too few reports; ask more clients for each report "
         "wanted (over_selection), or expect fewer drop-outs"
     )
 
 
-def _begin(server: Server, population: Population, rounds_per_hour: float) -> Attempt:
+def _begin(server: Server, population: Population, rounds_per_hour: float) -> Round:
     last_time = server.clock or 0.0
     now = last_time if server.in_flight else last_time + 1 / rounds_per_hour
     for waited in range(LONGEST_WAIT):
@@ -176,9 +178,7 @@ def _begin(server: Server, population: Population, rounds_per_hour: float) -> At
     return server.begin(population.available(now), now)
 
 
-def _carry(
-    server: Server, clients: Clients, attempt: Attempt, reporting: Sequence[str]
-) -> Released:
-    for client, update in clients.updates(server.model, reporting, attempt.row):
-        attempt.report(client, update, attempt.number)
-    return attempt.commit()
+def _carry(server: Server, clients: Clients, current: Round, reporting: Sequence[str]) -> Released:
+    for client, update in clients.updates(server.model, reporting, current.number):
+        current.report(client, update, current.attempt)
+    return server.commit(current)

@@ -114,10 +114,10 @@ def make_plan(privacy: Privacy, population: int) -> Plan:
     if (privacy.epsilon is None) == (privacy.noise_multiplier is None):
         raise InvalidInput("[privacy] takes epsilon or noise_multiplier: give one of them")
     chosen = _mechanism(privacy, clients)
-    sigma = privacy.noise_multiplier
-    if sigma is None:
-        sigma = calibrate(chosen, clients, privacy.epsilon or 0.0, privacy.delta)
-    return Plan(fleet, account(chosen, clients, sigma, privacy.delta))
+    noise_multiplier = privacy.noise_multiplier
+    if noise_multiplier is None:
+        noise_multiplier = calibrate(chosen, clients, privacy.epsilon or 0.0, privacy.delta)
+    return Plan(fleet, account(chosen, clients, noise_multiplier, privacy.delta))
 
 
 def _mechanism(privacy: Privacy, clients: MinSep) -> Mechanism:
@@ -248,7 +248,7 @@ class Training:
         if not RunFolder(folder).exists:
             raise InvalidInput(f"{folder} holds no run to resume; leave --resume away to begin one")
         config = read_config(folder / CONFIG)
-        server = Server.open(folder, state_folder=state_folder, trust_folder=trust_folder)
+        server = Server.resume(folder, state_folder=state_folder, trust_folder=trust_folder)
         try:
             return cls(config, load_training_task(config, report), server, state_folder)
         except BaseException:

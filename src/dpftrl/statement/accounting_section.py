@@ -109,7 +109,12 @@ def _account(facts: Facts, run: Run, name: str) -> str:
     words = ["dpftrl", "account", name, "--rounds", str(p.rounds), "--min-sep", str(p.min_sep)]
     words += ["--max-participations", str(p.max_participations)]
     words += ["--fixed-epochs"] if isinstance(p, FixedEpochs) else []
-    words += ["--noise-multiplier", in_full(run.sigma), "--delta", in_full(facts.guarantee.delta)]
+    words += [
+        "--noise-multiplier",
+        in_full(run.noise_multiplier),
+        "--delta",
+        in_full(facts.guarantee.delta),
+    ]
     if facts.guarantee.devices > 1:
         words += ["--devices", str(facts.guarantee.devices)]
     return shlex.join(words)
@@ -176,7 +181,10 @@ def _run(run: Run, number: int) -> Table:
         ("rounds", f"{run.participation.rounds:,}"),
         ("participation", limits(run.participation)),
         ("sensitivity", f"{in_full(run.sensitivity.value)} ({kind}), at clip norm 1"),
-        ("noise multiplier", f"{in_full(run.sigma)} (standard deviation of Z over the clip norm)"),
+        (
+            "noise multiplier",
+            f"{in_full(run.noise_multiplier)} (standard deviation of Z over the clip norm)",
+        ),
         ("mu", f"{in_full(run.mu)} (sensitivity over noise multiplier)"),
     ]
     caption = f"Run {number}: the noise that is added, with every digit."

@@ -87,7 +87,7 @@ def _run(run: Run) -> dict[str, Any]:
         "family": run.mechanism.family,
         "parameters": run.mechanism.parameters(),
         "participation": ParticipationContent.of(run.participation),
-        "noise_multiplier": run.sigma,
+        "noise_multiplier": run.noise_multiplier,
         "sensitivity": run.sensitivity.value,
         "sensitivity_kind": run.sensitivity.kind,
         "mu": run.mu,

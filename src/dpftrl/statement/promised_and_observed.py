@@ -122,7 +122,7 @@ def _both(promised: Participation, observed: Observed) -> MinSep:
 def _guarantee_of_log(base: Guarantee, participation: Participation) -> Guarantee:
     """The same noise under another participation, resting on the log for that alone."""
     run = base.runs[0]
-    seen_run = Run.of(run.mechanism, participation, run.sigma, run.buffers)
+    seen_run = Run.of(run.mechanism, participation, run.noise_multiplier, run.buffers)
     found = guarantee_of([seen_run], base.delta)
     limit = found.runs[0].hypothesis
     kept = (old for old in base.hypotheses if not old.name.startswith("participation"))
@@ -158,7 +158,9 @@ def _differences(promised: Guarantee, accounted: Guarantee) -> Iterator[str]:
     planned, done = promised.runs, accounted.runs
     if len(planned) != len(done):
         yield f"The run's guarantee covers {len(done)} run(s), the promise {len(planned)}."
-    elif [(r.mechanism, r.sigma) for r in planned] != [(r.mechanism, r.sigma) for r in done]:
+    elif [(r.mechanism, r.noise_multiplier) for r in planned] != [
+        (r.mechanism, r.noise_multiplier) for r in done
+    ]:
         yield "The run did not use the mechanism and the noise multiplier that were promised."
     if accounted.mu / accounted.devices > promised.mu / promised.devices * (1 + 1e-9):
         yield (

@@ -98,7 +98,7 @@ def _of_runs(guarantee: Guarantee, label: str) -> str:
         "most rounds of one device": [
             f"{run.participation.max_participations:,}" for run in guarantee.runs
         ],
-        "noise multiplier": [in_full(run.sigma) for run in guarantee.runs],
+        "noise multiplier": [in_full(run.noise_multiplier) for run in guarantee.runs],
     }
     return " and ".join(cells[label])
 

@@ -110,7 +110,9 @@ def statement(
     >>> from dpftrl import MinSep, mechanism
     >>> from dpftrl.accounting import account
     >>> clients = MinSep(rounds=2000, min_sep=1182, max_participations=2)
-    >>> found = statement(account(mechanism("blt-b1000"), clients, sigma=16.1, delta=1e-10))
+    >>> found = statement(
+    ...     account(mechanism("blt-b1000"), clients, noise_multiplier=16.1, delta=1e-10)
+    ... )
     >>> print(found.summary.partition("are ")[2].partition(" It ")[0])
     (0.9790, 1e-10)-differentially private and 0.01395-zCDP, for each device.
     """

@@ -149,14 +149,14 @@ class Told:
         self.fleet = plan.fleet
         self.promise = plan.guarantee
         self.mechanism = stream_mechanism(plan.guarantee.stream, folder / "plan.json")
-        if not (0 < self.sigma < math.inf and 0 < self.delta < 1):
+        if not (0 < self.noise_multiplier < math.inf and 0 < self.delta < 1):
             raise InvalidInput("plan.json has no noise, or no delta between 0 and 1")
 
     def __repr__(self) -> str:
         return f"Told({self.run}, {self.mechanism.name})"
 
     @property
-    def sigma(self) -> float:
+    def noise_multiplier(self) -> float:
         """The noise multiplier."""
         return self.promise.stream.noise_multiplier
 

@@ -80,7 +80,7 @@ def check_claim(
     kind = stream.sensitivity_kind if len(claim.runs) == 1 else "upper bound"
     for what, holds in (
         ("the mechanism", stream_mechanism(stream, path) == told.mechanism),
-        ("the noise multiplier", stream.noise_multiplier == told.sigma),
+        ("the noise multiplier", stream.noise_multiplier == told.noise_multiplier),
         ("the list of earlier runs", _same_runs(claim.runs[:-1], path, earlier)),
         ("delta", claim.delta == told.delta),
         ("min-sep", wide.min_sep <= limits.min_sep <= narrow.min_sep),
@@ -213,13 +213,15 @@ class Released:
     def _epsilons(self, limits: Limits) -> tuple[float, float]:
         """The least and the most that an honest file states, if clients keep to these limits."""
         told, earlier = self._told, self._earlier
-        mu = self._strategy.mu_range(limits, told.sigma, told.buffers).composed_with(earlier.mu)
+        mu = self._strategy.mu_range(limits, told.noise_multiplier, told.buffers).composed_with(
+            earlier.mu
+        )
         return mu.epsilons(told.delta, told.buffers == "float32" or earlier.is_v1)
 
     def _epsilon_alone(self) -> float:
         """What this run guarantees by itself, which is what its plan promises."""
         told = self._told
-        mu = self._strategy.mu_range(self._narrow, told.sigma, told.buffers)
+        mu = self._strategy.mu_range(self._narrow, told.noise_multiplier, told.buffers)
         least, _ = mu.epsilons(told.delta, told.buffers == "float32")
         return least
 
@@ -241,7 +243,7 @@ class Released:
         if self._told.buffers == "float32":
             text = "not covered: version 0.1 kept its noise buffers in float32"
             return Check("rounding", "warning", text)
-        ideal = self._strategy.sensitivity(self._narrow).value / self._told.sigma
+        ideal = self._strategy.sensitivity(self._narrow).value / self._told.noise_multiplier
         if not self._strategy.is_small:
             text = f"not recomputed independently ({TOO_LARGE}); the library's own bound was used"
             return Check("rounding", "warning", text)

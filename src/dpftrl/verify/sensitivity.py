@@ -52,10 +52,10 @@ class Strategy:
         """Whether it can be written down."""
         return self.rounds <= MOST_ROUNDS
 
-    def mu_range(self, limits: Limits, sigma: float, buffers: str) -> MuRange:
+    def mu_range(self, limits: Limits, noise_multiplier: float, buffers: str) -> MuRange:
         """What sensitivity, noise and the rounding of the buffers give."""
         found = self.sensitivity(limits)
-        ideal = MuRange(found.value / sigma, found.claimable / sigma)
+        ideal = MuRange(found.value / noise_multiplier, found.claimable / noise_multiplier)
         if buffers == "float32":  # version 0.1: rounding was not in it
             return ideal
         return MuRange(self.least_mu(ideal.least), self.most_mu(ideal.most))

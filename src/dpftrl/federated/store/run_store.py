@@ -1,76 +1,63 @@
-"""Beginning a run, and finding out whether one may go on."""
+"""Everything of a run that is on the disk, and the only code that changes it.
+
+`RunStore.create` writes the files of a new run and `RunStore.resume` checks those of an old one.
+After that, a run changes in three ways alone: clients are contacted, a round is committed, or a
+round is abandoned. Each is journalled before anything follows from it.
+"""
 
 import contextlib
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Self, final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl._internal.storage import default_state_folder, flush, read_json, replace_durably
+from dpftrl.accounting import Guarantee, save_guarantee
 from dpftrl.errors import InvalidInput, UnsafeState
-from dpftrl.federated.eligibility import Pseudonyms, Rules, Timers
+from dpftrl.federated.eligibility import Exposure, Pseudonyms, Rules, Timers, written
 from dpftrl.federated.layout import Layout
 from dpftrl.federated.settings import RunFile, Settings
 from dpftrl.federated.start_model import Start, StartModel
 from dpftrl.federated.store.checkpoints import Checkpoint
 from dpftrl.federated.store.folder import RunFolder, sha256_of
 from dpftrl.federated.store.journal import (
+    Abandoned,
     AnyRecord,
     Cohort,
     Committed,
     Created,
     Journal,
     RunState,
+    packed,
     unpacked,
 )
-from dpftrl.federated.store.ledger import EMPTY, Ledger
+from dpftrl.federated.store.ledger import EMPTY, Ledger, Status
 from dpftrl.federated.store.witness import Lock, Witness
 from dpftrl.noise import NoiseKey, NoiseStream
 from dpftrl.noise.key import Secret
 from dpftrl.plan import Plan, load_plan, save_plan
 
+Keys = NDArray[np.uint64]
+
 
 @final
-@dataclass
-class OpenRun:
-    """All that a server works with."""
+@dataclass(frozen=True)
+class Decisions:
+    """The journal, the state that follows from it, and the witness: they change together."""
 
-    folder: RunFolder
-    plan: Plan
-    file: RunFile
-    start: Start | None
     journal: Journal
     state: RunState
-    ledger: Ledger
-    timers: Timers
-    rules: Rules
-    pseudonyms: Pseudonyms
-    noise: NoiseStream
-    checkpoint: Checkpoint
     witness: Witness
     lock: Lock
-    held: ExitStack
-    # Least gap and most contacts, over all attempts up to the last round that was committed.
-    charged: tuple[int | None, int] = (None, 0)
 
-    @property
-    def settings(self) -> Settings:
-        """What the run was told."""
-        return self.file.settings
-
-    @property
-    def layout(self) -> Layout:
-        """Names and shapes of the model's arrays."""
-        return Layout(self.file.names, self.file.shapes)
-
-    def write(self, record: AnyRecord) -> None:
-        """Journal a decision, and let the witness know."""
+    def append(self, record: AnyRecord) -> None:
+        """Journal a decision; on return it is on the disk, and the witness knows of it."""
         self.state.check(record)
         self.lock.check()
         self.witness.check(self.journal.lines, self.journal.mac)
@@ -78,53 +65,273 @@ class OpenRun:
         self.state.follow(record)
         self.witness.remember(self.journal.lines, self.journal.mac)
 
-    def charge(self) -> None:
-        """A round was committed: what was contacted so far counts."""
-        self.charged = (self.timers.least_gap, self.timers.most_contacts)
+
+@final
+@dataclass
+class RunStore:
+    """A run that this process holds.
+
+    Guarantees:
+        A step that fails part-way poisons the store: nothing more can be done with it, and the run
+        has to be resumed from its files. So no later step builds on half of an earlier one.
+
+    Attributes:
+        folder: Where the files of the run are.
+        plan: Mechanism, noise, fleet and guarantee.
+        file: What `run.json` says.
+        start: The model file that the run started from, if there was one.
+        state: Where the run stands, as its journal tells it.
+        timers: Who was contacted when.
+        rules: When a client may be contacted again.
+        pseudonyms: Names to keyed hashes.
+        noise: The stream of noise, after the last round that was committed.
+        checkpoint: The model after that round.
+        exposure: How closely and how often clients were contacted up to that round.
+    """
+
+    folder: RunFolder
+    plan: Plan
+    file: RunFile
+    start: Start | None
+    settings: Settings
+    layout: Layout
+    state: RunState
+    timers: Timers
+    rules: Rules
+    pseudonyms: Pseudonyms
+    noise: NoiseStream
+    checkpoint: Checkpoint
+    exposure: Exposure
+    _decisions: Decisions
+    _ledger: Ledger
+    _held: ExitStack
+    _process: int
+    _poisoned: bool = False
+
+    @classmethod
+    def create(
+        cls,
+        folder: RunFolder,
+        plan: Plan,
+        settings: Settings,
+        model: Mapping[str, NDArray[Any]] | StartModel,
+        state_folder: Path | None,
+        insecure_test_key: int | None,
+    ) -> Self:
+        """Write everything that a run needs; the first line of its journal comes last."""
+        plan = plan.covering_rounding()
+        settings.check(plan)
+        start = model.start if isinstance(model, StartModel) else None
+        arrays = model.arrays if isinstance(model, StartModel) else model
+        if start is not None:
+            _check_others(start, settings)
+        layout = Layout.of(arrays)
+        is_test = insecure_test_key is not None
+        key = NoiseKey.insecure_for_tests(insecure_test_key) if is_test else NoiseKey.generate()
+        folder.make()
+        with ExitStack() as held:
+            lock = Lock(folder.lock)
+            held.callback(lock.close)
+            folder.refuse_if_begun()
+            file = RunFile(
+                run=os.urandom(16).hex(),
+                settings=settings,
+                names=layout.names,
+                shapes=layout.shapes,
+                test_key=is_test,
+                buffers="float64",
+                start=None if start is None else start.content(folder.settings),
+            )
+            decisions = _decisions(folder, file, key, lock, state_folder, held)
+            ledger = Ledger(folder.ledger, settings.hash_clients)
+            noise = _noise(plan, file, layout, key)
+            checkpoint = Checkpoint(layout.flat(arrays), settings.optimizer.start(layout.size))
+            _write_first(folder, plan, file, key, checkpoint, ledger, decisions)
+            return cls(
+                folder=folder,
+                plan=plan,
+                file=file,
+                start=start,
+                settings=settings,
+                layout=layout,
+                state=decisions.state,
+                timers=Timers(),
+                rules=_rules(plan, settings),
+                pseudonyms=Pseudonyms(key),
+                noise=noise,
+                checkpoint=checkpoint,
+                exposure=Exposure(),
+                _decisions=decisions,
+                _ledger=ledger,
+                _held=held.pop_all(),
+                _process=os.getpid(),
+            )
+
+    @classmethod
+    def resume(cls, folder: RunFolder, state_folder: Path | None, trust_folder: bool) -> Self:
+        """Check everything, cut off what was not committed, and bring the noise up to date."""
+        if not folder.exists:
+            raise InvalidInput(
+                f"{folder.root} holds no run; there is no {folder.journal.name} in it"
+            )
+        with ExitStack() as held:
+            lock = Lock(folder.lock)
+            held.callback(lock.close)
+            key = folder.read_key()
+            _check_created(folder, key)
+            file = read_json(folder.settings, RunFile, "run")
+            start = None if file.start is None else Start.of_content(file.start, folder.settings)
+            plan, settings = load_plan(folder.plan), file.settings
+            settings.check(plan)
+            layout = Layout(file.names, file.shapes)
+            noise = _noise(plan, file, layout, key)
+            decisions = _decisions(folder, file, key, lock, state_folder, held)
+            timers, rules = Timers(), _rules(plan, settings)
+            exposure = _read_journal(decisions, folder, timers, rules, trust_folder)
+            state = decisions.state
+            # Everything is read and checked first; only then is anything changed.
+            ledger = Ledger(folder.ledger, settings.hash_clients)
+            ledger.resume(*(state.ledger or EMPTY))
+            checkpoint = _last_checkpoint(folder, state)
+            noise = _restored(noise, folder, plan, state, key)
+            ledger.cut()
+            decisions.witness.remember(decisions.journal.lines, decisions.journal.mac)
+            folder.tidy(state.rounds)
+            return cls(
+                folder=folder,
+                plan=plan,
+                file=file,
+                start=start,
+                settings=settings,
+                layout=layout,
+                state=state,
+                timers=timers,
+                rules=rules,
+                pseudonyms=Pseudonyms(key),
+                noise=noise,
+                checkpoint=checkpoint,
+                exposure=exposure,
+                _decisions=decisions,
+                _ledger=ledger,
+                _held=held.pop_all(),
+                _process=os.getpid(),
+            )
 
     def close(self) -> None:
         """Let another process have the run."""
-        self.held.close()
+        self._poisoned = True
+        self._held.close()
 
+    def check_usable(self) -> None:
+        """Refuse to go on in a copy by fork, after `close`, or after a step that failed."""
+        if os.getpid() != self._process:  # the lock on the run does not tell copies apart
+            raise UnsafeState(
+                f"this is a copy, by fork, of the server of process {self._process}: two of them "
+                "would release a round twice; go on there, or resume the run when it has ended"
+            )
+        if self._poisoned:
+            raise UnsafeState(
+                "this server was closed, or stopped within a round; resume the run to go on"
+            )
 
-def begin_run(
-    folder: RunFolder,
-    plan: Plan,
-    settings: Settings,
-    model: Mapping[str, NDArray[Any]] | StartModel,
-    state_folder: Path | None,
-    insecure_test_key: int | None,
-) -> OpenRun:
-    """Write everything that a run needs; its journal's first line comes last."""
-    plan = plan.covering_rounding()
-    settings.check(plan)
-    start = model.start if isinstance(model, StartModel) else None
-    arrays = model.arrays if isinstance(model, StartModel) else model
-    if start is not None:
-        _check_others(start, settings)
-    layout = Layout.of(arrays)
-    is_test = insecure_test_key is not None
-    key = NoiseKey.insecure_for_tests(insecure_test_key) if is_test else NoiseKey.generate()
-    folder.make()
-    with ExitStack() as held:
-        lock = Lock(folder.lock)
-        held.callback(lock.close)
-        folder.refuse_if_begun()
-        file = RunFile(
-            run=os.urandom(16).hex(),
-            settings=settings,
-            names=layout.names,
-            shapes=layout.shapes,
-            test_key=is_test,
-            buffers="float64",
-            start=None if start is None else start.content(folder.settings),
+    @contextmanager
+    def all_or_nothing(self) -> Generator[None]:
+        """What is done within either succeeds as a whole or poisons the store."""
+        self.check_usable()
+        self._poisoned = True
+        yield
+        self._poisoned = False
+
+    def pending(self) -> Cohort:
+        """The cohort of the round that is open."""
+        if self.state.pending is None:
+            raise UnsafeState("no round is open")
+        return self.state.pending
+
+    def contact(self, chosen: Keys, names: tuple[str, ...], now: float | None) -> None:
+        """Journal that these clients are about to be contacted, and start their timers.
+
+        Args:
+            chosen: Their pseudonyms, in rising order.
+            names: Their names in the same order.
+            now: The time in hours, where timers go by time.
+        """
+        row = self.state.rounds
+        kept = None if self.settings.hash_clients else names
+        self.rules.contact(row, now)
+        with self.all_or_nothing():
+            record = Cohort(self.state.attempts, row, packed(chosen), now, kept)
+            self._decisions.append(record)
+            self.timers.mark(chosen, row)
+
+    def commit(self, counted: set[int], after: Checkpoint, guarantee: Guarantee) -> None:
+        """Make a round durable: from here on its model may be released.
+
+        Called within `all_or_nothing`, after the noise of the round was added.
+
+        Args:
+            counted: Pseudonyms of the clients whose updates are in the sum.
+            after: Model and optimizer after the round.
+            guarantee: What everything released so far guarantees, this round included.
+        """
+        pending = self.pending()
+        sha256 = after.save(self.folder.checkpoint(self.state.rounds + 1))
+        self._ledger.append(pending.row, _statuses(pending, counted, "contacted"))
+        self.publish(guarantee)  # before the round is real: what is stated is never too little
+        self._decisions.append(
+            Committed(
+                attempt=pending.attempt,
+                row=pending.row,
+                reports=len(counted),
+                digest=self.noise.last_digest().secret_bytes().hex(),
+                checkpoint_sha256=sha256,
+                ledger_bytes=self._ledger.bytes,
+                ledger_sha256=self._ledger.sha256,
+                epsilon=guarantee.epsilon,
+            )
         )
-        run = _unread(folder, plan, file, start, key, lock, state_folder)
-        held.callback(run.witness.close)
-        run.checkpoint = Checkpoint(layout.flat(arrays), settings.optimizer.start(layout.size))
-        _write_first(run, key)
-        run.held = held.pop_all()
-    return run
+        self.checkpoint, self.exposure = after, self.timers.exposure
+
+    def abandon(self, reason: str) -> None:
+        """Journal that the open round comes to nothing; its row of noise is for the next one."""
+        pending = self.pending()
+        with self.all_or_nothing():
+            self._ledger.append(pending.row, _statuses(pending, set(), "abandoned"))
+            ledger = (self._ledger.bytes, self._ledger.sha256)
+            self._decisions.append(Abandoned(pending.attempt, pending.row, reason, *ledger))
+
+    def publish(self, guarantee: Guarantee) -> None:
+        """Write `guarantee.json`."""
+        save_guarantee(guarantee, self.folder.guarantee)
+
+    def tidy(self) -> None:
+        """Save the noise buffers when it is time to, and remove what nobody needs."""
+        rounds = self.state.rounds
+        if rounds % self.settings.snapshot_every == 0:
+            try:
+                self.noise.save(self.folder.noise)
+            except InvalidInput as error:  # it can be made again; the round is committed
+                self.folder.note({"row": rounds, "snapshot": str(error)})
+        self.folder.tidy(rounds)
+
+
+def _decisions(
+    folder: RunFolder,
+    file: RunFile,
+    key: NoiseKey,
+    lock: Lock,
+    state_folder: Path | None,
+    held: ExitStack,
+) -> Decisions:
+    """A journal that has not been read, with its witness, which `held` closes."""
+    witness = Witness(_witnesses(folder, state_folder), file.run)
+    held.callback(witness.close)
+    return Decisions(Journal(folder.journal, key), RunState(), witness, lock)
+
+
+def _rules(plan: Plan, settings: Settings) -> Rules:
+    limits = plan.participation
+    return Rules(limits.min_sep, limits.max_participations, settings.timer_hours)
 
 
 def _check_others(start: Start, settings: Settings) -> None:
@@ -138,44 +345,33 @@ def _check_others(start: Start, settings: Settings) -> None:
             )
 
 
-def _write_first(run: OpenRun, key: NoiseKey) -> None:
-    folder = run.folder
+def _write_first(
+    folder: RunFolder,
+    plan: Plan,
+    file: RunFile,
+    key: NoiseKey,
+    checkpoint: Checkpoint,
+    ledger: Ledger,
+    decisions: Decisions,
+) -> None:
     folder.write_key(key)
-    save_plan(run.plan, folder.plan)
-    replace_durably(folder.settings, msgspec.json.format(msgspec.json.encode(run.file)))
+    save_plan(plan, folder.plan)
+    replace_durably(folder.settings, msgspec.json.format(msgspec.json.encode(file)))
     for path in (*folder.root.glob("plan*"), *folder.root.glob("run*"), folder.root):
         flush(path)
-    sha256 = run.checkpoint.save(folder.checkpoint(0))
-    run.ledger.begin()
+    sha256 = checkpoint.save(folder.checkpoint(0))
+    ledger.begin()
     # From here on a missing witness means that somebody took it away.
-    run.witness.remember(run.journal.lines, run.journal.mac)
-    run.write(
+    decisions.witness.remember(decisions.journal.lines, decisions.journal.mac)
+    decisions.append(
         Created(
-            run=run.file.run,
+            run=file.run,
             settings_sha256=sha256_of(folder.settings),
             plan_sha256=sha256_of(folder.plan),
             key_fingerprint=key.fingerprint(),
             checkpoint_sha256=sha256,
         )
     )
-
-
-def open_run(folder: RunFolder, state_folder: Path | None, trust_folder: bool) -> OpenRun:
-    """Check everything, cut off what was not committed, and bring the noise up to date."""
-    if not folder.exists:
-        raise InvalidInput(f"{folder.root} holds no run; there is no {folder.journal.name} in it")
-    with ExitStack() as held:
-        lock = Lock(folder.lock)
-        held.callback(lock.close)
-        key = folder.read_key()
-        _check_created(folder, key)
-        file = read_json(folder.settings, RunFile, "run")
-        start = None if file.start is None else Start.of_content(file.start, folder.settings)
-        run = _unread(folder, load_plan(folder.plan), file, start, key, lock, state_folder)
-        held.callback(run.witness.close)
-        _catch_up(run, key, trust_folder)
-        run.held = held.pop_all()
-    return run
 
 
 def _check_created(folder: RunFolder, key: NoiseKey) -> None:
@@ -189,38 +385,6 @@ def _check_created(folder: RunFolder, key: NoiseKey) -> None:
     ):
         if sha256_of(path) != known:
             raise UnsafeState(f"{path} is not what it was when the run began")
-
-
-def _unread(
-    folder: RunFolder,
-    plan: Plan,
-    file: RunFile,
-    start: Start | None,
-    key: NoiseKey,
-    lock: Lock,
-    state_folder: Path | None,
-) -> OpenRun:
-    """A run whose journal has not been read, or has no line yet."""
-    settings, limits = file.settings, plan.participation
-    settings.check(plan)
-    layout = Layout(file.names, file.shapes)
-    return OpenRun(
-        folder=folder,
-        plan=plan,
-        file=file,
-        start=start,
-        journal=Journal(folder.journal, key),
-        state=RunState(),
-        ledger=Ledger(folder.ledger, settings.hash_clients),
-        timers=Timers(),
-        rules=Rules(limits.min_sep, limits.max_participations, settings.timer_hours),
-        pseudonyms=Pseudonyms(key),
-        noise=_noise(plan, file, layout, key),
-        checkpoint=Checkpoint(np.empty(0, np.float32), {}),
-        witness=Witness(_witnesses(folder, state_folder), file.run),
-        lock=lock,
-        held=ExitStack(),
-    )
 
 
 def _witnesses(folder: RunFolder, state_folder: Path | None) -> Path:
@@ -237,65 +401,73 @@ def _noise(plan: Plan, file: RunFile, layout: Layout, key: NoiseKey) -> NoiseStr
     return NoiseStream(plan, layout.size, key=key, clip_norm=clip_norm, dtype=file.buffers)
 
 
-def _catch_up(run: OpenRun, key: NoiseKey, trust_folder: bool) -> None:
-    """Read and check first; only then change anything."""
-    _read_journal(run, trust_folder)
-    run.ledger.resume(*(run.state.ledger or EMPTY))
-    folder, state = run.folder, run.state
+def _read_journal(
+    decisions: Decisions, folder: RunFolder, timers: Timers, rules: Rules, trust_folder: bool
+) -> Exposure:
+    """Follow the journal to its end; return the exposure up to the last committed round."""
+    journal, state = decisions.journal, decisions.state
+    exposure = Exposure()
+    seen = decisions.witness.seen()
+    is_known = seen is not None and seen.lines == 0
+    for record, mac in journal.read():
+        state.follow(record)
+        if isinstance(record, Cohort):
+            timers.mark(unpacked(record.clients), record.row)
+            rules.contact(record.row, record.time)
+        elif isinstance(record, Committed):
+            exposure = timers.exposure
+        is_known |= seen is not None and (journal.lines, mac) == (seen.lines, seen.mac)
+    if seen is None and not trust_folder:
+        raise UnsafeState(
+            f"the witness of this run is missing, so nobody knows whether {folder.root} is its "
+            "newest state; bring the witness along, or say that you trust the folder"
+        )
+    if seen is not None and not is_known:
+        raise UnsafeState(
+            f"{folder.root} was rolled back or changed: its journal has {journal.lines} "
+            f"lines, and the witness has seen {seen.lines}; going on could release a round twice"
+        )
+    return exposure
+
+
+def _last_checkpoint(folder: RunFolder, state: RunState) -> Checkpoint:
     folder.check_checkpoints(state.rounds)
     path = folder.checkpoint(state.rounds)
     if not path.exists():
         raise UnsafeState(f"{path} is missing: the model after {state.rounds} rounds")
-    run.checkpoint = Checkpoint.load(path, state.checkpoint_sha256)
-    run.noise = _restored(run, key)
-    run.ledger.cut()
-    run.witness.remember(run.journal.lines, run.journal.mac)
-    folder.tidy(state.rounds)
+    return Checkpoint.load(path, state.checkpoint_sha256)
 
 
-def _read_journal(run: OpenRun, trust_folder: bool) -> None:
-    seen = run.witness.seen()
-    found = seen is not None and seen.lines == 0
-    for record, mac in run.journal.read():
-        run.state.follow(record)
-        if isinstance(record, Cohort):
-            run.timers.mark(unpacked(record.clients), record.row)
-            run.rules.contact(record.row, record.time)
-        elif isinstance(record, Committed):
-            run.charge()
-        found |= seen is not None and (run.journal.lines, mac) == (seen.lines, seen.mac)
-    if seen is None and not trust_folder:
-        raise UnsafeState(
-            f"the witness of this run is missing, so nobody knows whether {run.folder.root} is its "
-            "newest state; bring the witness along, or say that you trust the folder"
-        )
-    if seen is not None and not found:
-        raise UnsafeState(
-            f"{run.folder.root} was rolled back or changed: its journal has {run.journal.lines} "
-            f"lines, and the witness has seen {seen.lines}; going on could release a round twice"
-        )
-
-
-def _restored(run: OpenRun, key: NoiseKey) -> NoiseStream:
+def _restored(
+    fresh: NoiseStream, folder: RunFolder, plan: Plan, state: RunState, key: NoiseKey
+) -> NoiseStream:
     """The saved buffers, or none if they cannot be used; then what the journal says came after."""
-    stream, saved = run.noise, None
-    if run.folder.noise.exists():
+    stream, saved = fresh, None
+    if folder.noise.exists():
         # It is a cache: what cannot be used is made again from the journal.
         with contextlib.suppress(InvalidInput):
-            saved = NoiseStream.load(run.folder.noise, run.plan, key=key, at_least=0)
-    if saved is not None and _belongs(saved, run):
+            saved = NoiseStream.load(folder.noise, plan, key=key, at_least=0)
+    if saved is not None and _belongs(saved, state):
         stream = saved
-    for digest in run.state.digests[stream.round :]:
+    for digest in state.digests[stream.round :]:
         stream.replay(Secret(bytes.fromhex(digest)))
     return stream
 
 
-def _belongs(saved: NoiseStream, run: OpenRun) -> bool:
+def _belongs(saved: NoiseStream, state: RunState) -> bool:
     """Whether saved buffers are those of this run after some of its rounds."""
-    if saved.round > run.state.rounds:
+    if saved.round > state.rounds:
         raise UnsafeState(
-            f"the saved noise has seen {saved.round} rounds, the journal {run.state.rounds}: the "
+            f"the saved noise has seen {saved.round} rounds, the journal {state.rounds}: the "
             "journal was rolled back"
         )
     digest = saved.last_digest().secret_bytes().hex()
-    return saved.round > 0 and digest == run.state.digests[saved.round - 1]
+    return saved.round > 0 and digest == state.digests[saved.round - 1]
+
+
+def _statuses(cohort: Cohort, counted: set[int], otherwise: Status) -> Iterator[tuple[str, Status]]:
+    """The rows of the ledger for a cohort: the name of each client, and what became of it."""
+    keys = [int(key) for key in unpacked(cohort.clients)]
+    names = cohort.names or tuple(map(written, keys))
+    for key, name in zip(keys, names, strict=True):
+        yield name, "counted" if key in counted else otherwise

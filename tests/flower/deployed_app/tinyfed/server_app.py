@@ -23,7 +23,7 @@ def main(grid: Grid, context: Context) -> None:
         report_goal=int(told["goal"]),
         over_selection=float(told["over-selection"]),
     )
-    plan = Plan(fleet, account(mechanism("blt-b400"), limits, sigma=0.05, delta=1e-6))
+    plan = Plan(fleet, account(mechanism("blt-b400"), limits, noise_multiplier=0.05, delta=1e-6))
 
     def evaluate(rounds: int, arrays: ArrayRecord) -> MetricRecord:
         loss = task.loss(arrays["w"].numpy())

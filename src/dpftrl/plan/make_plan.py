@@ -1,0 +1,77 @@
+"""One call from a fleet and a privacy target to a plan that can train."""
+
+from dpftrl.accounting import account, calibrate
+from dpftrl.errors import InvalidInput
+from dpftrl.mechanisms import Mechanism
+from dpftrl.participation import UNCAPPED, MinSep
+from dpftrl.plan.named import mechanism as mechanism_by_name
+from dpftrl.plan.plan import Fleet, Plan
+
+
+def make_plan(
+    *,
+    population: int,
+    report_goal: int,
+    rounds: int,
+    delta: float,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    mechanism: str | Mechanism = "blt",
+    buffers: int | None = None,
+    min_sep: int | None = None,
+    max_participations: int | None = None,
+    availability: float = 1.0,
+    over_selection: float = 1.0,
+    timer_days: float | None = None,
+    rounds_per_day: float | None = None,
+) -> Plan:
+    """Choose the mechanism and the noise for a fleet of clients.
+
+    Args:
+        population: Clients that may take part.
+        report_goal: Reports that close a round.
+        rounds: Rounds of training.
+        delta: The delta of the guarantee.
+        epsilon: What epsilon may be at most; the noise is calibrated to it.
+        noise_multiplier: Instead of `epsilon`: the noise, as std(Z) / clip norm.
+        mechanism: A name, as `dpftrl mechanisms` lists them, or a mechanism. `blt` is optimized for
+            this participation.
+        buffers: Buffers of an optimized BLT; by default 4.
+        min_sep: Least difference between two rounds of one client. By default what the fleet allows
+            if clients participate in strict rotation; the server enforces it.
+        max_participations: Most rounds of one client, where the server enforces a cap.
+        availability: The share of the population that can be contacted at all.
+        over_selection: Clients contacted per report needed.
+        timer_days: How long a client waits before it takes part again, where a timer enforces it.
+        rounds_per_day: Rounds per day; goes with `timer_days`.
+
+    >>> plan = make_plan(
+    ...     population=4_210_000, report_goal=6_500, rounds=2_000, epsilon=4, delta=1e-10
+    ... )
+    >>> print(plan.participation, f"{plan.guarantee.epsilon:.3f}")
+    2,000 rounds, min-sep 647, at most 4 participation(s) 4.000
+    """
+    if (epsilon is None) == (noise_multiplier is None):
+        raise InvalidInput("give one of epsilon and noise_multiplier")
+    fleet = Fleet(
+        population,
+        report_goal,
+        availability=availability,
+        over_selection=over_selection,
+        timer_days=timer_days,
+        rounds_per_day=rounds_per_day,
+    )
+    participation = MinSep(
+        rounds,
+        fleet.min_sep() if min_sep is None else min_sep,
+        UNCAPPED if max_participations is None else max_participations,
+    )
+    chosen = mechanism
+    if isinstance(chosen, str):
+        chosen = mechanism_by_name(chosen, participation, buffers=buffers)
+    elif buffers is not None:
+        raise InvalidInput("buffers go with the name of a BLT, not with a mechanism")
+    if noise_multiplier is None:
+        assert epsilon is not None
+        noise_multiplier = calibrate(chosen, participation, epsilon, delta)
+    return Plan(fleet, account(chosen, participation, noise_multiplier, delta))
