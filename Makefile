@@ -22,8 +22,9 @@ types: .venv/ready
 imports: .venv/ready
 	$(BIN)/lint-imports
 
+# Two tests at a time: a training or a deployment takes a core of its own.
 pytest: .venv/ready
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 format: .venv/ready
 	$(BIN)/ruff check --fix .

@@ -1,8 +1,8 @@
 """How many files one round touches, and how often it goes from one file to another.
 
-`python benchmarks/round_hops.py` traces the second round of a small run, from choosing the cohort to
-the released model, and counts calls between files of `src/dpftrl`. A reader who follows one round
-through the code opens as many files, and turns as many pages.
+`python benchmarks/round_hops.py` traces the second round of a small run, from choosing the cohort
+to the released model, and counts calls between files of `src/dpftrl`. A reader who follows one
+round through the code opens as many files, and goes from one to another as often.
 """
 
 import argparse

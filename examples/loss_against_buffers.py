@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from dpftrl import MinSep
-from dpftrl.optimize import optimize_band_toeplitz, optimize_blt, optimize_gblt
+from dpftrl.optimize import optimize_band_toeplitz, optimize_blt, optimize_general_blt
 
 PARTICIPATION = MinSep(rounds=2052, min_sep=342)
 BUFFERS = [1, 2, 3, 4, 5, 6]
@@ -22,7 +22,7 @@ def main() -> None:
     results = {}
     for axes, objective in zip(figure.subplots(1, 2), ("max", "rms"), strict=True):
         blt = [optimize_blt(PARTICIPATION, d, objective).value for d in BUFFERS]
-        general = [optimize_gblt(PARTICIPATION, d, objective).value for d in BUFFERS]
+        general = [optimize_general_blt(PARTICIPATION, d, objective).value for d in BUFFERS]
         best = optimize_band_toeplitz(PARTICIPATION, PARTICIPATION.min_sep, objective).value
         results[objective] = {"blt": blt, "gblt": general, "best Toeplitz found": best}
         print(objective, results[objective], flush=True)

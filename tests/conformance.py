@@ -85,7 +85,7 @@ def blts(draw: st.DrawFn, above_one: bool = False) -> dpftrl.BLT:
 
 
 def presets(_rounds: int) -> SearchStrategy[Mechanism]:
-    names = ["blt", "blt-b100", "blt-b400", "blt-b1000"]
+    names = ["blt-b100", "blt-b400", "blt-b1000"]
     return st.sampled_from(names).map(dpftrl.mechanism)
 
 

@@ -1,67 +1,187 @@
-"""Private learning people can actually run: DP-FTRL with correlated noise.
+"""Train models on people's data with a proven privacy guarantee: DP-FTRL with correlated noise.
+
+Everything that a user needs can be imported from here; each name is loaded when it is first used.
 
 >>> import dpftrl
->>> everyone = dpftrl.MinSep(rounds=2052, min_sep=342)
->>> loss = dpftrl.mechanism("blt-b400").error_report(everyone)
->>> print(f"{loss.max_loss:.2f} {loss.rms_loss:.2f} {loss.sensitivity.kind}")
-10.75 9.69 exact
+>>> plan = dpftrl.make_plan(population=60_000, report_goal=300, rounds=400, epsilon=8, delta=1e-6)
+>>> print(plan.participation, f"epsilon {plan.guarantee.epsilon:.3f}")
+400 rounds, min-sep 200, at most 2 participation(s) epsilon 8.000
 """
 
-from dpftrl import errors
-from dpftrl.accounting import Guarantee, account, calibrate, compose
-from dpftrl.errors import DpftrlError
-from dpftrl.mechanisms import (
-    BLT,
-    Banded,
-    BandedInverse,
-    BinaryTree,
-    ErrorReport,
-    FullTree,
-    GeneralBLT,
-    Independent,
-    Mechanism,
-    SmoothTree,
-    SquareRoot,
-    StreamState,
-    Toeplitz,
-    ToeplitzMechanism,
-    load_mechanism,
-    mechanism,
-    save_mechanism,
-)
-from dpftrl.mechanisms._sensitivity import Sensitivity
-from dpftrl.participation import FixedEpochs, MinSep, Participation
-from dpftrl.workload import Workload
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dpftrl import _deprecated
+
+if TYPE_CHECKING:
+    from dpftrl import errors
+    from dpftrl.accounting import (
+        Guarantee,
+        account,
+        calibrate,
+        calibrate_rho,
+        compose,
+        load_guarantee,
+        save_guarantee,
+    )
+    from dpftrl.accounting.logs import Observed, observe, open_log
+    from dpftrl.clipping import ExactSum, Grid
+    from dpftrl.errors import DpftrlError, InvalidInput
+    from dpftrl.federated import (
+        Adam,
+        Released,
+        Round,
+        Server,
+        Settings,
+        Sgd,
+        StartModel,
+    )
+    from dpftrl.mechanisms import (
+        BLT,
+        Banded,
+        BandedInverse,
+        BinaryTree,
+        ErrorReport,
+        FullTree,
+        GeneralBLT,
+        Independent,
+        Mechanism,
+        Sensitivity,
+        SmoothTree,
+        SquareRoot,
+        StreamState,
+        Toeplitz,
+        ToeplitzMechanism,
+        load_mechanism,
+        save_mechanism,
+    )
+    from dpftrl.noise import NoiseKey, NoiseStream
+    from dpftrl.optimize import (
+        optimize_band_inverse,
+        optimize_band_toeplitz,
+        optimize_bandmf,
+        optimize_blt,
+        optimize_general_blt,
+        optimize_robust_blt,
+    )
+    from dpftrl.participation import FixedEpochs, MinSep, Participation
+    from dpftrl.plan import Fleet, Plan, load_plan, make_plan, mechanism, save_plan
+    from dpftrl.statement import Statement, make_statement, save_statement
+    from dpftrl.verify import verify_run
+    from dpftrl.workload import Workload
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BLT",
+    "Adam",
     "Banded",
     "BandedInverse",
     "BinaryTree",
     "DpftrlError",
     "ErrorReport",
+    "ExactSum",
     "FixedEpochs",
+    "Fleet",
     "FullTree",
     "GeneralBLT",
+    "Grid",
     "Guarantee",
     "Independent",
+    "InvalidInput",
     "Mechanism",
     "MinSep",
+    "NoiseKey",
+    "NoiseStream",
+    "Observed",
     "Participation",
+    "Plan",
+    "Released",
+    "Round",
     "Sensitivity",
+    "Server",
+    "Settings",
+    "Sgd",
     "SmoothTree",
     "SquareRoot",
+    "StartModel",
+    "Statement",
     "StreamState",
     "Toeplitz",
     "ToeplitzMechanism",
     "Workload",
     "account",
     "calibrate",
+    "calibrate_rho",
     "compose",
     "errors",
+    "load_guarantee",
     "load_mechanism",
+    "load_plan",
+    "make_plan",
+    "make_statement",
     "mechanism",
+    "observe",
+    "open_log",
+    "optimize_band_inverse",
+    "optimize_band_toeplitz",
+    "optimize_bandmf",
+    "optimize_blt",
+    "optimize_general_blt",
+    "optimize_robust_blt",
+    "save_guarantee",
     "save_mechanism",
+    "save_plan",
+    "save_statement",
+    "verify_run",
 ]
+
+# Which module each name comes from.
+_HOMES = {
+    name: module
+    for module, names in {
+        "dpftrl.accounting": (
+            "Guarantee account calibrate calibrate_rho compose load_guarantee save_guarantee"
+        ),
+        "dpftrl.accounting.logs": "Observed observe open_log",
+        "dpftrl.clipping": "ExactSum Grid",
+        "dpftrl.errors": "DpftrlError InvalidInput",
+        "dpftrl.federated": "Adam Released Round Server Settings Sgd StartModel",
+        "dpftrl.mechanisms": (
+            "BLT Banded BandedInverse BinaryTree ErrorReport FullTree GeneralBLT Independent "
+            "Mechanism Sensitivity SmoothTree SquareRoot StreamState Toeplitz ToeplitzMechanism "
+            "load_mechanism save_mechanism"
+        ),
+        "dpftrl.noise": "NoiseKey NoiseStream",
+        "dpftrl.optimize": (
+            "optimize_band_inverse optimize_band_toeplitz optimize_bandmf optimize_blt "
+            "optimize_general_blt optimize_robust_blt"
+        ),
+        "dpftrl.participation": "FixedEpochs MinSep Participation",
+        "dpftrl.plan": "Fleet Plan load_plan make_plan mechanism save_plan",
+        "dpftrl.statement": "Statement make_statement save_statement",
+        "dpftrl.verify": "verify_run",
+        "dpftrl.workload": "Workload",
+    }.items()
+    for name in names.split()
+}
+
+_deprecated.install()
+
+
+def __getattr__(name: str) -> Any:
+    if name in _deprecated.NAMES:
+        new = _deprecated.NAMES[name]
+        _deprecated.warn(f"dpftrl.{name}", f"dpftrl.{new}")
+        return getattr(import_module(_HOMES[new]), new)
+    if name == "errors":
+        return import_module("dpftrl.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dpftrl' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value  # next time without this function
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -307,7 +307,7 @@ def once(promise: Guarantee) -> MinSep:
 
 
 def test_a_cap_on_a_single_run_is_that_run_with_the_cap():
-    mech: Mechanism = dpftrl.mechanism("blt")
+    mech: Mechanism = dpftrl.mechanism("blt-b400")
     capped = compose([account(mech, CLIENTS, 8.0, DELTA)], DELTA, 2)
     assert capped.mu == account(mech, MinSep(2000, 400, 2), 8.0, DELTA).mu
     assert capped.common_cap == 2

@@ -75,14 +75,14 @@ def test_a_pld_accountant_agrees(name: str, mu: float, relation: str):
 
 
 def test_a_pld_accountant_notices_noise_that_is_one_in_a_thousand_off():
-    promise = account(dpftrl.mechanism("blt"), CLIENTS, noise_multiplier=5.0, delta=1e-8)
-    louder = account(dpftrl.mechanism("blt"), CLIENTS, noise_multiplier=5.005, delta=1e-8)
+    promise = account(dpftrl.mechanism("blt-b400"), CLIENTS, noise_multiplier=5.0, delta=1e-8)
+    louder = account(dpftrl.mechanism("blt-b400"), CLIENTS, noise_multiplier=5.005, delta=1e-8)
     assert pld_epsilon(dp_event(louder), 1e-8) != pytest.approx(promise.epsilon, abs=1e-3)
 
 
 @pytest.mark.parametrize("devices", [1, 3])
 def test_the_event_of_several_devices_is_that_of_several_devices(devices: int):
-    promise = account(dpftrl.mechanism("blt"), CLIENTS, 20.0, 1e-8).for_devices(devices)
+    promise = account(dpftrl.mechanism("blt-b400"), CLIENTS, 20.0, 1e-8).for_devices(devices)
     assert pld_epsilon(dp_event(promise), 1e-8) == pytest.approx(promise.epsilon, abs=1e-5)
 
 
@@ -177,12 +177,12 @@ def test_noise_calibrated_to_zcdp_keeps_to_it_and_uses_it_up(family: Family, dat
 
 @pytest.mark.parametrize("epsilon", [1e-9, 1e-3, 1e3, 1e6, 1e12, 1e100])
 @pytest.mark.parametrize("delta", [1e-22, 1e-20, 1e-4, 0.5, 1 - 1e-9])
-@pytest.mark.parametrize("name", ["blt", "independent"])
+@pytest.mark.parametrize("name", ["blt-b400", "independent"])
 def test_calibration_to_an_absurd_budget_ends_and_uses_it_up(
     name: str, epsilon: float, delta: float
 ):
     promise = check_calibration(dpftrl.mechanism(name), CLIENTS, epsilon, delta)
-    assert promise is not None or name == "blt"
+    assert promise is not None or name == "blt-b400"
     # Between an epsilon of 1e-9 and none, a delta near 1 moves by less than its last digits.
     if promise is not None and (epsilon, delta) != (1e-9, 1 - 1e-9):
         assert uses_up(promise, epsilon)
@@ -190,7 +190,7 @@ def test_calibration_to_an_absurd_budget_ends_and_uses_it_up(
 
 @pytest.mark.parametrize("epsilon", [1e-9, 1.0, 1e3, 1e100])
 @pytest.mark.parametrize("delta", [5e-324, 1e-300, 1e-30, 2e-23])
-@pytest.mark.parametrize("name", ["blt", "independent"])
+@pytest.mark.parametrize("name", ["blt-b400", "independent"])
 def test_a_delta_below_what_the_sampler_takes_is_refused(name: str, delta: float, epsilon: float):
     """The end of the sampler's range takes 2^-76 at any noise, and may take half of delta."""
     refused(lambda: calibrate(dpftrl.mechanism(name), CLIENTS, epsilon, delta))
@@ -199,17 +199,18 @@ def test_a_delta_below_what_the_sampler_takes_is_refused(name: str, delta: float
 @pytest.mark.parametrize("epsilon", [32.7, 1e3, 1e6])
 def test_a_large_epsilon_at_a_small_delta_needs_the_noise_that_the_sampler_needs(epsilon: float):
     """The sampler alone must not take more than half of delta, however large epsilon is."""
-    promise = check_calibration(dpftrl.mechanism("blt"), CLIENTS, epsilon, 1e-9)
+    promise = check_calibration(dpftrl.mechanism("blt-b400"), CLIENTS, epsilon, 1e-9)
     assert promise.epsilon == pytest.approx(32.629, abs=1e-3)
     assert promise.sampler_delta == pytest.approx(0.5e-9, rel=1e-6)
     assert (
-        calibrate(dpftrl.mechanism("blt"), CLIENTS, 32.6, 1e-9) > promise.runs[0].noise_multiplier
+        calibrate(dpftrl.mechanism("blt-b400"), CLIENTS, 32.6, 1e-9)
+        > promise.runs[0].noise_multiplier
     )
 
 
 @pytest.mark.parametrize("above", [1e-9, 1e-3, 1.0])
 def test_calibration_is_refused_where_rounding_takes_more_than_a_thousandth_of_mu(above: float):
-    blt = dpftrl.mechanism("blt")
+    blt = dpftrl.mechanism("blt-b400")
     rounding = with_rounding(0.0, blt, 2000)
     limit = rounding / (MOST_ROUNDING - rounding_share(1e9, blt, 2000))
     assert rounding_share(limit, blt, 2000) == pytest.approx(MOST_ROUNDING, rel=1e-6)
@@ -228,11 +229,11 @@ def test_calibration_is_refused_where_rounding_takes_more_than_a_thousandth_of_m
 @given(budget=budgets(), noise_multiplier=st.floats(0.5, 100))
 def test_delta_at_an_epsilon_undoes_epsilon_at_a_delta(budget, noise_multiplier: float):
     delta = budget[1]
-    promise = account(dpftrl.mechanism("blt"), CLIENTS, noise_multiplier, delta)
-    found = delta_for(dpftrl.mechanism("blt"), CLIENTS, noise_multiplier, promise.epsilon)
+    promise = account(dpftrl.mechanism("blt-b400"), CLIENTS, noise_multiplier, delta)
+    found = delta_for(dpftrl.mechanism("blt-b400"), CLIENTS, noise_multiplier, promise.epsilon)
     assert found == pytest.approx(promise.total_delta, rel=1e-9)
     lower = delta_for(
-        dpftrl.mechanism("blt"), CLIENTS, noise_multiplier, promise.epsilon * (1 - 1e-6)
+        dpftrl.mechanism("blt-b400"), CLIENTS, noise_multiplier, promise.epsilon * (1 - 1e-6)
     )
     assert lower > delta
     assert lower >= found
@@ -243,8 +244,8 @@ def test_delta_at_an_epsilon_undoes_epsilon_at_a_delta(budget, noise_multiplier:
 def test_the_delta_of_an_epsilon_has_the_part_of_the_sampler_in_it(
     noise_multiplier: float, epsilon: float
 ):
-    found = delta_for(dpftrl.mechanism("blt"), CLIENTS, noise_multiplier, epsilon)
-    promise = account(dpftrl.mechanism("blt"), CLIENTS, noise_multiplier, found)
+    found = delta_for(dpftrl.mechanism("blt-b400"), CLIENTS, noise_multiplier, epsilon)
+    promise = account(dpftrl.mechanism("blt-b400"), CLIENTS, noise_multiplier, found)
     assert promise.epsilon <= epsilon
     assert found == pytest.approx(
         delta_of(epsilon, promise.mu) + sampler_delta(promise.mu), rel=1e-9
@@ -308,7 +309,7 @@ def check_mu(promise: Guarantee, strategy: np.ndarray) -> None:
 
 @pytest.mark.parametrize("off", [-1e-8, 1e-8])
 def test_a_mu_one_in_a_hundred_million_off_would_be_noticed(off: float):
-    mech, clients = dpftrl.mechanism("blt"), MinSep(7, 2)
+    mech, clients = dpftrl.mechanism("blt-b400"), MinSep(7, 2)
     promise = account(mech, clients, 2.0, 1e-6)
     check_mu(promise, mech.strategy(7))
     (run,) = promise.runs
@@ -421,7 +422,7 @@ def test_no_two_devices_move_the_output_by_more_than_is_said_of_two(name: str):
 
 
 def test_devices_multiply():
-    alone = account(dpftrl.mechanism("blt"), CLIENTS, 10.0, 1e-6)
+    alone = account(dpftrl.mechanism("blt-b400"), CLIENTS, 10.0, 1e-6)
     twice = alone.for_devices(2).for_devices(3)
     assert twice.devices == 6
     assert twice.mu == pytest.approx(alone.for_devices(6).mu, rel=1e-15)
@@ -432,7 +433,7 @@ def test_devices_multiply():
 
 
 def test_the_numbers_of_a_guarantee_belong_together():
-    promise = account(dpftrl.mechanism("blt"), CLIENTS, 10.0, 1e-6)
+    promise = account(dpftrl.mechanism("blt-b400"), CLIENTS, 10.0, 1e-6)
     assert promise.rho == promise.mu**2 / 2
     left = 1e-6 - promise.sampler_delta
     assert promise.epsilon == pytest.approx(epsilon_of(left, promise.mu), rel=1e-10)
@@ -445,12 +446,12 @@ def test_the_numbers_of_a_guarantee_belong_together():
     assert promise.mu == run.mu == pytest.approx(with_rounding(ideal, BLT, 2000), rel=1e-15)
     assert run.rounding == promise.mu - ideal
     assert 0 < run.rounding < 1e-5 * ideal
-    assert promise == guarantee_of([Run.of(dpftrl.mechanism("blt"), CLIENTS, 10.0)], 1e-6)
+    assert promise == guarantee_of([Run.of(dpftrl.mechanism("blt-b400"), CLIENTS, 10.0)], 1e-6)
 
 
 def test_another_delta_changes_epsilon_alone():
-    promise = account(dpftrl.mechanism("blt"), CLIENTS, 10.0, 1e-6)
-    assert promise.at(1e-9) == account(dpftrl.mechanism("blt"), CLIENTS, 10.0, 1e-9)
+    promise = account(dpftrl.mechanism("blt-b400"), CLIENTS, 10.0, 1e-6)
+    assert promise.at(1e-9) == account(dpftrl.mechanism("blt-b400"), CLIENTS, 10.0, 1e-9)
     assert promise.at(1e-9).at(1e-6) == promise
     assert promise.at(1e-9).epsilon > promise.epsilon
 
@@ -458,11 +459,11 @@ def test_another_delta_changes_epsilon_alone():
 def test_a_bound_is_called_a_bound():
     rising = dpftrl.Toeplitz([1.0, 0.0, 0.5])
     assert account(rising, MinSep(50, 1), 1.0, 1e-6).kind == "upper bound"
-    assert account(dpftrl.mechanism("blt"), CLIENTS, 1.0, 1e-6).kind == "exact"
+    assert account(dpftrl.mechanism("blt-b400"), CLIENTS, 1.0, 1e-6).kind == "exact"
 
 
 def test_what_is_known_replaces_what_was_assumed():
-    promise = account(dpftrl.mechanism("blt"), CLIENTS, 10.0, 1e-6)
+    promise = account(dpftrl.mechanism("blt-b400"), CLIENTS, 10.0, 1e-6)
     names = sorted(hypothesis.name for hypothesis in promise.hypotheses)
     assert names == ["clipping", "keystream", "participation", "secrecy", "zero-out"]
     known = Hypothesis("clipping", "Clipped by the server.", "enforced")
@@ -485,7 +486,7 @@ def test_the_hypothesis_on_participation_is_as_strong_as_the_number_needs():
 
 POSITIVE = [math.nan, math.inf, -math.inf, -1.0, 0.0, 0]
 FRACTION = [*POSITIVE, 1.0, 1, 2.0]
-BLT = dpftrl.mechanism("blt")
+BLT = dpftrl.mechanism("blt-b400")
 
 
 def refused(call: Callable[[], object]) -> None:

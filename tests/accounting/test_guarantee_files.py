@@ -35,7 +35,7 @@ CLIENTS = MinSep(200, 40, 3)
 
 
 def blt_run() -> Guarantee:
-    return account(dpftrl.mechanism("blt"), CLIENTS, 3.7, 1e-6)
+    return account(dpftrl.mechanism("blt-b400"), CLIENTS, 3.7, 1e-6)
 
 
 def banded_run() -> Guarantee:
@@ -120,7 +120,7 @@ def test_guarantees_of_every_mechanism_read_back_equal(tmp_path_factory, family:
 
 def test_devices_of_devices_read_back_equal(tmp_path):
     for noise_multiplier in np.linspace(1.0, 9.0, 40):
-        alone = account(dpftrl.mechanism("blt"), CLIENTS, float(noise_multiplier), 1e-6)
+        alone = account(dpftrl.mechanism("blt-b400"), CLIENTS, float(noise_multiplier), 1e-6)
         promise = alone.for_devices(3).for_devices(7)
         saved(tmp_path, promise)
         assert load_guarantee(tmp_path / "g.json") == promise
@@ -154,7 +154,7 @@ def test_another_matrix_in_its_place_is_refused(tmp_path):
 
 def test_numbers_of_other_libraries_can_be_saved(tmp_path):
     for noise_multiplier in (np.float64(3.0), np.int64(3), 3):
-        promise = account(dpftrl.mechanism("blt"), CLIENTS, noise_multiplier, np.float64(1e-6))
+        promise = account(dpftrl.mechanism("blt-b400"), CLIENTS, noise_multiplier, np.float64(1e-6))
         saved(tmp_path, promise)
         assert load_guarantee(tmp_path / "g.json") == promise
 
@@ -303,7 +303,7 @@ def test_a_file_of_version_2_that_says_version_1_claims_no_more(tmp_path):
 
 def test_a_file_whose_noise_was_raised_with_all_its_claims_is_another_run(tmp_path):
     """Nobody can see that from the file: the check is of a file against itself."""
-    louder = account(dpftrl.mechanism("blt"), CLIENTS, 7.4, 1e-6)
+    louder = account(dpftrl.mechanism("blt-b400"), CLIENTS, 7.4, 1e-6)
     assert check_claim(write_saved(tmp_path, louder), louder)
     with pytest.raises(AssertionError):
         check_claim(write_saved(tmp_path, louder), blt_run())
@@ -458,7 +458,7 @@ def test_paths_that_are_none(tmp_path):
     (tmp_path / "folder.json").mkdir()
     refused(tmp_path / "folder.json")
     mechanism = tmp_path / "m.json"
-    dpftrl.save_mechanism(dpftrl.mechanism("blt"), mechanism)
+    dpftrl.save_mechanism(dpftrl.mechanism("blt-b400"), mechanism)
     refused(mechanism)
 
 

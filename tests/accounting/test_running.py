@@ -97,7 +97,7 @@ def test_every_round_is_the_worst_pattern_so_far(name: str, cap: int):
     ],
 )
 def test_the_wrong_pattern_or_noise_would_be_noticed(wrong: dict[str, Any]):
-    mech = dpftrl.mechanism("blt")
+    mech = dpftrl.mechanism("blt-b400")
     right: dict[str, Any] = {"min_sep": 5, "noise_multiplier": 3.0, "cap": 3}
     spent = first(30, spending(mech, right["min_sep"], right["noise_multiplier"], right["cap"]))
     check_rounds(mech, spent, **right)
@@ -106,7 +106,7 @@ def test_the_wrong_pattern_or_noise_would_be_noticed(wrong: dict[str, Any]):
 
 
 def test_a_sum_that_starts_a_round_late_would_be_noticed():
-    mech = dpftrl.mechanism("blt")
+    mech = dpftrl.mechanism("blt-b400")
     late = first(10, spending(mech, 5, 3.0))[1:]
     with pytest.raises(AssertionError):
         check_rounds(mech, [Spent(i, s.mu) for i, s in enumerate(late, 1)], 5, 3.0, UNCAPPED)
@@ -137,7 +137,7 @@ def test_a_mechanism_of_so_many_rounds_ends_after_them(name: str):
 
 
 def test_two_runs_do_not_share_their_sums():
-    mech = dpftrl.mechanism("blt")
+    mech = dpftrl.mechanism("blt-b400")
     one, other = spending(mech, 3, 2.0), spending(mech, 3, 2.0)
     assert first(10, one) == first(10, other)
     assert next(one).rounds == 11
@@ -190,7 +190,7 @@ def test_a_long_run_is_the_plain_sum_of_its_rows():
 
 # --- What is refused ---------------------------------------------------------------------------
 
-RUNNING = [dpftrl.mechanism("blt"), dpftrl.mechanism("tree"), dpftrl.mechanism("independent")]
+RUNNING = [dpftrl.mechanism("blt-b400"), dpftrl.mechanism("tree"), dpftrl.mechanism("independent")]
 
 
 @pytest.mark.parametrize("mech", RUNNING, ids=str)
@@ -218,7 +218,7 @@ def test_a_wrong_cap_is_refused(mech: Mechanism, wrong: Any):
 @pytest.mark.parametrize("wrong", [0.0, 1.0, math.nan, -1e-6])
 def test_a_wrong_delta_is_refused(wrong: float):
     with pytest.raises(InvalidInput):
-        next(spending(dpftrl.mechanism("blt"), 3, 1.0)).epsilon(wrong)
+        next(spending(dpftrl.mechanism("blt-b400"), 3, 1.0)).epsilon(wrong)
 
 
 def test_a_mechanism_that_is_no_blt_is_asked_for_each_round():

@@ -30,7 +30,7 @@ HERE = MinSep(60, 7)
 # What the three commands say.
 
 
-@pytest.mark.parametrize("name", ["blt", "tree", "band-sqrt", "banded:4", "toeplitz:1,0,0.5"])
+@pytest.mark.parametrize("name", ["blt-b400", "tree", "band-sqrt", "banded:4", "toeplitz:1,0,0.5"])
 def test_account_says_what_the_library_says(name):
     found = answer("account", name, *SETTING, *NOISE)
     promise = account(mechanism(name, HERE), HERE, 3.3, 1e-7)
@@ -42,7 +42,7 @@ def test_account_says_what_the_library_says(name):
     assert (found["rounds"], found["min_sep"], found["max_participations"]) == (60, 7, 9)
     assert found["rounding"] == run_of.rounding
     assert found["mu"] - found["rounding"] == pytest.approx(found["sensitivity"] / 3.3, rel=1e-14)
-    assert (found["rounding"] > 0) == (name in ("blt", "tree"))
+    assert (found["rounding"] > 0) == (name in ("blt-b400", "tree"))
     assert {one["name"] for one in found["hypotheses"]} >= {"participation", "clipping"}
     assert "basis" not in found
     assert "worst_pattern" not in found
@@ -59,7 +59,7 @@ def test_sensitivity_is_called_a_bound_where_it_is_one():
 def test_an_epsilon_gives_its_delta_and_back(noise_multiplier, epsilon, devices):
     asked = (
         "account",
-        "blt",
+        "blt-b400",
         *SETTING,
         "--noise-multiplier",
         noise_multiplier,
@@ -147,7 +147,7 @@ def check_refusal_for_rounding(err, name, mu):
     delta=st.sampled_from([1e-12, 1e-6, 0.01]),
 )
 def test_calibrated_noise_never_passes_the_target(target, devices, delta):
-    for name in ("blt", "tree"):
+    for name in ("blt-b400", "tree"):
         asked = (name, *SETTING, "--delta", delta, "--devices", devices)
         code, out, err = run("calibrate", *asked, "--epsilon", target, "--json")
         if code != 0:
@@ -169,10 +169,10 @@ def test_calibrated_noise_never_passes_the_target(target, devices, delta):
 
 @given(target=st.floats(1e-6, 1e3), devices=st.integers(1, 12))
 def test_noise_calibrated_to_rho_never_passes_it(target, devices):
-    found = answer("calibrate", "blt", *SETTING, "--rho", target, "--devices", devices)
+    found = answer("calibrate", "blt-b400", *SETTING, "--rho", target, "--devices", devices)
     assert found.keys() & {"epsilon", "delta"} == set()
     noise_multiplier = found["noise_multiplier"]
-    asked = ("blt", *SETTING, "--delta", 1e-6, "--devices", devices)
+    asked = ("blt-b400", *SETTING, "--delta", 1e-6, "--devices", devices)
     kept = answer("account", *asked, "--noise-multiplier", repr(noise_multiplier))
     assert target * (1 - 1e-9) <= kept["rho"] <= target
     less = answer("account", *asked, "--noise-multiplier", repr(noise_multiplier * (1 - 1e-9)))
@@ -188,7 +188,7 @@ def test_calibrate_to_rho_states_epsilon_at_the_delta_that_is_given():
 @pytest.fixture
 def guarantees(tmp_path):
     """Three runs as files, and as what they are."""
-    settings = [("tree", HERE, 5.0), ("blt", MinSep(90, 9, 3), 4.0), ("tree", HERE, 6.0)]
+    settings = [("tree", HERE, 5.0), ("blt-b400", MinSep(90, 9, 3), 4.0), ("tree", HERE, 6.0)]
     paths = [tmp_path / f"{i}.json" for i in range(3)]
     for (name, p, noise_multiplier), path in zip(settings, paths, strict=True):
         code, _, err = run(
@@ -269,7 +269,7 @@ def test_compose_refuses_a_file_that_claims_too_much(guarantees, name):
 def test_compose_refuses_foreign_files(guarantees, tmp_path):
     paths, promises = guarantees
     save_plan(Plan(Fleet(1000, 10), promises[0]), tmp_path / "plan.json")
-    save_mechanism(mechanism("blt"), tmp_path / "mechanism.json")
+    save_mechanism(mechanism("blt-b400"), tmp_path / "mechanism.json")
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "folder.json").mkdir()
     (tmp_path / "text.txt").write_text("{}")
@@ -369,7 +369,7 @@ def cells(table: str, label: str) -> list[str]:
 
 @given(noise_multiplier=st.floats(0.01, 1e5), delta=st.floats(1e-15, 0.1))
 def test_tables_never_show_less_than_the_json(noise_multiplier, delta):
-    asked = ("blt", *SETTING, "--noise-multiplier", noise_multiplier, "--delta", delta)
+    asked = ("blt-b400", *SETTING, "--noise-multiplier", noise_multiplier, "--delta", delta)
     found, (_, table, _) = answer("account", *asked), run("account", *asked)
     _, *shown = cells(table, "guarantee")
     for key, cell in zip(("mu", "rho", "epsilon"), shown, strict=True):
@@ -403,7 +403,7 @@ def test_compose_shows_no_less_than_the_json(guarantees):
 def test_a_delta_that_was_computed_is_not_shown_smaller(noise_multiplier, epsilon):
     asked = (
         "account",
-        "blt",
+        "blt-b400",
         *SETTING,
         "--noise-multiplier",
         noise_multiplier,
@@ -469,7 +469,16 @@ def test_a_log_is_accounted_by_what_it_shows(log):
     assert "stated" not in found
 
 
-NAMES = ["tree", "blt", "blt-b1000", "band-sqrt:3", "sqrt", "tree-full", "banded:3", "independent"]
+NAMES = [
+    "tree",
+    "blt-b400",
+    "blt-b1000",
+    "band-sqrt:3",
+    "sqrt",
+    "tree-full",
+    "banded:3",
+    "independent",
+]
 
 
 @pytest.mark.parametrize("name", [*NAMES, "smooth-tree", "toeplitz:1,0,0.5"])
@@ -496,7 +505,7 @@ def test_the_worst_client_is_the_worst_of_all(log, name):
         max_size=25,
         unique=True,
     ),
-    st.sampled_from(["tree", "blt", "tree-full", "band-sqrt:4"]),
+    st.sampled_from(["tree", "blt-b400", "tree-full", "band-sqrt:4"]),
     st.integers(1, 3),
 )
 def test_any_log(tmp_path_factory, rows, name, devices):
@@ -797,11 +806,15 @@ def lines():
             for value in bad:
                 given = {**base, option: value}
                 label = f"{command} {option} {value[:20]!r} {'rho' if '--rho' in base else ''}"
-                arguments = [command, "blt", *(part for pair in given.items() for part in pair)]
+                arguments = [
+                    command,
+                    "blt-b400",
+                    *(part for pair in given.items() for part in pair),
+                ]
                 yield pytest.param(arguments, id=label)
     for value in NEVER:
         given = {**AT_EPSILON, "--epsilon": value}
-        arguments = ["account", "blt", *(part for pair in given.items() for part in pair)]
+        arguments = ["account", "blt-b400", *(part for pair in given.items() for part in pair)]
         yield pytest.param(arguments, id=f"account at --epsilon {value!r}")
 
 
@@ -814,7 +827,7 @@ def test_the_lines_are_right_but_for_one_value():
         ("calibrate", CALIBRATE),
         ("calibrate", TO_RHO),
     ):
-        code, _, err = run(command, "blt", *(part for pair in base.items() for part in pair))
+        code, _, err = run(command, "blt-b400", *(part for pair in base.items() for part in pair))
         assert (code, err) == (0, "")
 
 
@@ -823,7 +836,7 @@ def test_a_bad_value_is_one_line_and_exit_code_2(arguments):
     told_in_one_line(*arguments)
 
 
-A, C = ["account", "blt"], ["calibrate", "blt"]
+A, C = ["account", "blt-b400"], ["calibrate", "blt-b400"]
 FOUR, SIGMA = ["--rounds", "20", "--min-sep", "4"], ["--noise-multiplier", "2"]
 PAIRS = {
     "no noise": [*A, *FOUR, "--delta", "1e-6"],
@@ -924,9 +937,9 @@ def through_the_door(*arguments):
 
 
 def test_the_real_entry_point_answers():
-    done = through_the_door("account", "blt", *SETTING, *NOISE, "--json")
+    done = through_the_door("account", "blt-b400", *SETTING, *NOISE, "--json")
     assert (done.returncode, done.stderr) == (0, b"")
-    assert json.loads(done.stdout) == answer("account", "blt", *SETTING, *NOISE)
+    assert json.loads(done.stdout) == answer("account", "blt-b400", *SETTING, *NOISE)
 
 
 def test_the_real_entry_point_prints_plain_tables_and_one_line_mistakes():

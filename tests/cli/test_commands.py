@@ -67,7 +67,7 @@ def test_rounds_between_is_one_less_than_min_sep(run):
 
 
 def test_numbers_as_people_write_them(run):
-    _, out, _ = run("loss", "blt", "--rounds", "1e9", "--min-sep", "1_000k", "--json")
+    _, out, _ = run("loss", "blt-b400", "--rounds", "1e9", "--min-sep", "1_000k", "--json")
     answer = json.loads(out)
     assert (answer["rounds"], answer["min_sep"]) == (10**9, 10**6)
     assert answer["max_participations"] == 1000
@@ -99,7 +99,15 @@ def test_compare_draws(run, tmp_path):
     for ending in ("png", "svg"):
         picture = tmp_path / f"compare.{ending}"
         code, _, err = run(
-            "compare", "tree", "blt", "--rounds", "100", "--min-sep", "10", "--plot", str(picture)
+            "compare",
+            "tree",
+            "blt-b400",
+            "--rounds",
+            "100",
+            "--min-sep",
+            "10",
+            "--plot",
+            str(picture),
         )
         assert code == 0
         assert str(picture) in err

@@ -29,7 +29,7 @@ BASE = {
     "--epsilon": "2.5",
     "--buffers": "1",
 }
-LABELS = ["blt", "blt-robust", "blt-default", "tree", "tree-full", "band-toeplitz", "bandmf"]
+LABELS = ["blt", "blt-robust", "blt-b400", "tree", "tree-full", "band-toeplitz", "bandmf"]
 SCENARIOS = ["min_sep_half", "min_sep_double", "rounds_half", "rounds_double"]
 HERE = MinSep(12, 5)
 
@@ -108,7 +108,7 @@ def test_the_table_says_the_same_and_never_less(found, tables):
                 assert Decimal(repr(number)) <= Decimal(cell) <= Decimal(repr(number * 1.001))
         assert float(rms) == pytest.approx(row["rms_loss"], rel=1e-3)
         assert float(most) == pytest.approx(row["max_loss"], rel=1e-3)
-    assert shown["blt-default"][5] == "32 MB"
+    assert shown["blt-b400"][5] == "32 MB"
 
 
 def test_the_table_is_plain_and_whole(tables):
@@ -408,7 +408,7 @@ def test_the_example_of_the_manual_through_the_real_entry_point(tmp_path):
     for row in by_name.values():
         assert 4 * (1 - 1e-6) <= row["epsilon"] <= 4
     assert by_name["blt"]["rms_loss"] <= by_name["blt-robust"]["rms_loss"]
-    assert by_name["blt-robust"]["rms_loss"] <= by_name["blt-default"]["rms_loss"]
+    assert by_name["blt-robust"]["rms_loss"] <= by_name["blt-b400"]["rms_loss"]
     assert by_name["blt"]["rms_loss"] < by_name["tree-full"]["rms_loss"]
     assert by_name["tree-full"]["epsilon_if"]["rounds_double"] is None
     assert [len(walk) for walk in found["extrapolation"].values()] == [13, 13, 13]

@@ -165,7 +165,7 @@ def refused(run, *arguments: str | Path) -> str:
 
 def test_a_file_of_another_kind(run, tmp_path):
     path = tmp_path / "blt.json"
-    dpftrl.save_mechanism(dpftrl.mechanism("blt"), path)
+    dpftrl.save_mechanism(dpftrl.mechanism("blt-b400"), path)
     assert "has the format 'dpftrl mechanism'; a statement is made from" in refused(run, path)
 
 

@@ -60,8 +60,8 @@ def trained(root: Path, start: StartModel | None = None, rounds: int = 5, **sett
         for number in range(rounds):
             attempt = server.begin(PEOPLE, None if told.timer_hours is None else 0.7 * number)
             for client in list(attempt.clients):
-                attempt.report(client, np.ones(5), attempt.number)
-            attempt.commit()
+                attempt.report(client, np.ones(5), attempt.attempt)
+            server.commit(attempt)
         server.export(place.model)
     return place
 

@@ -52,7 +52,7 @@ def test_a_reader_of_mistakes_who_leaves_changes_no_exit_code():
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("arguments", [["mechanisms"], ["loss", "blt", *SETTING, "--json"]])
+@pytest.mark.parametrize("arguments", [["mechanisms"], ["loss", "blt-b400", *SETTING, "--json"]])
 def test_a_full_disk_is_one_line_and_exit_code_2(arguments):
     with FULL.open("wb") as full:
         done = subprocess.run(

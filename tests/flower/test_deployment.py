@@ -16,7 +16,7 @@ from dpftrl.federated import Server, Settings
 from dpftrl.federated.eligibility import Pseudonyms
 from dpftrl.noise import NoiseKey
 from dpftrl.plan import load_plan
-from dpftrl.verify import audit
+from dpftrl.verify import verify_run
 
 sys.path.insert(0, str(HERE / "deployed_app"))
 from tinyfed import task
@@ -68,7 +68,7 @@ def turns(there: Deployment) -> dict[str, list[int]]:
 def check_run(there: Deployment, rounds: int, min_sep: int, place: Path) -> None:
     until(lambda: there.released() >= rounds, "the last round", 400)
     until(lambda: "finished" in there.status(there.last_run), "the end of the run")
-    assert audit(there.place / "run", there.place / "state").passed
+    assert verify_run(there.place / "run", there.place / "state").passed
     said = json.loads((there.place / "run/guarantee.json").read_text())
     assert said["runs"][0]["participation"]["rounds"] == rounds
     basis = {one["name"]: one["basis"] for one in said["hypotheses"]}
@@ -144,4 +144,4 @@ def test_without_authentication(tmp_path: Path) -> None:
         found = {one["name"]: (one["basis"], one["text"]) for one in said}
         assert found["participation"][0] == found["identity"][0] == "assumed"
         assert "counts as another device" in found["identity"][1]
-        assert audit(there.place / "run", there.place / "state").passed
+        assert verify_run(there.place / "run", there.place / "state").passed

@@ -11,7 +11,7 @@ from tiny_apps import client_app, plan, start_arrays, strategy
 
 from dpftrl.federated import Server
 from dpftrl.flower import InProcessGrid
-from dpftrl.verify import audit
+from dpftrl.verify import verify_run
 
 NODES = 8
 
@@ -39,4 +39,4 @@ def test_ray_and_the_in_process_grid_give_the_same_model(tmp_path: Path) -> None
     said = json.loads((tmp_path / "ray/run/guarantee.json").read_text())["hypotheses"]
     basis = {one["name"]: one["basis"] for one in said}
     assert basis["identity"] == basis["participation"] == "assumed"
-    assert audit(tmp_path / "ray/run", tmp_path / "ray/state").passed
+    assert verify_run(tmp_path / "ray/run", tmp_path / "ray/state").passed

@@ -24,7 +24,7 @@ from tiny_apps import (
 from dpftrl.errors import InvalidInput, RunInUse, TooFewClients, UnsafeState
 from dpftrl.federated import Server, Settings, StartModel
 from dpftrl.flower import InProcessGrid, Patience
-from dpftrl.verify import audit
+from dpftrl.verify import verify_run
 
 
 def final(place: Path) -> np.ndarray:
@@ -56,7 +56,7 @@ def test_a_run_learns_and_its_audit_passes(tmp_path: Path) -> None:
     assert list(result.evaluate_metrics_serverapp) == list(range(7))
     assert not result.train_metrics_clientapp
     assert (result.arrays["w"].numpy() == final(tmp_path)).all()
-    assert audit(tmp_path / "run", tmp_path / "state").passed
+    assert verify_run(tmp_path / "run", tmp_path / "state").passed
     rows = ledger(tmp_path)
     assert len(rows) == 18
     assert {status for _, _, status in rows} == {"counted"}
@@ -82,7 +82,7 @@ def test_a_run_from_an_exported_model_composes(tmp_path: Path) -> None:
     with Server.resume(second / "run", state_folder=second / "state") as server:
         assert server.epsilon > before * 1.2
         assert server.start == start.start
-    assert audit(second / "run", second / "state").passed
+    assert verify_run(second / "run", second / "state").passed
     again = strategy(second).start(grid(), StartModel.load(tmp_path / "model.safetensors"))
     assert (result.arrays["w"].numpy() == again.arrays["w"].numpy()).all()
     run = start.start.earlier[0].run or ""
@@ -338,7 +338,7 @@ def test_timers_by_hours_use_the_clock(tmp_path: Path) -> None:
     strategy(tmp_path, planned, **told).start(grid(), start_arrays())
     turns = [who for _, who, _ in ledger(tmp_path)]
     assert len(turns) == len(set(turns)) == 12
-    assert audit(tmp_path / "run", tmp_path / "state").passed
+    assert verify_run(tmp_path / "run", tmp_path / "state").passed
 
 
 class StoppedAfterOne(InProcessGrid):
@@ -362,7 +362,7 @@ def test_a_clock_that_jumps_neither_ends_nor_stops_a_run(
             strategy(tmp_path, plan(rounds=4, min_sep=1), **told).start(left, start_arrays())
     strategy(tmp_path, plan(rounds=4, min_sep=1), **told).start(grid(), start_arrays())
     assert len(ledger(tmp_path)) == 12
-    assert audit(tmp_path / "run", tmp_path / "state").passed
+    assert verify_run(tmp_path / "run", tmp_path / "state").passed
     assert sum("hours behind" in line for line in caplog.messages) >= 1
 
 

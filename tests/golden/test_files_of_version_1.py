@@ -15,7 +15,7 @@ from dpftrl.mechanisms.files import load_mechanism
 from dpftrl.noise import Grid, NoiseKey, NoiseStream
 from dpftrl.noise.state import mechanism_sha256
 from dpftrl.plan import load_plan
-from dpftrl.verify import audit
+from dpftrl.verify import verify_run
 
 V1 = Path(__file__).parent / "v1"
 EXPECTED = json.loads((V1 / "expected.json").read_text())
@@ -106,7 +106,7 @@ def test_stopped_runs_resume_to_the_same_bits(kind: str, keep_buffers: bool, tmp
         digest = hashlib.sha256(np.ascontiguousarray(server.model).tobytes()).hexdigest()
         assert digest == expected["model_sha256"]
         assert server.epsilon == pytest.approx(expected["epsilon"], rel=1e-9)
-    assert audit(run, witness).passed
+    assert verify_run(run, witness).passed
 
 
 @pytest.mark.parametrize("kind", sorted(EXPECTED["runs"]))
@@ -114,11 +114,11 @@ def test_stopped_runs_resume_to_the_same_bits(kind: str, keep_buffers: bool, tmp
 def test_runs_verify(kind: str, when: str, tmp_path: Path):
     run = copy_of(V1 / "runs" / kind / when, tmp_path / "run")
     witness = shutil.copytree(V1 / "runs" / kind / f"{when}-witness", tmp_path / "witness")
-    assert audit(run, witness).passed
+    assert verify_run(run, witness).passed
 
 
 @pytest.mark.parametrize("when", ["stopped", "finished"])
 def test_trained_runs_verify(when: str, tmp_path: Path):
     run = copy_of(V1 / "train" / when, tmp_path / "run")
     witness = shutil.copytree(V1 / "train" / f"{when}-witness", tmp_path / "witness")
-    assert audit(run, witness).passed
+    assert verify_run(run, witness).passed

@@ -8,13 +8,14 @@ import dpftrl
 from dpftrl import MinSep, mechanism
 from dpftrl.errors import DpftrlError, InvalidInput, UnknownMechanism
 from dpftrl.mechanisms.registry import CATALOGUE
+from dpftrl.optimize import optimize_blt
 
 WANTED_FOR = MinSep(rounds=40, min_sep=6)
 
 # How each line of the catalogue is written out, and what must come of it.
 WRITTEN = {
     "independent": ("independent", dpftrl.Independent()),
-    "blt": ("blt", mechanism("blt-b400")),
+    "blt": ("blt", optimize_blt(WANTED_FOR, 4, objective="rms").mechanism),
     "blt-b100": ("blt-b100", None),
     "blt-b400": ("blt-b400", None),
     "blt-b1000": ("blt-b1000", None),

@@ -28,7 +28,14 @@ GROWING = {
     "banded, small": Banded([[1e-12] * ROUNDS]),
 }
 STEADY = ["independent", "sqrt", "band-sqrt:40", "banded:40", "inv-sqrt:40", "lambda:0.9", "tree"]
-STEADY += ["tree-vanilla", "tree-full", "smooth-tree", "blt", "toeplitz:1,0.5,0.6", "toeplitz:1,1"]
+STEADY += [
+    "tree-vanilla",
+    "tree-full",
+    "smooth-tree",
+    "blt-b400",
+    "toeplitz:1,0.5,0.6",
+    "toeplitz:1,1",
+]
 
 
 @pytest.mark.parametrize("name", GROWING)

@@ -135,7 +135,7 @@ def test_another_process_makes_the_same_noise():
         "import hashlib, numpy as np, dpftrl\n"
         "from dpftrl.noise import NoiseKey, NoiseStream\n"
         "stream = NoiseStream.unchecked(dpftrl.BinaryTree(), 20_000, clip_norm=1.0,\n"
-        "                     sigma=2.0, threads=1,\n"
+        "                     noise_multiplier=2.0, threads=1,\n"
         "                     key=NoiseKey.insecure_for_tests(20))\n"
         "update = {'b': np.ones(19_000), 'a': np.ones((10, 100), np.float32)}\n"
         "for _ in range(3): stream.add_to(update)\n"

@@ -6,7 +6,7 @@ from dense_oracle import WORKLOADS, brute_sensitivity, errors, lower_toeplitz, s
 
 from dpftrl import BandedInverse, FixedEpochs, MinSep
 from dpftrl.errors import InvalidInput
-from dpftrl.optimize._solvers import minimise_lbfgs
+from dpftrl.optimize._solvers import minimize_lbfgs
 from dpftrl.optimize._toeplitz_error import ToeplitzError, workload_loss
 from dpftrl.optimize.band_inverse import (
     by_log_prefixes,
@@ -98,7 +98,7 @@ def test_it_is_never_worse_than_what_is_known(participation, workload, bands, ob
 
 def test_a_start_that_overflows_is_no_result():
     function = log_loss(ToeplitzError(Workload(), 2000, "rms"), MinSep(2000, 500))
-    end = minimise_lbfgs(function, np.array([1.0, 5.0]), within=1e-6)
+    end = minimize_lbfgs(function, np.array([1.0, 5.0]), within=1e-6)
     assert end.value > 1e8
 
 

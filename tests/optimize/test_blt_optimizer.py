@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dpftrl import BLT, MinSep, mechanism
 from dpftrl.errors import InvalidInput
 from dpftrl.optimize import best_toeplitz_ratio, optimize_blt, workload_loss
-from dpftrl.optimize._solvers import minimise
+from dpftrl.optimize._solvers import minimize
 from dpftrl.optimize.blt import chain, free_function, free_numbers
 from dpftrl.optimize.blt_objective import BltObjective, BltWorkloadObjective
 from dpftrl.workload import Workload
@@ -109,7 +109,7 @@ def test_nothing_is_a_ten_thousandth_better(setting, objective):
     buffers = 1 + (GRID.index(setting) + (objective == "rms")) % 6
     found = optimize_blt(participation, buffers, objective)
     function = free_function(BltObjective(participation, objective))
-    others = minimise(function, random.normal(0, 3, (10, 2 * buffers)), tolerance=1e-9)
+    others = minimize(function, random.normal(0, 3, (10, 2 * buffers)), tolerance=1e-9)
     assert found.value <= np.exp(others.values.min()) * (1 + 1e-4)
     assert found.error_report.sensitivity.kind == "exact"
     if buffers > 1:
@@ -170,7 +170,7 @@ def test_workloads_are_optimised_for(workload, objective):
     assert found.error_report.rms_error == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-9)
     function = free_function(BltWorkloadObjective(participation, objective, workload))
     random = np.random.default_rng(3)
-    others = minimise(function, random.normal(0, 2, (6, 4)), steps=40, tolerance=1e-8)
+    others = minimize(function, random.normal(0, 2, (6, 4)), steps=40, tolerance=1e-8)
     assert found.value <= np.exp(others.values.min()) * (1 + 1e-3)
 
 

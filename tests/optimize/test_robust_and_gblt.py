@@ -5,7 +5,7 @@ import pytest
 
 from dpftrl import GeneralBLT, MinSep, load_mechanism, save_mechanism
 from dpftrl.errors import InvalidInput
-from dpftrl.optimize import optimize_blt, optimize_gblt, optimize_robust_blt
+from dpftrl.optimize import optimize_blt, optimize_general_blt, optimize_robust_blt
 from dpftrl.optimize.generalized_blt import GbltObjective, free_from
 
 BENCHMARK = MinSep(rounds=2052, min_sep=342)
@@ -53,7 +53,7 @@ def test_gradient_of_the_generalised_loss(size, objective):
     [(4, "max", 10.66), (4, "rms", 9.01), (6, "max", 10.59), (6, "rms", 8.95)],
 )
 def test_generalised_targets_hold_by_dense_computation(buffers, objective, target):
-    found = optimize_gblt(BENCHMARK, buffers, objective)
+    found = optimize_general_blt(BENCHMARK, buffers, objective)
     assert found.mechanism.buffers <= buffers
     n, b, k = 2052, 342, 6
     c = found.mechanism.coefficients(n)
@@ -74,7 +74,7 @@ def test_a_generalised_blt_is_never_worse_than_the_blt():
     for setting in [(64, 64), (50, 1), (9, 3), (1, 1), (100, 7)]:
         for buffers in (1, 2):
             if buffers <= setting[0]:
-                general = optimize_gblt(MinSep(*setting), buffers, "rms").value
+                general = optimize_general_blt(MinSep(*setting), buffers, "rms").value
                 assert general <= optimize_blt(MinSep(*setting), buffers, "rms").value * (1 + 1e-9)
 
 

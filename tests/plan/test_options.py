@@ -10,8 +10,8 @@ from dpftrl.optimize import optimize_blt
 from dpftrl.plan import Budget, Fleet, Missing, Option, Question, candidates, options
 
 DELTA = 1e-6
-LABELS = ["blt", "blt-robust", "blt-default", "tree", "tree-full", "band-toeplitz", "bandmf"]
-ENDLESS = {"blt", "blt-robust", "blt-default", "tree", "band-toeplitz"}
+LABELS = ["blt", "blt-robust", "blt-b400", "tree", "tree-full", "band-toeplitz", "bandmf"]
+ENDLESS = {"blt", "blt-robust", "blt-b400", "tree", "band-toeplitz"}
 SMALL = Fleet(57, 10, availability=0.9)  # takes five turns
 
 
@@ -104,7 +104,7 @@ def test_memory_is_in_float64(answer):
     for option in found.values():
         vectors = option.plan.mechanism.memory(question.rounds)
         assert option.memory_bytes == vectors * question.parameters * 8
-    assert found["blt-default"].memory_bytes == 4 * question.parameters * 8
+    assert found["blt-b400"].memory_bytes == 4 * question.parameters * 8
 
 
 SETTINGS = {
@@ -152,7 +152,7 @@ def test_a_cap_holds_whatever_happens(answers):
 def test_the_optimised_blt_is_the_best_blt_at_its_objective(answers, name, loss):
     found = answers[name]
     best = getattr(found["blt"].error_report, loss)
-    assert best <= getattr(found["blt-default"].error_report, loss)
+    assert best <= getattr(found["blt-b400"].error_report, loss)
     assert best <= getattr(found["blt-robust"].error_report, loss) * (1 + 1e-6)
 
 

@@ -24,7 +24,7 @@ from dpftrl.plan import Budget, Fleet, Option, Plan, Question, load_plan, option
 
 DELTA = 1e-8
 FLEET = Fleet(1300, 100, availability=0.7, over_selection=1.3, timer_days=2, rounds_per_day=1.5)
-LABELS = ["blt", "blt-robust", "blt-default", "tree", "tree-full", "band-toeplitz", "bandmf"]
+LABELS = ["blt", "blt-robust", "blt-b400", "tree", "tree-full", "band-toeplitz", "bandmf"]
 
 
 def plan_of(name: str = "blt-b100", participation=None, noise_multiplier: float = 2.5) -> Plan:
@@ -64,7 +64,7 @@ def test_the_options_are_of_all_kinds(chosen):
 
 OTHERS = {
     "fixed epochs": ("tree", FixedEpochs(20, 3)),
-    "capped": ("blt", MinSep(20, 3, 2)),
+    "capped": ("blt-b400", MinSep(20, 3, 2)),
     "a bound": ("toeplitz:1,0,0.5", MinSep(20, 1)),
     "smooth": ("smooth-tree", MinSep(20, 3)),
     "a billion rounds": ("independent", MinSep(10**9, 10**6)),
@@ -90,7 +90,7 @@ def test_floats_are_read_back_to_the_last_bit(
     tmp_path_factory, noise_multiplier, delta, share, factor
 ):
     path = tmp_path_factory.getbasetemp() / "bits.json"
-    promise = account(mechanism("blt"), MinSep(20, 3), noise_multiplier, delta)
+    promise = account(mechanism("blt-b400"), MinSep(20, 3), noise_multiplier, delta)
     plan = Plan(Fleet(10**9, 1, share, factor), promise)
     save_plan(plan, path)
     assert load_plan(path) == plan
@@ -108,8 +108,8 @@ def test_what_is_known_of_hypotheses_is_kept(tmp_path):
 def test_saving_replaces_and_leaves_nothing_behind(tmp_path):
     path = tmp_path / "plan.json"
     save_plan(plan_of("tree"), path)
-    save_plan(plan_of("blt"), path)
-    assert load_plan(path) == plan_of("blt")
+    save_plan(plan_of("blt-b400"), path)
+    assert load_plan(path) == plan_of("blt-b400")
     assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
 
 
@@ -342,7 +342,7 @@ def test_a_corrupt_file_is_refused_in_one_line(tmp_path, content):
 
 def test_foreign_files_are_refused(tmp_path):
     save_guarantee(plan_of().guarantee, tmp_path / "guarantee.json")
-    save_mechanism(mechanism("blt"), tmp_path / "mechanism.json")
+    save_mechanism(mechanism("blt-b400"), tmp_path / "mechanism.json")
     for name in ("guarantee", "mechanism"):
         wanted = f"is not a plan file: it holds a 'dpftrl {name}'"
         assert wanted in refused(tmp_path / f"{name}.json")
@@ -379,7 +379,7 @@ def test_a_matrix_beside_the_file_is_checked(chosen, tmp_path):
 
 def test_numbers_of_numpy_are_saved_like_any_other(tmp_path):
     path = tmp_path / "plan.json"
-    promise = account(mechanism("blt"), MinSep(20, 3), np.float64(2.5), np.float64(DELTA))
+    promise = account(mechanism("blt-b400"), MinSep(20, 3), np.float64(2.5), np.float64(DELTA))
     fleet = Fleet(np.int64(1300), 100, np.float64(0.7))  # pyright: ignore
     save_plan(Plan(fleet, promise), path)
     assert load_plan(path) == Plan(Fleet(1300, 100, 0.7), promise)

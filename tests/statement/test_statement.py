@@ -21,7 +21,7 @@ from dpftrl.accounting.logs import Limits, Observed, observe
 from dpftrl.errors import InvalidInput
 from dpftrl.plan import Fleet, Plan
 from dpftrl.statement.facts import NOT_COVERED, Input
-from dpftrl.statement.statement import Statement, save_statement, statement, statement_paths
+from dpftrl.statement.statement import Statement, make_statement, save_statement, statement_paths
 from dpftrl.verify import Check, Verdict
 
 CLIENTS = MinSep(rounds=200, min_sep=50)
@@ -47,16 +47,20 @@ def log(tmp_path):
 
 KEPT = {"ann": [0, 50, 150], "bob": [199]}
 EVERY = {
-    "plan": lambda: statement(Plan(Fleet(50_000, 1000), promise())),
-    "guarantee": lambda: statement(promise(), devices=7, date="2026-01-31"),
-    "upper bound": lambda: statement(account(mechanism("toeplitz:1,0,0.5"), CLIENTS, 5.0, 1e-6)),
-    "matrix": lambda: statement(account(mechanism("banded:4", CLIENTS), CLIENTS, 5.0, 1e-6)),
-    "pairs": lambda: statement(account(mechanism("gblt:0.5+0.1j@0.05"), CLIENTS, 5.0, 1e-6)),
-    "fixed epochs": lambda: statement(promise(FixedEpochs(200, 50))),
-    "composed": lambda: statement(compose([promise(), promise(noise_multiplier=9.0)], 1e-8, 5)),
-    "two devices": lambda: statement(promise().for_devices(2)),
-    "far too little noise": lambda: statement(promise(noise_multiplier=0.1)),
-    "run": lambda: statement(promise(), accounted=promise(MinSep(200, 40))),
+    "plan": lambda: make_statement(Plan(Fleet(50_000, 1000), promise())),
+    "guarantee": lambda: make_statement(promise(), devices=7, date="2026-01-31"),
+    "upper bound": lambda: make_statement(
+        account(mechanism("toeplitz:1,0,0.5"), CLIENTS, 5.0, 1e-6)
+    ),
+    "matrix": lambda: make_statement(account(mechanism("banded:4", CLIENTS), CLIENTS, 5.0, 1e-6)),
+    "pairs": lambda: make_statement(account(mechanism("gblt:0.5+0.1j@0.05"), CLIENTS, 5.0, 1e-6)),
+    "fixed epochs": lambda: make_statement(promise(FixedEpochs(200, 50))),
+    "composed": lambda: make_statement(
+        compose([promise(), promise(noise_multiplier=9.0)], 1e-8, 5)
+    ),
+    "two devices": lambda: make_statement(promise().for_devices(2)),
+    "far too little noise": lambda: make_statement(promise(noise_multiplier=0.1)),
+    "run": lambda: make_statement(promise(), accounted=promise(MinSep(200, 40))),
 }
 every = pytest.mark.parametrize("make", EVERY.values(), ids=EVERY.keys())
 
@@ -112,8 +116,8 @@ def test_every_hypothesis_is_there_with_its_basis(make):
 
 def test_a_hypothesis_that_a_file_left_out_is_assumed():
     bare = replace(promise(), hypotheses=())
-    full = json.loads(statement(promise()).json_bytes())["hypotheses"]
-    assert json.loads(statement(bare).json_bytes())["hypotheses"] == full
+    full = json.loads(make_statement(promise()).json_bytes())["hypotheses"]
+    assert json.loads(make_statement(bare).json_bytes())["hypotheses"] == full
 
 
 @every
@@ -162,7 +166,7 @@ def stated_numbers(made: Statement) -> tuple[float, float, float]:
 @given(st.floats(-1, 3), st.floats(-40, -1))
 def test_no_number_is_below_the_guarantee(log_sigma, log_delta):
     found = account(BLT, CLIENTS, 10.0**log_sigma, 10.0**log_delta)
-    made = statement(found)
+    made = make_statement(found)
     if "no guarantee" in made.summary:
         assert found.total_delta >= 1
         return
@@ -176,21 +180,25 @@ def test_no_number_is_below_the_guarantee(log_sigma, log_delta):
 
 def test_the_paper_s_table():
     clients = MinSep.from_rounds_between(2000, rounds_between=1181, max_participations=2)
-    made = statement(account(mechanism("blt-b1000"), clients, noise_multiplier=16.1, delta=1e-10))
+    made = make_statement(
+        account(mechanism("blt-b1000"), clients, noise_multiplier=16.1, delta=1e-10)
+    )
     assert stated_numbers(made) == (0.9790, 1e-10, 0.01395)  # 0.01394, and rounding of buffers
 
 
 def test_a_guess_is_right_as_often_as_the_best_test_of_two_gaussians():
     found = promise()
     best = 0.5 * (1 + math.erf(found.mu / 2 / math.sqrt(2)))
-    assert json.loads(statement(found).json_bytes())["right_guess"] == pytest.approx(best, rel=1e-9)
-    assert percent_up(best) in statement(found).markdown()
+    assert json.loads(make_statement(found).json_bytes())["right_guess"] == pytest.approx(
+        best, rel=1e-9
+    )
+    assert percent_up(best) in make_statement(found).markdown()
 
 
 def test_a_delta_that_the_sampler_moves_is_stated_whole():
     found = account(BLT, CLIENTS, 8.0, 1e-30)
     assert found.sampler_delta > 1e-30
-    assert stated_numbers(statement(found))[1] >= found.delta + found.sampler_delta
+    assert stated_numbers(make_statement(found))[1] >= found.delta + found.sampler_delta
 
 
 def test_far_too_little_noise_is_no_guarantee():
@@ -203,18 +211,18 @@ def test_far_too_little_noise_is_no_guarantee():
 
 def test_a_delta_above_one_over_the_population_is_called_out():
     reckless = Plan(Fleet(50_000, 1000), promise().at(1e-4))
-    assert "Delta is not below 1 / 50,000" in statement(reckless).summary
-    assert "Delta" not in statement(Plan(Fleet(50_000, 1000), promise())).summary
+    assert "Delta is not below 1 / 50,000" in make_statement(reckless).summary
+    assert "Delta" not in make_statement(Plan(Fleet(50_000, 1000), promise())).summary
 
 
 def test_devices_of_one_person_add_up():
     found, single = promise(), promise().mu
-    rows = json.loads(statement(found, devices=7).json_bytes())["devices"]
+    rows = json.loads(make_statement(found, devices=7).json_bytes())["devices"]
     assert [row["devices"] for row in rows] == [1, 2, 3, 7]
     for row in rows:
         assert row["mu"] == single * row["devices"]
         assert row["epsilon"] == pytest.approx(epsilon_of(1e-8, row["mu"]), rel=1e-9)
-    pairs = json.loads(statement(found.for_devices(2), devices=4).json_bytes())
+    pairs = json.loads(make_statement(found.for_devices(2), devices=4).json_bytes())
     assert pairs["unit"] == "2 devices of one person"
     assert [row["mu"] for row in pairs["devices"]] == [single * g for g in (1, 2, 3, 4)]
 
@@ -230,9 +238,9 @@ def test_composed_runs_are_listed_and_called_a_bound():
 
 
 def test_parameters_are_there_to_the_last_digit():
-    assert "[0.9, 0.5]" in statement(promise()).markdown()
+    assert "[0.9, 0.5]" in make_statement(promise()).markdown()
     long = dpftrl.Toeplitz(np.linspace(1, 0.1, 40).tolist())
-    made = statement(account(long, CLIENTS, 5.0, 1e-6))
+    made = make_statement(account(long, CLIENTS, 5.0, 1e-6))
     assert "40 numbers" in made.markdown()
     parameters = json.loads(made.json_bytes())["runs"][0]["parameters"]
     assert parameters["coefficients"] == list(long.c)
@@ -242,7 +250,7 @@ def test_parameters_are_there_to_the_last_digit():
 
 
 def test_a_log_within_the_limits_turns_assumed_into_observed(log):
-    made = statement(promise(), observed=log(KEPT))
+    made = make_statement(promise(), observed=log(KEPT))
     twin = json.loads(made.json_bytes())
     assert made.guarantee.epsilon == promise().epsilon
     assert twin["origin"] == "guarantee"
@@ -265,7 +273,7 @@ WORSE = {
 @pytest.mark.parametrize("rounds", WORSE.values(), ids=WORSE.keys())
 def test_a_log_that_breaks_the_limits_is_what_is_stated(log, rounds):
     seen = log(rounds, Limits(50, 4))
-    made = statement(promise(), observed=seen)
+    made = make_statement(promise(), observed=seen)
     stated = made.guarantee
     assert stated.epsilon >= promise().epsilon
     assert stated.runs[0].participation.rounds >= 200
@@ -288,31 +296,33 @@ def test_a_log_that_breaks_the_limits_is_what_is_stated(log, rounds):
 
 def test_the_larger_epsilon_is_that_of_the_log(log):
     seen = log(WORSE["too soon"])
-    made = statement(promise(), observed=seen)
+    made = make_statement(promise(), observed=seen)
     assert made.guarantee.epsilon == account(BLT, MinSep(200, 20, 4), 8.0, 1e-8).epsilon
     assert made.guarantee.epsilon > promise().epsilon
 
 
 def test_a_log_that_ends_early_does_not_make_the_sensitivity_smaller(log):
-    twin = json.loads(statement(promise(), observed=log({"ann": [0, 50]})).json_bytes())
+    twin = json.loads(make_statement(promise(), observed=log({"ann": [0, 50]})).json_bytes())
     seen = twin["observed"]["guarantee"]
     assert seen["mu"] == account(BLT, MinSep(200, 50, 2), 8.0, 1e-8).mu
 
 
 def test_what_the_server_accounted_comes_before_the_plan(log):
     accounted = promise(MinSep(200, 40))
-    made = statement(promise(), accounted=accounted, observed=log({"ann": [0, 45]}))
+    made = make_statement(promise(), accounted=accounted, observed=log({"ann": [0, 45]}))
     assert made.guarantee.mu == accounted.mu
     assert "The run spent more than was promised" in made.summary
     assert "came back after 45 round(s), where at least 50 were planned" in made.summary
-    broken = statement(promise(), accounted=accounted, observed=log({"ann": [0, 5, 50, 90, 130]}))
+    broken = make_statement(
+        promise(), accounted=accounted, observed=log({"ann": [0, 5, 50, 90, 130]})
+    )
     assert broken.guarantee.mu > accounted.mu
     assert json.loads(broken.json_bytes())["origin"] == "log"
 
 
 def test_another_mechanism_than_planned_is_called_out():
     other = account(mechanism("tree"), CLIENTS, 80.0, 1e-8)
-    assert "did not use the mechanism" in statement(promise(), accounted=other).summary
+    assert "did not use the mechanism" in make_statement(promise(), accounted=other).summary
 
 
 def test_what_is_enforced_stays_enforced_unless_the_log_says_otherwise(log):
@@ -321,7 +331,7 @@ def test_what_is_enforced_stays_enforced_unless_the_log_says_otherwise(log):
     accounted = promise().resting_on(enforced, clipping)
 
     def bases(rounds: Mapping[str, Sequence[int]], verdict: Verdict | None) -> dict[str, str]:
-        made = statement(promise(), accounted=accounted, observed=log(rounds), verdict=verdict)
+        made = make_statement(promise(), accounted=accounted, observed=log(rounds), verdict=verdict)
         rows = json.loads(made.json_bytes())["hypotheses"]
         return {row["name"]: row["basis"] for row in rows}
 
@@ -335,18 +345,18 @@ def test_what_is_enforced_stays_enforced_unless_the_log_says_otherwise(log):
 
 def test_fixed_epochs_are_checked_gap_by_gap(log):
     fixed = promise(FixedEpochs(200, 50))
-    on_time = statement(fixed, observed=log({"ann": [3, 53, 103], "bob": [7, 57]}))
+    on_time = make_statement(fixed, observed=log({"ann": [3, 53, 103], "bob": [7, 57]}))
     assert on_time.facts.happened.kept
     assert on_time.facts.happened.ex_post is not None
     assert on_time.facts.happened.ex_post.mu <= fixed.mu
-    late = statement(fixed, observed=log({"ann": [3, 53, 104]}))
+    late = make_statement(fixed, observed=log({"ann": [3, 53, 104]}))
     assert not late.facts.happened.kept
     assert late.guarantee.mu >= fixed.mu
     assert isinstance(late.guarantee.runs[0].participation, MinSep)
 
 
 def test_rows_that_may_be_sums_taken_twice_are_called_out(log):
-    made = statement(promise(), observed=log({"ann": [1, 1, 1]}))
+    made = make_statement(promise(), observed=log({"ann": [1, 1, 1]}))
     assert "2 row(s) too many" in made.summary
     rows = json.loads(made.json_bytes())["hypotheses"]
     assert {row["name"]: row["basis"] for row in rows}["repeated rows"] == "assumed"
@@ -354,16 +364,16 @@ def test_rows_that_may_be_sums_taken_twice_are_called_out(log):
 
 def test_the_log_of_several_runs_is_not_held_against_each(log):
     both = compose([promise(), promise()], 1e-8)
-    made = statement(both, observed=log({"ann": [0, 10, 20]}))
+    made = make_statement(both, observed=log({"ann": [0, 10, 20]}))
     assert made.guarantee.mu == both.mu
     assert "not held against the limits of each run" in made.summary
     with pytest.raises(InvalidInput, match="9 rounds, the 2 runs allow 8"):
-        statement(both, observed=log({"ann": range(9)}))
+        make_statement(both, observed=log({"ann": range(9)}))
 
 
 def test_no_client_is_named(log):
     seen = log({"client-secret": [0, 0, 1, 2, 3, 4, 5]}, Limits(50, 4))
-    made = statement(promise(), observed=seen)
+    made = make_statement(promise(), observed=seen)
     for text in (made.markdown(), made.html(), made.json_bytes().decode()):
         assert "secret-client" not in text
         assert "client-secret" not in text
@@ -373,7 +383,7 @@ def test_no_client_is_named(log):
 
 
 def test_saving_writes_three_files_and_replaces_them(tmp_path):
-    made = statement(promise())
+    made = make_statement(promise())
     for stem in ("v1.2", "v1.2.md"):  # a stem may carry one of the endings
         paths = save_statement(made, tmp_path / stem)
         assert [path.name for path in paths] == ["v1.2.md", "v1.2.html", "v1.2.json"]
@@ -389,7 +399,7 @@ def test_a_statement_needs_a_name():
 
 def test_names_of_files_are_text():
     name = "<b>|`plan`|*x*\u202e.json"
-    made = statement(promise(), inputs=(Input("guarantee", name, "0" * 64),))
+    made = make_statement(promise(), inputs=(Input("guarantee", name, "0" * 64),))
     page = Page(made.html())
     assert "<b>|`plan`|*x*\ufffd.json" in page.words
     assert page.words == page_of_markdown(made.markdown()).words

@@ -12,7 +12,7 @@ import numpy as np
 from dpftrl import MinSep, account, mechanism
 from dpftrl.federated import Server, Settings
 from dpftrl.plan import Fleet, Plan
-from dpftrl.verify import Verdict, audit
+from dpftrl.verify import Verdict, verify_run
 
 PEOPLE = [f"client {i}" for i in range(24)]
 PLAN = Plan(
@@ -33,7 +33,7 @@ class Place(NamedTuple):
         return Place(root / "run", root / "state")
 
     def audit(self, **options) -> Verdict:
-        return audit(self.folder, self.state, **options)
+        return verify_run(self.folder, self.state, **options)
 
     @property
     def journal(self) -> Path:

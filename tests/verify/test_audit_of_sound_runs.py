@@ -11,7 +11,7 @@ from dpftrl import MinSep, account, mechanism
 from dpftrl.errors import InvalidInput
 from dpftrl.federated.store.journal import Journal
 from dpftrl.plan import Fleet, Plan
-from dpftrl.verify import audit
+from dpftrl.verify import verify_run
 
 
 def test_every_round_of_a_run_passes_and_states_its_epsilon(tmp_path):
@@ -140,7 +140,7 @@ def test_nothing_secret_is_shown(tmp_path):
 
 def test_no_run_at_all(tmp_path):
     with pytest.raises(InvalidInput, match="holds no run"):
-        audit(tmp_path)
+        verify_run(tmp_path)
 
 
 def test_a_run_without_its_journal_fails(tmp_path):

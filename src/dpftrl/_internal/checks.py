@@ -29,7 +29,7 @@ def positive_number(name: str, value: float) -> float:
 
     >>> positive_number("noise_multiplier", float("nan"))
     Traceback (most recent call last):
-    dpftrl.errors.InvalidInput: sigma must be a positive finite number, got nan
+    dpftrl.errors.InvalidInput: noise_multiplier must be a positive finite number, got nan
     """
     number = as_float(value)
     if not 0 < number < math.inf:

@@ -71,8 +71,8 @@ class Run:
     Attributes:
         mechanism: What correlates the noise.
         participation: Which rounds one device may take part in.
-        noise_multiplier: Standard deviation of the independent Gaussians Z, in units of the clip norm, with
-            the mechanism as it is given (the paper's noise multiplier).
+        noise_multiplier: Standard deviation of the independent Gaussians Z, in units of the clip
+            norm, with the mechanism as it is given (the paper's noise multiplier).
         sensitivity: How far one device can move the strategy's output, at clip norm 1.
         buffers: What the noise buffers are kept in. Rounding to float64 is covered by mu; rounding
             to float32, as version 0.1 did, is not.

@@ -25,7 +25,6 @@ from dpftrl.cli.options import (
     is_plan,
     json_option,
     participation_or_log_options,
-    resolve,
 )
 from dpftrl.cli.output import (
     print_json,
@@ -38,6 +37,7 @@ from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism
 from dpftrl.participation import FixedEpochs, Participation
 from dpftrl.plan import load_plan
+from dpftrl.plan import mechanism as mechanism_by_name
 
 
 class Seen(NamedTuple):
@@ -181,7 +181,7 @@ def _asked(
         raise InvalidInput("give --rounds and --min-sep, or a --log")
     if stated is None and not with_log:
         raise InvalidInput("give one of --min-sep and --rounds-between")
-    return Asked(resolve(name, stated), noise_multiplier, delta, stated, rounds)
+    return Asked(mechanism_by_name(name, stated), noise_multiplier, delta, stated, rounds)
 
 
 def _look(log: Path, asked: Asked, first_round: int, repeated_rows: bool) -> Seen:

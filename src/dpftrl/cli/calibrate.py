@@ -6,10 +6,11 @@ from rich.table import Table
 from dpftrl._internal.checks import whole_number
 from dpftrl._internal.formatting import in_full, rounded_up
 from dpftrl.accounting import account, calibrate, calibrate_rho
-from dpftrl.cli.options import describe, json_option, participation_options, resolve
+from dpftrl.cli.options import describe, json_option, participation_options
 from dpftrl.cli.output import print_json, print_table, sensitivity_text, working
 from dpftrl.errors import InvalidInput
 from dpftrl.participation import Participation
+from dpftrl.plan import mechanism as mechanism_by_name
 
 
 @click.command("calibrate")
@@ -40,7 +41,7 @@ def calibrate_command(
         raise InvalidInput("--epsilon needs a --delta, such as 1e-10")
     together = whole_number("devices", devices)
     with working(f"calibrating {name}"):
-        mechanism = resolve(name, participation)
+        mechanism = mechanism_by_name(name, participation)
         if epsilon is not None and delta is not None:
             noise_multiplier = calibrate(mechanism, participation, epsilon, delta, together)
         else:

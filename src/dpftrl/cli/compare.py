@@ -6,10 +6,11 @@ import click
 from rich.table import Table
 
 from dpftrl.cli.loss import loss_as_json
-from dpftrl.cli.options import json_option, participation_options, resolve
+from dpftrl.cli.options import json_option, participation_options
 from dpftrl.cli.output import number, print_json, print_table, sensitivity_text, working
 from dpftrl.errors import RoundsExceeded, TooLarge
 from dpftrl.participation import Participation
+from dpftrl.plan import mechanism as mechanism_by_name
 from dpftrl.plots import Rival, plot_comparison
 
 RIVALS = (
@@ -62,7 +63,7 @@ def compare(
     for name in dict.fromkeys(names or RIVALS):
         with working(f"computing {name}"):
             try:
-                mechanism = resolve(name, participation)
+                mechanism = mechanism_by_name(name, participation)
                 label = name if name.endswith(".json") else mechanism.name
                 found.append(Rival(label, mechanism, mechanism.error_report(participation)))
             except (RoundsExceeded, TooLarge) as reason:

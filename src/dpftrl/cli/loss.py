@@ -5,10 +5,11 @@ from typing import Any
 import click
 from rich.table import Table
 
-from dpftrl.cli.options import describe, json_option, participation_options, resolve
+from dpftrl.cli.options import describe, json_option, participation_options
 from dpftrl.cli.output import number, print_json, print_table, sensitivity_text, working
 from dpftrl.mechanisms import ErrorReport, Mechanism
 from dpftrl.participation import Participation
+from dpftrl.plan import mechanism as mechanism_by_name
 
 
 @click.command()
@@ -19,11 +20,11 @@ def loss(name: str, participation: Participation, as_json: bool) -> None:
     """Error, sensitivity and loss of one mechanism.
 
     Errors are standard deviations of the noise on prefix sums, the largest and the root mean square
-    over rounds, for independent noise of standard deviation 1. ErrorReport is error times sensitivity: the
-    error at a fixed privacy level, by which mechanisms compare.
+    over rounds, for independent noise of standard deviation 1. The loss is error times sensitivity:
+    the error at a fixed privacy level, by which mechanisms compare.
     """
     with working(f"computing {name}"):
-        mechanism = resolve(name, participation)
+        mechanism = mechanism_by_name(name, participation)
         result = mechanism.error_report(participation)
     if as_json:
         print_json(loss_as_json(mechanism, participation, result))

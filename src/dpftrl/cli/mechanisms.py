@@ -7,8 +7,9 @@ from rich.table import Table
 
 from dpftrl.cli.options import Count, json_option
 from dpftrl.cli.output import print_json, print_table
-from dpftrl.mechanisms.registry import CATALOGUE, mechanism
+from dpftrl.mechanisms.registry import CATALOGUE
 from dpftrl.participation import MinSep
+from dpftrl.plan import mechanism
 
 EXAMPLES = {
     "gblt": "gblt:0.9@0.2,0.5+0.1j@0.05",

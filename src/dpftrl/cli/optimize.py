@@ -21,7 +21,7 @@ from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import BLT, Mechanism, save_mechanism
 from dpftrl.optimize import (
     Objective,
-    Optimised,
+    Optimized,
     RobustBlt,
     best_toeplitz_ratio,
     check_objective,
@@ -29,7 +29,7 @@ from dpftrl.optimize import (
     optimize_band_toeplitz,
     optimize_bandmf,
     optimize_blt,
-    optimize_gblt,
+    optimize_general_blt,
     optimize_robust_blt,
 )
 from dpftrl.participation import MinSep
@@ -141,7 +141,7 @@ def gblt(buffers: int, objective: str, as_json: bool, out: Path | None, **target
     if _workload(target) != PREFIX_SUM:
         raise InvalidInput("gblt is for the prefix sum: leave out momentum and schedule")
     with working("optimising"):
-        found = optimize_gblt(_participation(target), buffers, check_objective(objective))
+        found = optimize_general_blt(_participation(target), buffers, check_objective(objective))
     _print(found, found.mechanism.parameters(), as_json, out)
 
 
@@ -230,7 +230,7 @@ def _save(mechanism: Mechanism, out: Path | None, about: dict[str, Any]) -> None
 
 
 def _print(
-    found: Optimised[Mechanism], extra: dict[str, Any], as_json: bool, out: Path | None
+    found: Optimized[Mechanism], extra: dict[str, Any], as_json: bool, out: Path | None
 ) -> None:
     facts = {
         **loss_as_json(found.mechanism, found.participation, found.error_report),

@@ -11,7 +11,6 @@ import msgspec
 
 from dpftrl._internal.storage import read_json
 from dpftrl.errors import InvalidInput
-from dpftrl.mechanisms import Mechanism, load_mechanism, mechanism
 from dpftrl.participation import UNCAPPED, FixedEpochs, MinSep, Participation
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -148,13 +147,6 @@ def _participation(rounds: int, given: dict[str, Any]) -> Participation | None:
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-
-
-def resolve(name: str, participation: Participation | None = None) -> Mechanism:
-    """A mechanism from its name or from a .json file."""
-    if name.endswith(".json"):
-        return load_mechanism(name)
-    return mechanism(name, participation)
 
 
 def is_plan(name: str) -> bool:

@@ -7,11 +7,12 @@ import click
 import numpy as np
 from rich.table import Table
 
-from dpftrl.cli.options import Count, json_option, resolve
+from dpftrl.cli.options import Count, json_option
 from dpftrl.cli.output import print_json, print_table, sparkline
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism, ToeplitzMechanism
 from dpftrl.participation import MinSep
+from dpftrl.plan import mechanism as mechanism_by_name
 from dpftrl.plots import plot_coefficients
 
 
@@ -30,7 +31,7 @@ def show(name: str, rounds: int, plot: Path | None, as_json: bool) -> None:
     Drawn are the first column of C, which is what a client's update spreads to, and the last row of
     C^-1 read backwards, which is how much of each earlier noise the newest carries.
     """
-    mechanism = resolve(name, MinSep(rounds, rounds))
+    mechanism = mechanism_by_name(name, MinSep(rounds, rounds))
     shown = min(rounds, mechanism.rounds or rounds)
     strategy, inverse = _coefficients(mechanism, shown)
     if plot is not None:

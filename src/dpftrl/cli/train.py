@@ -130,7 +130,8 @@ def _announce(training: "Training") -> None:
         f"{training.server.layout.size:,} parameters"
     )
     click.echo(
-        f"{plan.mechanism.name}, noise multiplier {plan.noise_multiplier:.4g}, {plan.participation}: "
+        f"{plan.mechanism.name}, noise multiplier {plan.noise_multiplier:.4g}, "
+        f"{plan.participation}: "
         f"{_promise(plan.guarantee.epsilon, plan)}"
     )
     for line in _start_model(training.server):

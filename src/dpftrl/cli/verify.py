@@ -9,7 +9,7 @@ from rich.table import Table
 from dpftrl._internal.formatting import rounded_up
 from dpftrl.cli.options import json_option
 from dpftrl.cli.output import print_json, print_table, working
-from dpftrl.verify import Verdict, audit
+from dpftrl.verify import Verdict, verify_run
 
 COLOURS = {"passed": "green", "failed": "bold red", "warning": "yellow"}
 
@@ -40,7 +40,7 @@ def verify_command(
     The exit code is 0 if nothing failed, 1 if a check failed, and 2 if there is no run.
     """
     with working(f"verifying {run}"):
-        found = audit(run, state_folder, witness=not no_witness)
+        found = verify_run(run, state_folder, witness=not no_witness)
     if as_json:
         print_json(_content(found))
     else:

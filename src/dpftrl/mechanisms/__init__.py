@@ -1,5 +1,6 @@
 """Correlated noise mechanisms, one family a file."""
 
+from dpftrl.mechanisms._sensitivity import Sensitivity
 from dpftrl.mechanisms.banded import Banded
 from dpftrl.mechanisms.banded_inverse import BandedInverse
 from dpftrl.mechanisms.base import ErrorReport, Mechanism, StreamState
@@ -23,6 +24,7 @@ __all__ = [
     "GeneralBLT",
     "Independent",
     "Mechanism",
+    "Sensitivity",
     "SmoothTree",
     "SquareRoot",
     "StreamState",

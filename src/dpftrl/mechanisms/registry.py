@@ -93,9 +93,16 @@ def _gblt(request: Request) -> Mechanism:
         ) from None
 
 
+def _optimized(request: Request) -> Mechanism:
+    raise InvalidInput(
+        f"{request.name} is optimized for a participation, which `dpftrl.mechanism` does; here "
+        "only presets such as blt-b400 are known"
+    )
+
+
 CATALOGUE: tuple[Entry, ...] = (
     Entry("independent", "fresh noise every round: DP-SGD, DP-FedAvg", lambda _: Independent()),
-    Entry("blt", "the paper's default BLT, blt-b400", lambda _: PRESETS["blt-b400"]),
+    Entry("blt", "BLT optimized for the planned participation", _optimized),
     *(
         Entry(
             name, f"BLT of the paper's appendix for min-sep {name[5:]}", lambda r: PRESETS[r.name]

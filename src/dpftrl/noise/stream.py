@@ -75,7 +75,8 @@ class NoisePlan(Protocol):
 class NoiseStream:
     """A stream of correlated noise for a model of `size` coordinates.
 
-    The noise of round t is row t of D Z, times `noise_multiplier` times `clip_norm`; see `dpftrl.mechanisms`.
+    The noise of round t is row t of D Z, times `noise_multiplier` times `clip_norm`; see
+    `dpftrl.mechanisms`.
 
     Guarantees:
         Row i of Z is a function of the key, of what shapes the stream (mechanism, size, sigma, clip
@@ -134,7 +135,7 @@ class NoiseStream:
         Args:
             mechanism: What correlates the noise.
             size: Coordinates of the model.
-            noise_multiplier: The noise multiplier: standard deviation of Z in units of the clip norm.
+            noise_multiplier: Standard deviation of Z in units of the clip norm.
             key: The noise key.
             clip_norm: Norm to which each update was clipped.
             dtype: What the buffers are kept in, float64 or float32.
@@ -195,8 +196,9 @@ class NoiseStream:
         if not hasattr(self, "_state"):
             return "NoiseStream(refused)"
         return (
-            f"NoiseStream({self._mechanism.name}, size={self._size:,}, sigma={self._noise_multiplier:g}, "
-            f"round={self.round}, {self._mode}, key {self._key.fingerprint()})"
+            f"NoiseStream({self._mechanism.name}, size={self._size:,}, "
+            f"noise_multiplier={self._noise_multiplier:g}, round={self.round}, {self._mode}, "
+            f"key {self._key.fingerprint()})"
         )
 
     def __reduce__(self) -> NoReturn:
@@ -310,8 +312,8 @@ class NoiseStream:
         )
         if stream._noise_multiplier != plan.noise_multiplier:
             raise InvalidInput(
-                f"{path} was saved with noise multiplier {stream._noise_multiplier!r}, the plan has "
-                f"{plan.noise_multiplier!r}"
+                f"{path} was saved with noise multiplier {stream._noise_multiplier!r}, the plan "
+                f"has {plan.noise_multiplier!r}"
             )
         stream._limit_to(plan)
         return stream

@@ -5,13 +5,13 @@ from dpftrl.optimize.band_inverse import optimize_band_inverse
 from dpftrl.optimize.band_toeplitz import best_toeplitz_ratio, optimize_band_toeplitz
 from dpftrl.optimize.bandmf import optimize_bandmf
 from dpftrl.optimize.blt import optimize_blt
-from dpftrl.optimize.generalized_blt import optimize_gblt
-from dpftrl.optimize.result import Objective, Optimised, check_objective
+from dpftrl.optimize.generalized_blt import optimize_general_blt
+from dpftrl.optimize.result import Objective, Optimized, check_objective
 from dpftrl.optimize.robust import Regret, RobustBlt, optimize_robust_blt
 
 __all__ = [
     "Objective",
-    "Optimised",
+    "Optimized",
     "Regret",
     "RobustBlt",
     "best_toeplitz_ratio",
@@ -20,7 +20,7 @@ __all__ = [
     "optimize_band_toeplitz",
     "optimize_bandmf",
     "optimize_blt",
-    "optimize_gblt",
+    "optimize_general_blt",
     "optimize_robust_blt",
     "workload_loss",
 ]

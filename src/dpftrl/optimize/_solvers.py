@@ -36,7 +36,7 @@ class Projected(NamedTuple):
     gradient_norm: float
 
 
-def minimise_projected(
+def minimize_projected(
     function: Function,
     project: Projection,
     start: Vector,
@@ -110,7 +110,7 @@ class Reached(NamedTuple):
     finished: bool
 
 
-def minimise_lbfgs(
+def minimize_lbfgs(
     function: Function,
     start: Vector,
     within: float,
@@ -192,7 +192,7 @@ class Minimum(NamedTuple):
     gradients: FloatArray
 
 
-def minimise(
+def minimize(
     function: BatchFunction, starts: FloatArray, steps: int = 100, tolerance: float = 1e-12
 ) -> Minimum:
     """Go downhill from every start until no damping gives a step that is worth taking."""

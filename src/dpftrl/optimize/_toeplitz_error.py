@@ -212,9 +212,8 @@ def workload_loss(
     >>> from dpftrl.mechanisms import SquareRoot
     >>> from dpftrl.participation import MinSep
     >>> loss = workload_loss(SquareRoot(), MinSep(64, 8), Workload(momentum=0.9))
-    >>> print(
-    ...     f"{loss.rms_loss:.1f} instead of {SquareRoot().error_report(MinSep(64, 8)).rms_loss:.1f}"
-    ... )
+    >>> plain = SquareRoot().error_report(MinSep(64, 8))
+    >>> print(f"{loss.rms_loss:.1f} instead of {plain.rms_loss:.1f}")
     62.4 instead of 10.2
     """
     if workload.is_prefix_sum:

@@ -9,7 +9,7 @@ import numpy as np
 from dpftrl._internal.arrays import Vector
 from dpftrl.mechanisms import BandedInverse
 from dpftrl.mechanisms.square_root import inverse_square_root_series
-from dpftrl.optimize._solvers import Function, minimise_lbfgs
+from dpftrl.optimize._solvers import Function, minimize_lbfgs
 from dpftrl.optimize._toeplitz_error import (
     ToeplitzError,
     log_majorant_sensitivity,
@@ -19,7 +19,7 @@ from dpftrl.optimize._toeplitz_error import (
 )
 from dpftrl.optimize.result import (
     Objective,
-    Optimised,
+    Optimized,
     Progress,
     check_bands,
     check_objective,
@@ -98,7 +98,7 @@ def optimize_band_inverse(
     objective: Objective = "rms",
     workload: Workload = PREFIX_SUM,
     progress: Progress | None = None,
-) -> Optimised[BandedInverse]:
+) -> Optimized[BandedInverse]:
     """The mechanism with `bands` coefficients of C^-1 that has the smallest loss.
 
     Its loss counts the sensitivity as `BandedInverse` reports it, which is a bound where C does not
@@ -135,7 +135,7 @@ def optimize_band_inverse(
     best = min(best, _polished(function, best), key=value)
     mechanism = BandedInverse(best.tolist())
     _, gradient = function(best)
-    return Optimised(
+    return Optimized(
         mechanism,
         participation,
         objective,
@@ -186,7 +186,7 @@ def _moved(free: Vector, by: float, random: np.random.Generator) -> Vector:
 def _descend(function: Function, start: Vector) -> _Point:
     best = _Point(start, np.inf)
     for _ in range(RESTARTS):
-        end = minimise_lbfgs(function, best.free, WITHIN, most_steps=STEPS, memory=MEMORY)
+        end = minimize_lbfgs(function, best.free, WITHIN, most_steps=STEPS, memory=MEMORY)
         gained = best.value - end.value
         if gained > 0:
             best = _Point(end.point, end.value)

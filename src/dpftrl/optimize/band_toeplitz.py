@@ -7,7 +7,7 @@ import numpy as np
 from dpftrl._internal.arrays import Vector
 from dpftrl.mechanisms import BLT, Toeplitz
 from dpftrl.mechanisms.square_root import square_root_series
-from dpftrl.optimize._solvers import Function, Projected, minimise_projected, scipy_optimize
+from dpftrl.optimize._solvers import Function, Projected, minimize_projected, scipy_optimize
 from dpftrl.optimize._toeplitz_error import (
     ToeplitzError,
     log_sensitivity,
@@ -17,7 +17,7 @@ from dpftrl.optimize._toeplitz_error import (
 )
 from dpftrl.optimize.result import (
     Objective,
-    Optimised,
+    Optimized,
     Progress,
     check_bands,
     check_objective,
@@ -36,7 +36,7 @@ def optimize_band_toeplitz(
     objective: Objective = "rms",
     workload: Workload = PREFIX_SUM,
     progress: Progress | None = None,
-) -> Optimised[Toeplitz]:
+) -> Optimized[Toeplitz]:
     """The Toeplitz strategy with `bands` non-negative coefficients that has the smallest loss.
 
     With as many bands as min_sep at most, every such strategy has an exact sensitivity; with more,
@@ -61,7 +61,7 @@ def optimize_band_toeplitz(
     check_workload(workload, participation.rounds)
     end = _search(participation, bands, objective, workload, progress)
     mechanism = Toeplitz((end.point / end.point[0]).tolist())
-    return Optimised(
+    return Optimized(
         mechanism,
         participation,
         objective,
@@ -84,7 +84,7 @@ def _search(
     for sharpness in SHARPNESS[-1:] if smooth else SHARPNESS:
         error = ToeplitzError(workload, participation.rounds, objective, sharpness)
         function = log_loss(error, participation)
-        end = minimise_projected(function, project, end.point, progress=progress)
+        end = minimize_projected(function, project, end.point, progress=progress)
     return end
 
 
@@ -122,7 +122,7 @@ def falling(c: Vector) -> Vector:
 MOST_ROUNDS = 256
 
 
-def best_toeplitz_ratio(found: Optimised[BLT], workload: Workload = PREFIX_SUM) -> float | None:
+def best_toeplitz_ratio(found: Optimized[BLT], workload: Workload = PREFIX_SUM) -> float | None:
     """The BLT's loss over that of the best Toeplitz mechanism found; None above 256 rounds.
 
     A BLT is a Toeplitz mechanism whose coefficients do not rise, so that the ratio says what having

@@ -21,11 +21,11 @@ from dpftrl.errors import TooLarge
 from dpftrl.mechanisms import Banded
 from dpftrl.mechanisms.base import DENSE_LIMIT
 from dpftrl.mechanisms.square_root import square_root_series
-from dpftrl.optimize._solvers import Watch, minimise_lbfgs
+from dpftrl.optimize._solvers import Watch, minimize_lbfgs
 from dpftrl.optimize._toeplitz_error import workload_loss
 from dpftrl.optimize.band_toeplitz import optimize_band_toeplitz
 from dpftrl.optimize.bandmf_objective import BandedError, rows_reached
-from dpftrl.optimize.result import Optimised, Progress, check_bands, check_workload
+from dpftrl.optimize.result import Optimized, Progress, check_bands, check_workload
 from dpftrl.participation import MinSep, Participation
 from dpftrl.workload import PREFIX_SUM, Workload
 
@@ -147,7 +147,7 @@ def optimize_bandmf(
     progress: Progress | None = None,
     cache: str | os.PathLike[str] | None = None,
     seconds: float | None = None,
-) -> Optimised[Banded]:
+) -> Optimized[Banded]:
     """The strategy with `bands` bands and columns of norm 1 that has the smallest RmsError.
 
     What it reaches is kept in the cache: the same request is answered from there, and one that was
@@ -185,7 +185,7 @@ def optimize_bandmf(
         found = search.run(rounds, bands, workload, store, found)
         store.save(found)
     mechanism = Banded(found.columns.T)
-    return Optimised(
+    return Optimized(
         mechanism,
         participation,
         "rms",
@@ -235,7 +235,7 @@ class _Search:
         within = WITHIN_SMALLER if store is None else WITHIN
         memory = min(max(MOST_REMEMBERED // free.size, 3), 10)
         try:
-            end = minimise_lbfgs(error.scaled, free, within, memory=memory, watch=watch)
+            end = minimize_lbfgs(error.scaled, free, within, memory=memory, watch=watch)
         except KeyboardInterrupt:
             if store is not None:
                 store.save(latest.found(error))

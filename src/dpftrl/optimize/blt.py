@@ -11,10 +11,10 @@ from dpftrl._internal.arrays import FloatArray
 from dpftrl._internal.checks import whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import BLT
-from dpftrl.optimize._solvers import BatchFunction, Minimum, minimise
+from dpftrl.optimize._solvers import BatchFunction, Minimum, minimize
 from dpftrl.optimize._toeplitz_error import workload_loss
 from dpftrl.optimize.blt_objective import BltObjective, BltWorkloadObjective, output_scales
-from dpftrl.optimize.result import Objective, Optimised, check_objective
+from dpftrl.optimize.result import Objective, Optimized, check_objective
 from dpftrl.participation import Participation
 from dpftrl.workload import PREFIX_SUM, Workload
 
@@ -99,7 +99,7 @@ def optimize_blt(
     buffers: int | Literal["auto"] = "auto",
     objective: Objective = "max",
     workload: Workload = PREFIX_SUM,
-) -> Optimised[BLT]:
+) -> Optimized[BLT]:
     """The BLT with the smallest loss.
 
     Args:
@@ -128,7 +128,7 @@ def optimize_blt(
     if not workload.is_prefix_sum:
         best = _adapted(best, BltWorkloadObjective(participation, objective, workload))
     mechanism = finished(best.slow, best.fast)
-    return Optimised(
+    return Optimized(
         mechanism,
         participation,
         objective,
@@ -140,7 +140,7 @@ def optimize_blt(
 
 def _adapted(best: Chain, objective: BltWorkloadObjective) -> Chain:
     """The best chain for a workload, from the best for the prefix sum."""
-    end = minimise(free_function(objective), _free(best), FINE, 1e-10)
+    end = minimize(free_function(objective), _free(best), FINE, 1e-10)
     slow, fast = chain(end.points)
     return Chain(slow[0], fast[0], float(end.values[0]), float(np.abs(end.gradients).max()))
 
@@ -188,7 +188,7 @@ def search(
     points = starts(participation, buffers, SPREAD[objective])
     reached: list[Chain] = []
     if buffers <= DIRECT and smaller is None:
-        reached.append(_best_of(minimise_in_stages(function, points)))
+        reached.append(_best_of(minimize_in_stages(function, points)))
         if buffers == 1 or not _doubtful(reached[0], participation.rounds):
             return reached[0]
         points = points[:0]
@@ -196,7 +196,7 @@ def search(
     if len(smaller.slow) == buffers - 1:
         points = np.concatenate([points, _with_one_more(smaller)])
     if len(points):
-        reached.append(_best_of(minimise_in_stages(function, points)))
+        reached.append(_best_of(minimize_in_stages(function, points)))
     return min([smaller, *reached], key=lambda end: end.value)
 
 
@@ -214,11 +214,11 @@ def _doubtful(found: Chain, rounds: int) -> bool:
     return bool(met.any()) or found.gradient_norm > AT_REST
 
 
-def minimise_in_stages(function: BatchFunction, points: FloatArray) -> Minimum:
+def minimize_in_stages(function: BatchFunction, points: FloatArray) -> Minimum:
     """A few steps from every start, some more from the better ones, and the best to the end."""
     for steps, kept in STAGES:
-        points = _most_promising(minimise(function, points, steps, 1e-10), kept)
-    return minimise(function, points, FINE, 1e-10)
+        points = _most_promising(minimize(function, points, steps, 1e-10), kept)
+    return minimize(function, points, FINE, 1e-10)
 
 
 def free_function(objective: ChainFunction) -> BatchFunction:

@@ -14,7 +14,7 @@ from dpftrl.mechanisms import GeneralBLT
 from dpftrl.optimize._solvers import scipy_optimize
 from dpftrl.optimize._toeplitz_error import log_majorant_sensitivity
 from dpftrl.optimize.blt import Chain, check_buffers, finished, search
-from dpftrl.optimize.result import Objective, Optimised, check_objective, loss_value
+from dpftrl.optimize.result import Objective, Optimized, check_objective, loss_value
 from dpftrl.participation import Participation
 
 Complex = NDArray[np.complex128]
@@ -141,9 +141,9 @@ MOST_ROUNDS = 200_000
 ROUGH, RESTARTS, POLISHED = 60, 8, 6
 
 
-def optimize_gblt(
+def optimize_general_blt(
     participation: Participation, buffers: int = 4, objective: Objective = "max"
-) -> Optimised[GeneralBLT]:
+) -> Optimized[GeneralBLT]:
     """A generalised BLT with small loss: never more than that of the best BLT found.
 
     Args:
@@ -171,7 +171,7 @@ def optimize_gblt(
         [_from_blt(search(participation, objective, buffers)), *found],
         key=lambda pair: loss_value(pair[0].error_report(participation), objective),
     )
-    return Optimised(
+    return Optimized(
         best[0],
         participation,
         objective,

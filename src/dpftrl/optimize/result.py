@@ -42,7 +42,7 @@ Found = TypeVar("Found", bound=Mechanism, covariant=True)
 
 @final
 @dataclass(frozen=True)
-class Optimised(Generic[Found]):
+class Optimized(Generic[Found]):
     """A mechanism, what it was optimised for, and how well that went.
 
     Attributes:

@@ -11,7 +11,7 @@ from dpftrl._internal.arrays import FloatArray
 from dpftrl._internal.checks import whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import BLT
-from dpftrl.optimize._solvers import BatchFunction, minimise, scipy_optimize
+from dpftrl.optimize._solvers import BatchFunction, minimize, scipy_optimize
 from dpftrl.optimize.blt import (
     SPREAD,
     Chain,
@@ -20,7 +20,7 @@ from dpftrl.optimize.blt import (
     finished,
     free_function,
     free_numbers,
-    minimise_in_stages,
+    minimize_in_stages,
     search,
     starts,
 )
@@ -169,7 +169,7 @@ def _least_worst(
     )
     for sharpness in SHARPNESS:
         function = regret.soft_worst(sharpness)
-        end = minimise_in_stages(function, free) if len(free) > 1 else minimise(function, free)
+        end = minimize_in_stages(function, free) if len(free) > 1 else minimize(function, free)
         free = end.points[[int(end.values.argmin())]]
     free = _settle(regret, free[0])[None]
     values, gradients = regret.each(free[0])

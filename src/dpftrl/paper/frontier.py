@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl import BandedInverse, Mechanism, MinSep, SquareRoot, mechanism
-from dpftrl.optimize import optimize_band_inverse, optimize_band_toeplitz, optimize_gblt
+from dpftrl.optimize import optimize_band_inverse, optimize_band_toeplitz, optimize_general_blt
 from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, holds
 from dpftrl.paper.pictures import FINE_STEPS, curves, log_ticks, looks, panels
 from dpftrl.paper.shared_mechanisms import bandmf, blt
@@ -85,7 +85,11 @@ def _makers(sizes: Sizes, clients: MinSep) -> Iterator[Maker]:
     for d in sizes.buffers:
         yield "BLT", f"d={d}", lambda d=d: blt(clients, d, "rms")
     for d in sizes.buffers:
-        yield "generalised BLT", f"d={d}", lambda d=d: optimize_gblt(clients, d, "rms").mechanism
+        yield (
+            "generalised BLT",
+            f"d={d}",
+            lambda d=d: optimize_general_blt(clients, d, "rms").mechanism,
+        )
     for p in sizes.inverse_bands:
         make = lambda p=p: optimize_band_inverse(clients, p).mechanism  # noqa: E731
         yield ("lambda" if p == 2 else "BandInvMF"), f"p={p}", make

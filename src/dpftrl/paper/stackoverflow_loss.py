@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import final
 
 from dpftrl import ErrorReport, Mechanism, MinSep
-from dpftrl.optimize import Objective, optimize_gblt
+from dpftrl.optimize import Objective, optimize_general_blt
 from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, holds, printed, rounds_to
 from dpftrl.paper.shared_mechanisms import TABLE_MECHANISMS, blt
 
@@ -41,7 +41,7 @@ def compute(sizes: Sizes, say: Say) -> Findings:
     say("generalised BLTs")
     words: dict[Objective, str] = {"max": "MaxLoss", "rms": "RmsLoss"}
     for objective, word in words.items():
-        found = optimize_gblt(clients, 4, objective).mechanism
+        found = optimize_general_blt(clients, 4, objective).mechanism
         rivals[f"generalised BLT(d=4, for {word})"] = found
     losses: dict[str, ErrorReport] = {}
     for name, mechanism in rivals.items():

@@ -2,6 +2,8 @@
 
 from dpftrl.plan.candidates import LABELS, Budget, Missing, Option, Question, options
 from dpftrl.plan.extrapolate import Point, Walk, extrapolate
+from dpftrl.plan.make_plan import make_plan
+from dpftrl.plan.named import mechanism
 from dpftrl.plan.plan import Fleet, Plan, load_plan, save_plan
 
 __all__ = [
@@ -16,6 +18,8 @@ __all__ = [
     "Walk",
     "extrapolate",
     "load_plan",
+    "make_plan",
+    "mechanism",
     "options",
     "save_plan",
 ]

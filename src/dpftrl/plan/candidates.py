@@ -25,7 +25,7 @@ QUICK_BAND_TOEPLITZ = 50_000
 QUICK_BANDS = 10_000_000
 QUICK_TREE = 400_000
 # What the candidates are called, in their order.
-LABELS = ("blt", "blt-robust", "blt-default", "tree", "tree-full", "band-toeplitz", "bandmf")
+LABELS = ("blt", "blt-robust", "blt-b400", "tree", "tree-full", "band-toeplitz", "bandmf")
 # Points a side on which the robust BLT is checked.
 QUICK_GRID = 3
 
@@ -74,7 +74,7 @@ def candidates(
     # The others are measured by this one: without it there is no comparison, so it may fail loudly.
     yield Candidate("blt", optimize_blt(participation, min(buffers, n), objective).mechanism)
     yield _made("blt-robust", robust)
-    yield _made("blt-default", lambda: mechanism("blt"))
+    yield _made("blt-b400", lambda: mechanism("blt-b400"))
     if quick_tree(participation):
         yield _made("tree", lambda: mechanism("tree"))
         yield _made("tree-full", lambda: mechanism("tree-full", participation))

@@ -15,8 +15,8 @@ from dpftrl.federated.settings import RunFile
 from dpftrl.plan import Plan, load_plan
 from dpftrl.statement.facts import Input, Role, RunRecord
 from dpftrl.statement.promised_and_observed import limits_of
-from dpftrl.statement.statement import Statement, statement
-from dpftrl.verify import Verdict, audit
+from dpftrl.statement.statement import Statement, make_statement
+from dpftrl.verify import Verdict, verify_run
 
 GUARANTEE, LEDGER, CURVES = "guarantee.json", "ledger.csv", "curves.png"
 RECORD, PRIVATE = "run.json", "private"
@@ -63,7 +63,7 @@ def statement_of_files(
     # A log is that of the run itself, which comes last, after the earlier runs.
     is_chain = record is not None and record.start is not None and bool(record.start.runs)
     limits = _limits(guarantee_of(base.runs[-1:], base.delta) if is_chain else base)
-    return statement(
+    return make_statement(
         promised,
         accounted=accounted,
         observed=None if run is None else _observed(run, limits, report),
@@ -80,7 +80,7 @@ def _verdict(run: Path, state_folder: Path | None, witness: bool) -> Verdict | N
     """What an audit finds, where there is a server's private folder to look at."""
     if not (run / PRIVATE).exists():
         return None
-    return audit(run, state_folder, witness=witness)
+    return verify_run(run, state_folder, witness=witness)
 
 
 def _record(run: Path) -> RunRecord | None:

@@ -75,7 +75,7 @@ class Statement:
         return twin(self.facts, summary(self.facts), formal(self.facts))
 
 
-def statement(
+def make_statement(
     promise: Plan | Guarantee,
     *,
     accounted: Guarantee | None = None,
@@ -110,7 +110,7 @@ def statement(
     >>> from dpftrl import MinSep, mechanism
     >>> from dpftrl.accounting import account
     >>> clients = MinSep(rounds=2000, min_sep=1182, max_participations=2)
-    >>> found = statement(
+    >>> found = make_statement(
     ...     account(mechanism("blt-b1000"), clients, noise_multiplier=16.1, delta=1e-10)
     ... )
     >>> print(found.summary.partition("are ")[2].partition(" It ")[0])

@@ -4,7 +4,7 @@ What is here follows `docs/runs.md`. It shares no code with `dpftrl.federated`, 
 or `dpftrl.accounting.logs`, so that one mistake cannot be made and missed alike.
 """
 
-from dpftrl.verify.run import audit
+from dpftrl.verify.run import verify_run
 from dpftrl.verify.verdict import Check, Verdict
 
-__all__ = ["Check", "Verdict", "audit"]
+__all__ = ["Check", "Verdict", "verify_run"]

@@ -16,7 +16,7 @@ from dpftrl.verify.ledger import Ledger, read_ledger
 from dpftrl.verify.verdict import Check, Verdict, tried
 
 
-def audit(
+def verify_run(
     folder: str | os.PathLike[str],
     state_folder: str | os.PathLike[str] | None = None,
     *,

@@ -18,7 +18,7 @@ from dpftrl.accounting.logs.reading import (
     open_source,
     stream,
 )
-from dpftrl.accounting.logs.summary import Limits, Observed, WorstPattern, summarise
+from dpftrl.accounting.logs.summary import Limits, Observed, WorstPattern, summarize
 from dpftrl.accounting.logs.worst_pattern import worst_by_bounds, worst_by_gram
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms.base import Mechanism
@@ -61,7 +61,7 @@ class ParticipationLog:
     def summary(self, limits: Limits | None = None) -> Observed:
         """What the log says, and who broke the limits."""
         parts = self._visits("counting")
-        return summarise(parts, self.rounds, self.first_round, limits or Limits())
+        return summarize(parts, self.rounds, self.first_round, limits or Limits())
 
     def worst_pattern(self, mechanism: Mechanism, rounds: int | None = None) -> WorstPattern:
         """The most that any one client who was counted could have moved the strategy's output.

@@ -318,7 +318,7 @@ class Offenders:
         return tuple(broken for kind in kinds for broken in kind)[:MOST_SHOWN]
 
 
-def summarise(
+def summarize(
     partitions: Iterable[Visits], rounds: int, first_round: int, limits: Limits
 ) -> Observed:
     """Everything that `Observed` holds."""
