@@ -11,7 +11,7 @@ Everything that a user needs can be imported from here; each name is loaded when
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dpftrl import _deprecated
+from dpftrl._internal import deprecation
 
 if TYPE_CHECKING:
     from dpftrl import errors
@@ -166,13 +166,13 @@ _HOMES = {
     for name in names.split()
 }
 
-_deprecated.install()
+deprecation.install()
 
 
 def __getattr__(name: str) -> Any:
-    if name in _deprecated.NAMES:
-        new = _deprecated.NAMES[name]
-        _deprecated.warn(f"dpftrl.{name}", f"dpftrl.{new}")
+    if name in deprecation.NAMES:
+        new = deprecation.NAMES[name]
+        deprecation.warn(f"dpftrl.{name}", f"dpftrl.{new}")
         return getattr(import_module(_HOMES[new]), new)
     if name == "errors":
         return import_module("dpftrl.errors")

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Final, Literal, Self, final
 
 from dpftrl._internal.checks import positive_number, whole_number
+from dpftrl._internal.deprecation import renamed_argument, warn
 from dpftrl.accounting.finite_precision import (
     RADIUS_BITS,
     ideal_delta,
@@ -101,6 +102,12 @@ class Run:
     def mu(self) -> float:
         """How many standard deviations one device can move the output, rounding included."""
         return self.mu_of(self.sensitivity.value)
+
+    @property
+    def sigma(self) -> float:
+        """The old name of `noise_multiplier`."""
+        warn("Run.sigma", "Run.noise_multiplier")
+        return self.noise_multiplier
 
     @property
     def ideal_mu(self) -> float:
@@ -229,6 +236,7 @@ class Guarantee:
         return replace(self, hypotheses=(*known, *kept))
 
 
+@renamed_argument("sigma", "noise_multiplier")
 def account(
     mechanism: Mechanism, participation: Participation, noise_multiplier: float, delta: float
 ) -> Guarantee:
@@ -269,6 +277,7 @@ def guarantee_of(runs: Iterable[Run], delta: float) -> Guarantee:
     return Guarantee(covered, together, delta, rests_on)
 
 
+@renamed_argument("sigma", "noise_multiplier")
 def delta_for(
     mechanism: Mechanism,
     participation: Participation,

@@ -6,6 +6,7 @@ from itertools import count
 from typing import NamedTuple
 
 from dpftrl._internal.checks import positive_number, whole_number
+from dpftrl._internal.deprecation import renamed_argument
 from dpftrl.accounting.finite_precision import ideal_delta, mu_with_rounding
 from dpftrl.accounting.gaussian import ULP, epsilon_of
 from dpftrl.mechanisms import BLT, Mechanism
@@ -30,6 +31,7 @@ class Spent(NamedTuple):
         return epsilon_of(ideal_delta(delta, mu), mu)
 
 
+@renamed_argument("sigma", "noise_multiplier")
 def spending(
     mechanism: Mechanism, min_sep: int, noise_multiplier: float, max_participations: int = UNCAPPED
 ) -> Iterator[Spent]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl._internal.checks import as_float
+from dpftrl._internal.deprecation import warn
 from dpftrl._internal.storage import replace_file
 from dpftrl.accounting import Guarantee
 from dpftrl.clipping import Grid
@@ -134,6 +135,12 @@ class Server:
             server.close()
             raise
         return server
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str], **options: Any) -> Self:
+        """The old name of `resume`."""
+        warn("Server.open", "Server.resume")
+        return cls.resume(folder, **options)
 
     def __enter__(self) -> Self:
         return self

@@ -14,6 +14,7 @@ import numpy as np
 
 from dpftrl._internal.arrays import Matrix, Vector
 from dpftrl._internal.checks import whole_number
+from dpftrl._internal.deprecation import warn
 from dpftrl.errors import InvalidInput, RoundsExceeded, TooLarge
 from dpftrl.mechanisms._sensitivity import Sensitivity
 from dpftrl.participation import Participation, Pattern
@@ -136,6 +137,11 @@ class Mechanism(ABC):
             rms_error=self.rms_error(participation.rounds),
             sensitivity=self.sensitivity(participation),
         )
+
+    def loss(self, participation: Participation) -> ErrorReport:
+        """The old name of `error_report`."""
+        warn("Mechanism.loss", "Mechanism.error_report")
+        return self.error_report(participation)
 
     @abstractmethod
     def memory(self, rounds: int) -> int:

@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from dpftrl._internal.arrays import Arrays, segments
 from dpftrl._internal.checks import positive_number, whole_number
+from dpftrl._internal.deprecation import renamed_argument
 from dpftrl.clipping import ExactSum, Grid, norm_of
 from dpftrl.errors import InvalidInput, RoundsExceeded
 from dpftrl.mechanisms import BLT, FullTree, Mechanism, SquareRoot
@@ -116,6 +117,7 @@ class NoiseStream:
         self._limit_to(plan)
 
     @classmethod
+    @renamed_argument("sigma", "noise_multiplier")
     def unchecked(
         cls,
         mechanism: Mechanism,

@@ -10,6 +10,7 @@ from typing import Literal, final
 import msgspec
 
 from dpftrl._internal.checks import as_float, positive_number, whole_number
+from dpftrl._internal.deprecation import warn
 from dpftrl._internal.storage import read_json, replace_file
 from dpftrl.accounting import Guarantee, account
 from dpftrl.accounting.files import GuaranteeFile, guarantee_content, guarantee_from
@@ -152,6 +153,17 @@ class Plan:
     def noise_multiplier(self) -> float:
         """The noise multiplier: standard deviation of Z in units of the clip norm."""
         return self.guarantee.runs[0].noise_multiplier
+
+    @property
+    def sigma(self) -> float:
+        """The old name of `noise_multiplier`."""
+        warn("Plan.sigma", "Plan.noise_multiplier")
+        return self.noise_multiplier
+
+    @property
+    def effective_noise_multiplier(self) -> float:
+        """What Opacus and PLD accountants call the noise multiplier: it over the sensitivity."""
+        return self.noise_multiplier / self.guarantee.runs[0].sensitivity.value
 
 
 class PlanFile(msgspec.Struct, forbid_unknown_fields=True):

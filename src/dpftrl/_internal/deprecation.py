@@ -1,13 +1,17 @@
 """Names of version 0.1 that still work for one version, with a warning; see `docs/migrating.md`."""
 
+import functools
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Final
+from typing import Any, Final, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Packages and modules that users may have imported: the old name and the new one.
 MODULES: Final = {
@@ -25,6 +29,23 @@ NAMES: Final = {"Loss": "ErrorReport"}
 def warn(old: str, new: str) -> None:
     """Say once per place that a name will go."""
     warnings.warn(f"{old} is now {new}; the old name goes in 0.3", DeprecationWarning, stacklevel=3)
+
+
+def renamed_argument(old: str, new: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let callers still use the old name of a keyword argument."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if old not in kwargs:
+                return function(*args, **kwargs)
+            warn(f"the argument {old} of {function.__name__}", new)
+            renamed: dict[str, Any] = {new if k == old else k: v for k, v in kwargs.items()}
+            return function(*args, **renamed)
+
+        return call
+
+    return decorate
 
 
 class OldModules(MetaPathFinder, Loader):
@@ -52,4 +73,5 @@ class OldModules(MetaPathFinder, Loader):
 def install() -> None:
     """Let old module names be imported."""
     if not any(isinstance(finder, OldModules) for finder in sys.meta_path):
-        sys.meta_path.append(OldModules())
+        # First, since folders of an older version may be left where the package is.
+        sys.meta_path.insert(0, OldModules())

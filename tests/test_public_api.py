@@ -1,0 +1,53 @@
+"""What users import from `dpftrl`: complete, light, typed, and documented by a README that runs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dpftrl
+
+ROOT = Path(__file__).parent.parent
+NAMES = """
+Adam BLT Banded BandedInverse BinaryTree DpftrlError ErrorReport ExactSum FixedEpochs Fleet FullTree
+GeneralBLT Grid Guarantee Independent InvalidInput Mechanism MinSep NoiseKey NoiseStream Observed
+Participation Plan Released Round Sensitivity Server Settings Sgd SmoothTree SquareRoot StartModel
+Statement StreamState Toeplitz ToeplitzMechanism Workload account calibrate calibrate_rho compose
+errors load_guarantee load_mechanism load_plan make_plan make_statement mechanism observe open_log
+optimize_band_inverse optimize_band_toeplitz optimize_bandmf optimize_blt optimize_general_blt
+optimize_robust_blt save_guarantee save_mechanism save_plan save_statement verify_run
+"""
+
+
+def test_the_public_names_are_exactly_these():
+    assert sorted(dpftrl.__all__) == sorted(NAMES.split())
+
+
+def test_every_public_name_can_be_imported_and_explains_itself():
+    for name in dpftrl.__all__:
+        assert getattr(dpftrl, name).__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = dpftrl.nothing
+
+
+def test_importing_dpftrl_loads_nothing_heavy():
+    heavy = "numpy scipy numba polars matplotlib click rich jax flwr safetensors cryptography"
+    code = f"import sys, dpftrl; print([m for m in {heavy.split()} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_types_are_shipped():
+    assert (Path(dpftrl.__file__).parent / "py.typed").exists()
+
+
+def test_the_python_example_of_the_readme_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DPFTRL_STATE", str(tmp_path / "state"))
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    found: dict[str, object] = {}
+    exec(compile(example, "README.md", "exec"), found)
+    assert (tmp_path / "run" / "guarantee.json").exists()
+    assert found["server"].epsilon <= 8.0  # pyright: ignore[reportAttributeAccessIssue]
