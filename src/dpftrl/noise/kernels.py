@@ -74,19 +74,42 @@ def blt_step_onto(
 def _blt_tile(
     theta: Array, omega: Array, addresses: Array, size: int, start: int, like: Array, z: Array
 ) -> None:
-    for first in range(start, min(start + TILE, size), STRIP):
-        last = min(first + STRIP, size)
+    """One round over one tile: z becomes the noise.
+
+    Each buffer is read twice, for the noise and to be refilled with it. The last ones are done in
+    one loop that reads them once; those before them go through the cache in strips.
+    """
+    count = theta.shape[0]
+    together = 4 if count >= 4 else 2 if count >= 2 else 1
+    before = count - together
+    stop = min(start + TILE, size)
+    strip = STRIP if before else TILE
+    for first in range(start, stop, strip):
+        last = min(first + strip, stop)
         out = z[first - start : last - start]
-        _subtract(omega, addresses, size, first, last, like, out)
-        _refill(theta, addresses, size, first, last, like, out)
+        _subtract(before, omega, addresses, size, first, last, like, out)
+        if together == 4:
+            _four_at_once(before, theta, omega, addresses, size, first, last, like, out)
+        elif together == 2:
+            _two_at_once(before, theta, omega, addresses, size, first, last, like, out)
+        else:
+            _one_at_once(theta, omega, addresses, size, first, last, like, out)
+        _refill(before, theta, addresses, size, first, last, like, out)
 
 
 @numba.njit(**compiled)
 def _subtract(
-    omega: Array, addresses: Array, size: int, first: int, last: int, like: Array, out: Array
+    count: int,
+    omega: Array,
+    addresses: Array,
+    size: int,
+    first: int,
+    last: int,
+    like: Array,
+    out: Array,
 ) -> None:
-    """Take off z what the buffers hold; two at a time, since each pass goes over z."""
-    pairs = omega.shape[0] // 2
+    """Take off z what the first buffers hold; two at a time, since each pass goes over z."""
+    pairs = count // 2
     for pair in range(pairs):
         left, right = omega[2 * pair], omega[2 * pair + 1]
         left_buffer = _row(addresses, 2 * pair, size, like)[first:last]
@@ -94,7 +117,7 @@ def _subtract(
         for i in range(last - first):
             once = fma(-left, np.float64(left_buffer[i]), out[i])
             out[i] = fma(-right, np.float64(right_buffer[i]), once)
-    for j in range(2 * pairs, omega.shape[0]):
+    for j in range(2 * pairs, count):
         scale = omega[j]
         buffer = _row(addresses, j, size, like)[first:last]
         for i in range(last - first):
@@ -103,10 +126,17 @@ def _subtract(
 
 @numba.njit(**compiled)
 def _refill(
-    theta: Array, addresses: Array, size: int, first: int, last: int, like: Array, out: Array
+    count: int,
+    theta: Array,
+    addresses: Array,
+    size: int,
+    first: int,
+    last: int,
+    like: Array,
+    out: Array,
 ) -> None:
-    """Decay the buffers, and add the noise to each; two at a time, too."""
-    pairs = theta.shape[0] // 2
+    """Decay the first buffers, and add the noise to each; two at a time, too."""
+    pairs = count // 2
     for pair in range(pairs):
         left, right = theta[2 * pair], theta[2 * pair + 1]
         left_buffer = _row(addresses, 2 * pair, size, like)[first:last]
@@ -115,11 +145,88 @@ def _refill(
             noise = out[i]
             left_buffer[i] = fma(left, np.float64(left_buffer[i]), noise)
             right_buffer[i] = fma(right, np.float64(right_buffer[i]), noise)
-    for j in range(2 * pairs, theta.shape[0]):
+    for j in range(2 * pairs, count):
         decay = theta[j]
         buffer = _row(addresses, j, size, like)[first:last]
         for i in range(last - first):
             buffer[i] = fma(decay, np.float64(buffer[i]), out[i])
+
+
+@numba.njit(**compiled)
+def _one_at_once(
+    theta: Array,
+    omega: Array,
+    addresses: Array,
+    size: int,
+    first: int,
+    last: int,
+    like: Array,
+    out: Array,
+) -> None:
+    """Subtract and refill the only buffer."""
+    decay, scale = theta[0], omega[0]
+    buffer = _row(addresses, 0, size, like)[first:last]
+    for i in range(last - first):
+        held = np.float64(buffer[i])
+        noise = fma(-scale, held, out[i])
+        out[i] = noise
+        buffer[i] = fma(decay, held, noise)
+
+
+@numba.njit(**compiled)
+def _two_at_once(
+    j: int,
+    theta: Array,
+    omega: Array,
+    addresses: Array,
+    size: int,
+    first: int,
+    last: int,
+    like: Array,
+    out: Array,
+) -> None:
+    """Subtract and refill the last two buffers, from number j on."""
+    decay_0, decay_1 = theta[j], theta[j + 1]
+    scale_0, scale_1 = omega[j], omega[j + 1]
+    buffer_0 = _row(addresses, j, size, like)[first:last]
+    buffer_1 = _row(addresses, j + 1, size, like)[first:last]
+    for i in range(last - first):
+        held_0, held_1 = np.float64(buffer_0[i]), np.float64(buffer_1[i])
+        noise = fma(-scale_1, held_1, fma(-scale_0, held_0, out[i]))
+        out[i] = noise
+        buffer_0[i] = fma(decay_0, held_0, noise)
+        buffer_1[i] = fma(decay_1, held_1, noise)
+
+
+@numba.njit(**compiled)
+def _four_at_once(
+    j: int,
+    theta: Array,
+    omega: Array,
+    addresses: Array,
+    size: int,
+    first: int,
+    last: int,
+    like: Array,
+    out: Array,
+) -> None:
+    """Subtract and refill the last four buffers, from number j on."""
+    decay_0, decay_1, decay_2, decay_3 = theta[j], theta[j + 1], theta[j + 2], theta[j + 3]
+    scale_0, scale_1, scale_2, scale_3 = omega[j], omega[j + 1], omega[j + 2], omega[j + 3]
+    buffer_0 = _row(addresses, j, size, like)[first:last]
+    buffer_1 = _row(addresses, j + 1, size, like)[first:last]
+    buffer_2 = _row(addresses, j + 2, size, like)[first:last]
+    buffer_3 = _row(addresses, j + 3, size, like)[first:last]
+    for i in range(last - first):
+        held_0, held_1 = np.float64(buffer_0[i]), np.float64(buffer_1[i])
+        held_2, held_3 = np.float64(buffer_2[i]), np.float64(buffer_3[i])
+        noise = fma(-scale_1, held_1, fma(-scale_0, held_0, out[i]))
+        noise = fma(-scale_3, held_3, fma(-scale_2, held_2, noise))
+        out[i] = noise
+        buffer_0[i] = fma(decay_0, held_0, noise)
+        buffer_1[i] = fma(decay_1, held_1, noise)
+        buffer_2[i] = fma(decay_2, held_2, noise)
+        buffer_3[i] = fma(decay_3, held_3, noise)
 
 
 @numba.njit(**compiled)
