@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from noise_pieces import KEY, ONE_OF_EACH, rows_of
 
-from dpftrl import Mechanism
+from dpftrl import BLT, Mechanism
 from dpftrl._internal.compiled import TILE
 from dpftrl.accounting.finite_precision import FARTHEST_NORMAL
 from dpftrl.noise import NoiseStream
@@ -45,6 +45,31 @@ def test_buffers_have_the_bits_of_the_operations_that_are_counted(name: str, dty
             assert noise == Fraction(float(released[i]))
             plain.advance(z, noise)
             held = [Fraction(float(buffer.array[i])) for buffer in stream._state.buffers]
+            assert held == plain.buffers
+
+
+@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("buffers", range(1, 10))
+def test_any_number_of_buffers_over_several_tiles(buffers: int, dtype: str):
+    """Some buffers are done in one loop and others in strips: nobody can tell from the bits."""
+    size = 2 * TILE + 77
+    decays = np.linspace(0.05, 0.999, buffers)
+    mechanism = BLT(decays.tolist(), [0.8 / buffers] * buffers)
+    stream = NoiseStream.unchecked(
+        mechanism, size, noise_multiplier=1.0, clip_norm=1.0, key=KEY, dtype=dtype, mode="buffered"
+    )
+    arithmetic = Arithmetic(noise=float64, buffer=float64, stored=STORED[dtype])
+    places = (0, 127, 128, TILE - 1, TILE, size - 78, size - 1)
+    by_hand, source = [Plain(mechanism, arithmetic) for _ in places], rows_of(stream, size)
+    for row in range(4):
+        released = np.zeros(size)
+        stream.add_to(released)
+        z = source(row)
+        for place, plain in zip(places, by_hand, strict=True):
+            noise = plain.noise([Fraction(float(z[place]))])
+            assert noise == Fraction(float(released[place]))
+            plain.advance([], noise)
+            held = [Fraction(float(buffer.array[place])) for buffer in stream._state.buffers]
             assert held == plain.buffers
 
 
