@@ -1,1 +1,0 @@
-"""Where clients run: in this process, or elsewhere. The server is the same."""
