@@ -397,7 +397,7 @@ def test_what_is_waited_for_is_said_and_until_when(
         by_time.start(grid(nodes=2), start_arrays())
     said = [line for line in caplog.messages if "Waiting for nodes, for 0 s more" in line]
     assert len(said) == 1
-    assert "2 clients may take part now, and a round asks 3" in said[0]
+    assert "2 clients may take part now, and a round contacts 3" in said[0]
 
 
 def test_twenty_thousand_nodes(tmp_path: Path) -> None:

@@ -1,4 +1,9 @@
-"""When each client was last contacted, and how often: 16 bytes a client."""
+"""Eligibility: which clients may take part in the next round, and which of them are chosen.
+
+`Timers` keeps when each client was last contacted and how often, in 16 bytes per client. `Rules`
+says who may be contacted again, `choose` draws the cohort, and `Pseudonyms` turns names into keyed
+hashes, refusing names under which one client could appear twice.
+"""
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
@@ -22,7 +27,7 @@ Keys = NDArray[np.uint64]
 Numbers = NDArray[np.int32]
 
 NEVER: Final = -1
-# Recent clients are inserted into a small table; it joins the large one at this share of it.
+# New clients go into a small table, which is merged into the large one at this share of its size.
 RECENT_SHARE: Final = 16
 SMALLEST_RECENT: Final = 65_536
 
@@ -60,7 +65,7 @@ class Timers:
         return len(self._old.keys) + len(self._recent.keys)
 
     def last(self, keys: Keys) -> Numbers:
-        """The row of each client's last contact, or `NEVER`."""
+        """The round of each client's last contact, or `NEVER`."""
         return self._look(keys).last
 
     def contacts(self, keys: Keys) -> Numbers:
@@ -68,7 +73,7 @@ class Timers:
         return self._look(keys).often
 
     def mark(self, keys: Keys, row: int) -> None:
-        """All these clients, no two alike, are contacted for a row."""
+        """Record that these clients, each given once, are contacted for a round."""
         seen = self._look(keys)
         exposure = self._exposure_with(seen, row)
         for table, at in seen.places:
@@ -81,7 +86,7 @@ class Timers:
             self._recent = _Table()
 
     def exposure_after(self, keys: Keys, row: int) -> Exposure:
-        """What `exposure` will be once these clients are contacted for a row."""
+        """What `exposure` will be once these clients are contacted for a round."""
         return self._exposure_with(self._look(keys), row)
 
     def _exposure_with(self, seen: "_Seen", row: int) -> Exposure:
@@ -102,7 +107,7 @@ class Timers:
 
 
 class _Seen(NamedTuple):
-    """What is known of some clients, and where."""
+    """What the tables know of some clients, and where it stands in them."""
 
     last: Numbers
     often: Numbers
@@ -111,7 +116,7 @@ class _Seen(NamedTuple):
 
 @final
 class _Table:
-    """Three columns, sorted by the first."""
+    """Three columns, sorted by the first: pseudonym, last round, number of contacts."""
 
     def __init__(self) -> None:
         self.keys: Keys = np.empty(0, np.uint64)
@@ -119,29 +124,29 @@ class _Table:
         self.count: Numbers = np.empty(0, np.int32)
 
     def find(self, keys: Keys) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
-        """Which keys are here, and where."""
+        """Whether each key is in the table, and the positions of those that are."""
         at = np.searchsorted(self.keys, keys)
         known = at < len(self.keys)
         known[known] = self.keys[at[known]] == keys[known]
         return known, at[known]
 
     def insert(self, keys: Keys, last: Numbers | np.int32, count: Numbers | np.int32) -> None:
-        """Add rows whose keys, sorted, are not here yet."""
+        """Add rows; their keys are sorted and not yet in the table."""
         at = np.searchsorted(self.keys, keys)
         self.keys = np.insert(self.keys, at, keys)
         self.last = np.insert(self.last, at, last)
         self.count = np.insert(self.count, at, count)
 
 
-# A letter first, so that nobody takes a pseudonym for a number.
+# Pseudonyms start with a letter, so that no program takes them for numbers.
 PREFIX: Final = "c"
-# Names whose pseudonyms are remembered.
+# How many names are cached with their pseudonyms.
 MOST_REMEMBERED: Final = 1_000_000
 
 
 @final
 class Pseudonyms:
-    """Keyed hashes of 64 bits: without the key of the run, nobody can tell whose they are."""
+    """Keyed 64-bit hashes of client names; only who has the key of the run can compute them."""
 
     def __init__(self, key: NoiseKey):
         self._key = key.derive(b"pseudonyms")
@@ -156,12 +161,12 @@ class Pseudonyms:
 
     def key(self, name: str) -> int:
         """The pseudonym of a name, as a number."""
-        found = self._known.get(name) if type(name) is str else None
-        if found is None:
-            found = self._hash(name)
+        pseudonym = self._known.get(name) if type(name) is str else None
+        if pseudonym is None:
+            pseudonym = self._hash(name)
             if len(self._known) < MOST_REMEMBERED:
-                self._known[name] = found
-        return found
+                self._known[name] = pseudonym
+        return pseudonym
 
     def _hash(self, name: str) -> int:
         digest = blake2b(_content(name), digest_size=8, key=self._key.secret_bytes()).digest()
@@ -258,13 +263,13 @@ def _content(name: str) -> bytes:
 
 
 def written(key: int) -> str:
-    """A pseudonym as it stands in files."""
+    """A pseudonym as files show it."""
     return f"{PREFIX}{key:016x}"
 
 
 @final
 class Rules:
-    """When a client may take part again.
+    """When a client may be contacted again.
 
     Guarantees:
         With round timers, any two contacts of one client are at least `min_sep` rows apart; with
@@ -272,9 +277,9 @@ class Rules:
         whether or not a report followed.
 
     Args:
-        min_sep: Rows from one contact to the next, where rounds are what clients wait for.
-        cap: Most contacts of one client.
-        timer_hours: Hours from one contact to the next, where time is what they wait for.
+        min_sep: Least difference between two rounds of one client, with round timers.
+        cap: Largest number of contacts of one client.
+        timer_hours: Least hours between two contacts of one client, with timers by time.
     """
 
     def __init__(self, min_sep: int, cap: int, timer_hours: float | None):
@@ -284,7 +289,7 @@ class Rules:
         self._times: list[float] = []
 
     def eligible(self, timers: Timers, keys: Keys, row: int, now: float | None) -> Keys:
-        """Those who may be asked, in rising order, each once."""
+        """The clients that may be contacted now, in rising order, each once."""
         unique = np.unique(keys)
         last = timers.last(unique)
         rested = (last == NEVER) | (row - last.astype(np.int64) >= self._min_sep)
@@ -293,7 +298,7 @@ class Rules:
         return unique[rested & (timers.contacts(unique) < self._cap)]
 
     def contact(self, row: int, now: float | None) -> None:
-        """Clients are contacted for a row at a time; later of two for the same row counts."""
+        """Record when the cohort of a round is contacted; of two attempts the later one counts."""
         if self._timer_hours is None:
             return
         while len(self._times) <= row:
@@ -310,15 +315,15 @@ class Rules:
 
 
 def choose(eligible: Keys, size: int, seed: int, attempt: int) -> Keys:
-    """A uniform choice that depends on the seed and the number of the attempt alone.
+    """Choose a cohort uniformly; the choice depends on the seed and the attempt number alone.
 
-    Nobody is contacted unless all can be: a round that asks fewer is likely to come to nothing, and
-    whoever was asked has lost a turn.
+    If there are too few clients, nobody is contacted: a smaller cohort would likely miss the report
+    goal, and its clients would have used up a contact for nothing.
     """
     if len(eligible) < size:
         raise TooFewClients(
-            f"{len(eligible):,} clients may take part now, and a round asks {size:,}; the others "
-            "are away, still waiting for their turn, or have had all their turns"
+            f"{len(eligible):,} clients may take part now, and a round contacts {size:,}; the "
+            "others are not available, were contacted too recently, or have reached their cap"
         )
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, attempt], np.uint64)))
     chosen = generator.choice(len(eligible), size, replace=False)

@@ -16,7 +16,7 @@ from dpftrl.errors import InvalidInput
 @final
 @dataclass(frozen=True)
 class Layout:
-    """Names and shapes of a model's arrays, by name.
+    """The names and shapes of the arrays of a model, sorted by name.
 
     >>> layout = Layout.of({"b": np.zeros(2), "a": np.ones((2, 2))})
     >>> layout.size, layout.flat({"b": np.zeros(2), "a": np.ones((2, 2))}).tolist()
@@ -28,7 +28,7 @@ class Layout:
 
     @classmethod
     def of(cls, model: Mapping[str, NDArray[Any]]) -> "Layout":
-        """The layout of a model, which must be finite."""
+        """The layout of a model; its arrays must be float32 or float64, and finite."""
         if not model:
             raise InvalidInput("a model has at least one array, got none")
         for name, array in model.items():
@@ -46,7 +46,7 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Coordinates in all."""
+        """The number of coordinates of the model."""
         return sum(math.prod(shape) for shape in self.shapes)
 
     def flat(self, model: Mapping[str, NDArray[Any]]) -> Float32Vector:
@@ -57,14 +57,14 @@ class Layout:
         return np.concatenate([model[name].reshape(-1).astype(np.float32) for name in self.names])
 
     def arrays(self, vector: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """The named arrays of a vector, as views into it."""
+        """The named arrays of a flat vector, as views into it."""
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
         parts = np.split(vector, ends)
         named = zip(self.names, self.shapes, parts, strict=True)
         return {name: part.reshape(shape) for name, shape, part in named}
 
     def misfit(self, model: Any) -> str | None:
-        """Why arrays do not fit this layout, if they do not."""
+        """Why these arrays do not fit the layout, or None if they do."""
         if not isinstance(model, Mapping):
             return f"got {type(model).__name__}, not a dict of arrays"
         given = cast("Mapping[Any, Any]", model)
@@ -74,10 +74,10 @@ class Layout:
             array = given[name]
             if not isinstance(array, np.ndarray):
                 return f"{name!r} must be a numpy array"
-            found = cast("NDArray[Any]", array)
-            if found.shape != shape:
+            typed = cast("NDArray[Any]", array)
+            if typed.shape != shape:
                 return f"{name!r} must have shape {shape}"
-            if found.dtype not in KINDS:
+            if typed.dtype not in KINDS:
                 return f"{name!r} must be of float32 or float64"
         return None
 

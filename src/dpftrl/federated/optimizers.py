@@ -1,7 +1,7 @@
-"""Server optimisers: what the noised mean of a round does to the model.
+"""Server optimizers: how the noisy mean of a round changes the model.
 
-All of it is post-processing: it costs no privacy, whatever it does. State is float32 between
-rounds, so that a resumed run goes on from the very bits; sums are float64.
+They only see noisy means, so they are post-processing and cost no privacy. They keep their state in
+float32 between rounds, so that a resumed run continues from the same bits, and add in float64.
 """
 
 from functools import lru_cache
@@ -25,10 +25,10 @@ class Sgd(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="na
     """Gradient descent, with momentum: m = momentum * m + mean; model += rate * m.
 
     Attributes:
-        learning_rate: Of every round, times the schedule.
-        momentum: Share of the last step that is taken again, from 0 to below 1.
-        nesterov: Look ahead: the step is mean + momentum * m.
-        schedule: None, or like `cooldown:last-quarter:0.05` (see `Workload.with_schedule`).
+        learning_rate: The learning rate; the schedule multiplies it round by round.
+        momentum: The share of the last step that is repeated, from 0 to below 1.
+        nesterov: Whether to use Nesterov momentum: the step is mean + momentum * m.
+        schedule: None, or a schedule such as `cooldown:last-quarter:0.05` (see `Workload.with_schedule`).
     """
 
     learning_rate: float = 1.0
@@ -37,20 +37,28 @@ class Sgd(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="na
     schedule: str | None = None
 
     def check(self, rounds: int) -> None:
-        """Refuse what makes no sense for so many rounds."""
+        """Refuse parameters that are out of range or do not fit the number of rounds."""
         _rates(self.learning_rate, self.schedule, rounds)
         _share("momentum", self.momentum)
         if self.nesterov and not self.momentum:
             raise InvalidInput("nesterov needs momentum; give both, or neither")
 
     def start(self, size: int) -> State:
-        """The state before the first round."""
+        """The state of the optimizer before the first round."""
         return {"momentum": np.zeros(size, np.float32)} if self.momentum else {}
 
     def step(
         self, model: Float32Vector, mean: Mean, state: State, row: int, rounds: int
     ) -> tuple[Float32Vector, State]:
-        """The model and the state after a round."""
+        """The model and the state of the optimizer after one step.
+
+        Args:
+            model: The model before the step.
+            mean: The noisy mean of the updates of this round.
+            state: The state of the optimizer before the step.
+            row: The number of the round, from 0.
+            rounds: Rounds of the plan, over which the schedule extends.
+        """
         rate = _rates(self.learning_rate, self.schedule, rounds)[row]
         if not self.momentum:
             return _moved(model, rate * mean), {}
@@ -66,10 +74,10 @@ class Adam(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="n
     """FedAdam (Reddi et al. 2021, Algorithm 2): adaptive steps, without bias correction.
 
     Attributes:
-        learning_rate: Of every round, times the schedule.
-        beta1: How much of the mean's average is kept, from 0 to below 1.
-        beta2: How much of its square's average is kept.
-        tau: Added to the root of the latter: how adaptive it is.
+        learning_rate: The learning rate; the schedule multiplies it round by round.
+        beta1: Decay of the running average of means, from 0 to below 1.
+        beta2: Decay of the running average of squared means, from 0 to below 1.
+        tau: Added to the root of the latter average; larger values adapt less.
         schedule: As for `Sgd`.
     """
 
@@ -80,20 +88,28 @@ class Adam(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="n
     schedule: str | None = None
 
     def check(self, rounds: int) -> None:
-        """Refuse what makes no sense for so many rounds."""
+        """Refuse parameters that are out of range or do not fit the number of rounds."""
         _rates(self.learning_rate, self.schedule, rounds)
         _share("beta1", self.beta1)
         _share("beta2", self.beta2)
         positive_number("tau", self.tau)
 
     def start(self, size: int) -> State:
-        """The state before the first round."""
+        """The state of the optimizer before the first round."""
         return {"first": np.zeros(size, np.float32), "second": np.zeros(size, np.float32)}
 
     def step(
         self, model: Float32Vector, mean: Mean, state: State, row: int, rounds: int
     ) -> tuple[Float32Vector, State]:
-        """The model and the state after a round."""
+        """The model and the state of the optimizer after one step.
+
+        Args:
+            model: The model before the step.
+            mean: The noisy mean of the updates of this round.
+            state: The state of the optimizer before the step.
+            row: The number of the round, from 0.
+            rounds: Rounds of the plan, over which the schedule extends.
+        """
         rate = _rates(self.learning_rate, self.schedule, rounds)[row]
         first = _average(self.beta1, state["first"], mean)
         second = _average(self.beta2, state["second"], mean * mean)

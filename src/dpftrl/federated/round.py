@@ -16,7 +16,7 @@ from dpftrl.federated.layout import Layout
 
 @final
 class Reports:
-    """The sum so far, and whose updates are in it.
+    """The sum of the updates so far, and whose updates are in it.
 
     Guarantees:
         Whether a report counts depends on who sent it, for which attempt, and on how many came
@@ -24,9 +24,9 @@ class Reports:
         more than the clip norm.
 
     Attributes:
-        goal: Reports that close the round.
-        counted: Pseudonyms of the clients in the sum.
-        unfit: How many of them sent what cannot be used. Private: never publish it.
+        goal: The report goal.
+        counted: Pseudonyms of the clients whose updates are in the sum.
+        unfit: How many of them sent an update that cannot be used. Private: never publish it.
     """
 
     def __init__(self, clients: frozenset[int], goal: int, layout: Layout, grid: Grid):
@@ -43,11 +43,11 @@ class Reports:
 
     @property
     def enough(self) -> bool:
-        """Whether the round can be closed."""
+        """Whether the report goal is reached."""
         return len(self.counted) >= self.goal
 
     def take(self, client: int, update: Any) -> str | None:
-        """Add a report; return what was wrong with it, for the private log, if anything was."""
+        """Count a report; return why its update cannot be used, for the private log, or None."""
         with self._lock:
             if client not in self._clients:
                 raise ReportRefused("this client is not in the cohort of this round")
@@ -61,7 +61,7 @@ class Reports:
         return why
 
     def sum(self) -> ExactSum:
-        """The exact sum; noise is added to it in place."""
+        """The exact sum, to which the noise is added in place."""
         with self._lock:  # the last report may still be on its way in
             return self._sum
 
@@ -75,7 +75,7 @@ class Reports:
         return why
 
     def _parts(self, update: Any) -> tuple[list[NDArray[Any]], str | None]:
-        """The arrays of an update, in the order of the layout, or why there are none."""
+        """The arrays of an update in the order of the layout, or why it cannot be used."""
         if isinstance(update, np.ndarray):
             array = cast("NDArray[Any]", update).view(np.ndarray)
             fits = array.shape == (self._layout.size,)
@@ -88,12 +88,12 @@ class Reports:
 @final
 @dataclass(frozen=True)
 class Released:
-    """What a committed round gives to the world.
+    """The result of a committed round, which may be published.
 
     Attributes:
-        rounds: Rounds released so far.
-        epsilon: What they guarantee, at the plan's delta.
-        model: Named arrays.
+        rounds: How many rounds were released so far.
+        epsilon: Epsilon of all of them, at the delta of the plan.
+        model: The arrays of the model, by name.
     """
 
     rounds: int

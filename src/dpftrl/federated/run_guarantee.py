@@ -1,4 +1,4 @@
-"""What a run guarantees after some rounds, and whether the next one fits into the budget."""
+"""The guarantee of a run after some rounds, and whether the next round fits into the budget."""
 
 from dataclasses import dataclass
 from typing import final
@@ -38,10 +38,10 @@ class RunGuarantee:
     """What a run guarantees, round by round.
 
     Attributes:
-        plan: What was planned.
-        settings: Whether timers go by rounds, which the server enforces, or by time; budget.
+        plan: The plan of the run.
+        settings: Its settings; they say whether timers go by rounds or by time, and the budget.
         test_key: Whether the noise key is one for tests.
-        buffers: What the noise buffers are kept in.
+        buffers: Precision of the noise buffers.
         start: The model file that the run started from, with the private runs behind it.
     """
 
@@ -58,7 +58,7 @@ class RunGuarantee:
 
     @property
     def epsilon_before(self) -> float:
-        """What the earlier runs on the same people spent before the first round of this one."""
+        """Epsilon of the earlier runs on the same people, before the first round of this one."""
         return 0.0 if self.start is None else self.start.epsilon(self.plan.guarantee.delta)
 
     def after(self, rounds: int, exposure: Exposure) -> Guarantee:
@@ -75,7 +75,7 @@ class RunGuarantee:
         """The guarantee of everything that this run itself released in so many rounds.
 
         Args:
-            rounds: How many.
+            rounds: Number of rounds.
             exposure: How closely and how often clients were contacted in them.
         """
         plan, settings, planned = self.plan, self.settings, self.plan.participation
@@ -84,14 +84,14 @@ class RunGuarantee:
         else:
             covered = MinSep(rounds, exposure.min_gap or rounds, max(1, exposure.max_contacts))
         run = Run.of(plan.mechanism, covered, plan.noise_multiplier, self.buffers)
-        found = guarantee_of([run], plan.guarantee.delta)
-        said = Hypothesis("participation", found.runs[0].hypothesis.text, _basis(settings))
-        # Zero-out stays assumed: who is available, fails or comes late, the server cannot see.
-        known = [said, ENFORCED_CLIPPING, IDENTITIES[settings.identity]]
-        return found.resting_on(*known, *([TEST_KEY] if self.test_key else []))
+        guarantee = guarantee_of([run], plan.guarantee.delta)
+        participation = Hypothesis("participation", run.hypothesis.text, _basis(settings))
+        # Zero-out stays assumed: the server cannot see why a client is away, fails or is late.
+        known = [participation, ENFORCED_CLIPPING, IDENTITIES[settings.identity]]
+        return guarantee.resting_on(*known, *([TEST_KEY] if self.test_key else []))
 
     def over_budget(self, rounds: int, exposure: Exposure) -> str | None:
-        """Why so many rounds would be too many for the budget, if they would."""
+        """Why so many rounds would exceed the budget, or None if they would not."""
         budget = self.settings.budget
         if budget is None:
             return None
@@ -113,7 +113,7 @@ class RunGuarantee:
 
 
 def _basis(settings: Settings) -> Basis:
-    """Why participation is what it is: a server cannot hold back those whom it does not know."""
+    """The basis of the participation hypothesis; unregistered clients cannot be held back."""
     if settings.identity == "unregistered":
         return "assumed"
     return "enforced" if settings.timer_hours is None else "observed"

@@ -1,4 +1,4 @@
-"""What a run is told once, before it begins, and keeps to."""
+"""The settings of a run, which are fixed when it is created."""
 
 import math
 from typing import Literal, final
@@ -17,19 +17,19 @@ from dpftrl.plan import Plan
 
 @final
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How the server works, beside the plan.
+    """How the server works, besides what the plan says.
 
     Attributes:
-        clip_norm: L2 norm that no update may pass; the server clips again whatever arrives.
-        optimizer: What the noised mean does to the model.
+        clip_norm: Every update is clipped to this L2 norm by the server, whatever the client did.
+        optimizer: The server optimizer, which turns the noisy mean into a step of the model.
         budget: Stop before the round after which epsilon, at the plan's delta, would pass this. It
             is for the total: earlier runs that are composed with this one count.
         timer_hours: Clients may return after so many hours, whatever the number of rounds: min-sep
             is then observed. None: they wait for min-sep rounds of the plan, enforced.
-        seed: Chooses the cohorts.
-        snapshot_every: Rounds after which the noise buffers are saved, so that a resumed run need
-            not make them all again.
-        hash_clients: Write keyed hashes instead of the clients' names.
+        seed: Seed of the random choice of cohorts.
+        snapshot_every: The noise buffers are saved every so many rounds, so that a resumed run
+            need not compute them all again.
+        hash_clients: Write keyed hashes into files instead of the names of clients.
         identity: How a client's name belongs to a device. `stated`: whoever drives the server says
             so. `registered`: by a key that was registered beforehand, which all that it sends is
             signed with. `unregistered`: by a name that a device gets anew when it starts again.
@@ -48,7 +48,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     population: str | None = None
 
     def check(self, plan: Plan) -> None:
-        """Refuse what does not go together, or could not be read back from a file."""
+        """Refuse settings that do not fit the plan, or could not be read back from a file."""
         self._check_types()
         positive_number("clip_norm", self.clip_norm)
         if self.budget is not None:
@@ -81,28 +81,28 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise InvalidInput(f"the settings make no sense: {error}") from None
 
     def _check_fleet(self, plan: Plan) -> None:
-        """Enough clients for min-sep, if everybody takes turns."""
+        """Refuse a fleet that is too small for min-sep even in strict rotation."""
         fleet, min_sep = plan.fleet, plan.participation.min_sep
         if self.timer_hours is None and min_sep * cohort_size(plan) > fleet.population:
             if plan.participation.rounds <= fleet.population // cohort_size(plan):
                 return
             raise InvalidInput(
-                f"{fleet.population:,} clients are too few: each round asks {cohort_size(plan):,}, "
-                f"and nobody may return for {min_sep:,} rounds; plan for a smaller min-sep or a "
-                "smaller report goal"
+                f"{fleet.population:,} clients are too few: each round contacts "
+                f"{cohort_size(plan):,}, and nobody may return for {min_sep:,} rounds; plan for a "
+                "smaller min-sep or a smaller report goal"
             )
 
 
 class RunFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What `run.json` holds.
+    """The content of `run.json`.
 
     Attributes:
         run: The identity of the run.
-        settings: What it was told.
-        names: The model's arrays, by name.
-        shapes: Their shapes.
-        test_key: Whether anybody can guess the noise key.
-        buffers: What the noise buffers are kept in. Version 1 does not say so: it was float32.
+        settings: The settings of the run.
+        names: Names of the arrays of the model.
+        shapes: Shapes of these arrays, in the same order.
+        test_key: Whether the noise key is one for tests, which anybody can guess.
+        buffers: Precision of the noise buffers. Version 1 does not say so: it was float32.
         start: The model file that the run started from, if it was one. Version 1 does not say so.
     """
 

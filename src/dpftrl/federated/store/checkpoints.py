@@ -1,4 +1,4 @@
-"""Model and server optimiser after a round, as one file whose digest the journal keeps."""
+"""Checkpoints: model and server optimizer after a round, in one file."""
 
 import hashlib
 from pathlib import Path
@@ -16,11 +16,11 @@ MOST_BYTES: Final = 2**40
 
 @final
 class Checkpoint:
-    """A model with the state of its optimiser.
+    """A model with the state of its server optimizer.
 
     Attributes:
-        model: One flat vector.
-        optimizer: Vectors of the same size, by name.
+        model: The model as one flat vector.
+        optimizer: The vectors that the optimizer keeps, by name, each as long as the model.
     """
 
     def __init__(self, model: Float32Vector, optimizer: State):
@@ -31,7 +31,7 @@ class Checkpoint:
         return f"Checkpoint({self.model.size:,} parameters)"
 
     def save(self, path: Path) -> str:
-        """Write it, for the owner's eyes only; return the SHA-256 of the file."""
+        """Write the checkpoint, readable by the owner only, and return the SHA-256 of the file."""
         from safetensors.numpy import save
 
         vectors = {OPTIMIZER + name: vector for name, vector in self.optimizer.items()}
@@ -41,7 +41,7 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: Path, sha256: str) -> "Checkpoint":
-        """Read what was saved, and nothing else."""
+        """Read a checkpoint; refuse a file with another SHA-256."""
         from safetensors.numpy import load
 
         content = read_file(path, MOST_BYTES)

@@ -1,7 +1,7 @@
-"""Where the files of a run are.
+"""The folder of a run: the path of each file, and what may lie in it.
 
-Everything in `private/`, and the ledger, stays on the server: who has the key, the journal or the
-noise state can take the noise off the models again.
+Everything in `private/`, and the ledger, stays on the server. Whoever has the key, the journal or
+the noise state can remove the noise from the models again.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.federated.store.ledger import HEADER
 from dpftrl.noise import NoiseKey
 
-# What a process that was killed may leave: a file of ours, with a dot and the process.
+# Temporary files that a killed process may leave: a dot, one of our names, and the process id.
 DRAFT = re.compile(
     r"\.(run\.json|plan.*|guarantee\.json|noise\..*|journal\.jsonl|[0-9]+\.safetensors)\.[0-9]+"
 )
@@ -28,38 +28,38 @@ DRAFT = re.compile(
 @final
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of a run."""
+    """Paths of the files of a run, below `root`."""
 
     root: Path
 
     @property
     def private(self) -> Path:
-        """For the server's eyes only."""
+        """The folder of what only the server may read."""
         return self.root / "private"
 
     @property
     def settings(self) -> Path:
-        """What the run was told."""
+        """The run's identity and settings (`run.json`)."""
         return self.root / "run.json"
 
     @property
     def plan(self) -> Path:
-        """What it promised."""
+        """The plan (`plan.json`)."""
         return self.root / "plan.json"
 
     @property
     def guarantee(self) -> Path:
-        """What it guarantees so far."""
+        """The guarantee of everything released so far (`guarantee.json`)."""
         return self.root / "guarantee.json"
 
     @property
     def ledger(self) -> Path:
-        """Who took part in which round."""
+        """Who took part in which round (`ledger.csv`)."""
         return self.root / "ledger.csv"
 
     @property
     def journal(self) -> Path:
-        """What was decided, line by line."""
+        """The journal: every decision, one per line."""
         return self.private / "journal.jsonl"
 
     @property
@@ -69,30 +69,30 @@ class RunFolder:
 
     @property
     def lock(self) -> Path:
-        """Held by the server at work."""
+        """The lock file, held by the server that works on the run."""
         return self.private / "lock"
 
     @property
     def noise(self) -> Path:
-        """Noise buffers, saved from time to time."""
+        """The noise buffers, saved every `snapshot_every` rounds."""
         return self.private / "noise.safetensors"
 
     @property
     def log(self) -> Path:
-        """What went wrong with clients: never to be published."""
+        """The private log of refused and unusable reports; never to be published."""
         return self.private / "log.jsonl"
 
     def checkpoint(self, rounds: int) -> Path:
-        """Model and optimiser after so many rounds."""
+        """The checkpoint after so many rounds."""
         return self.private / "checkpoints" / f"{rounds:08d}.safetensors"
 
     @property
     def exists(self) -> bool:
-        """Whether a run has begun here."""
+        """Whether this folder holds a run."""
         return self.journal.exists()
 
     def refuse_if_begun(self) -> None:
-        """Nothing may write over a run."""
+        """Refuse a folder that already holds a run."""
         if self.exists:
             raise InvalidInput(f"a run has begun in {self.root}; resume it, or choose another")
         if self.ledger.exists() and self.ledger.stat().st_size > len(HEADER):
@@ -101,7 +101,7 @@ class RunFolder:
             )
 
     def make(self) -> None:
-        """Make the folder, for the owner's eyes only where that matters."""
+        """Make the folder; its private part is readable by the owner only."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             for folder in (self.private, self.private / "checkpoints"):
@@ -111,7 +111,7 @@ class RunFolder:
             raise InvalidInput(f"{self.root} cannot be made: {error.strerror}") from None
 
     def check_checkpoints(self, rounds: int) -> None:
-        """Refuse a journal of so many rounds if there are models of later ones."""
+        """Refuse a journal of `rounds` rounds if there are checkpoints of later ones."""
         latest = max(self._checkpoints(), default=0)
         if latest > rounds + 1:
             raise UnsafeState(
@@ -120,7 +120,7 @@ class RunFolder:
             )
 
     def tidy(self, rounds: int) -> None:
-        """Remove what a killed process left half written, and checkpoints nobody needs."""
+        """Remove temporary files of killed processes, and checkpoints that nobody needs."""
         old = [path for number, path in self._checkpoints().items() if number < rounds - 1]
         drafts = (
             path
@@ -137,25 +137,25 @@ class RunFolder:
         return {int(path.stem): path for path in found if path.stem.isdecimal()}
 
     def note(self, entry: dict[str, Any]) -> None:
-        """Add a line to the private log."""
+        """Append an entry to the private log."""
         with contextlib.suppress(OSError):  # a log is not worth a round
             flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
             with os.fdopen(os.open(self.log, flags, 0o600), "ab") as file:
                 file.write(msgspec.json.encode(entry) + b"\n")
 
     def write_key(self, key: NoiseKey) -> None:
-        """Keep the key, readable by the owner alone."""
+        """Write the noise key, readable by the owner only."""
         replace_durably(self.key, key.secret_bytes())
 
     def read_key(self) -> NoiseKey:
-        """The key that was kept."""
+        """Read the noise key."""
         if not self.key.exists():
             raise UnsafeState(f"{self.key} is missing: without its noise key a run cannot go on")
         return NoiseKey(read_file(self.key))
 
 
 def sha256_of(path: Path) -> str:
-    """Of a file's content."""
+    """SHA-256 of the content of a file, in hexadecimal."""
     try:
         with path.open("rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest()

@@ -1,7 +1,8 @@
-"""The journal of a run: one line a decision, on the disk before anything follows from it.
+"""The journal of a run: one line per decision, on the disk before anything follows from it.
 
-Every line carries a keyed digest of itself and of all lines before it, so that nobody without the
-key can change, drop or reorder any but the last ones; and those the witness remembers.
+Every line carries a keyed digest of itself and of all lines before it. Without the key nobody can
+change, remove or reorder lines, except at the end of the file; the end is what the witness
+remembers.
 """
 
 import hmac
@@ -19,19 +20,19 @@ from dpftrl.noise import NoiseKey
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
-    """One line."""
+    """What one line of the journal says."""
 
 
 @final
 class Created(Record, frozen=True, tag="created"):
-    """A run begins.
+    """A run was created: the first line of every journal.
 
     Attributes:
-        run: Its identity: 16 random bytes, in hexadecimal.
-        settings_sha256: Of the file `run.json`.
-        plan_sha256: Of the file `plan.json`.
-        key_fingerprint: Tells noise keys apart.
-        checkpoint_sha256: Of the checkpoint before the first round.
+        run: The identity of the run: 16 random bytes, in hexadecimal.
+        settings_sha256: SHA-256 of the file `run.json`.
+        plan_sha256: SHA-256 of the file `plan.json`.
+        key_fingerprint: The fingerprint of the noise key.
+        checkpoint_sha256: SHA-256 of the checkpoint before the first round.
     """
 
     run: str
@@ -46,11 +47,12 @@ class Cohort(Record, frozen=True, tag="cohort"):
     """Clients are about to be contacted.
 
     Attributes:
-        attempt: Counts all attempts, from 0.
-        row: The row of noise that it is for: rounds committed before it.
-        clients: Their pseudonyms, 16 hexadecimal digits each, in rising order, without a separator.
-        time: When, in hours, where timers go by time.
-        names: Their names in the same order, where the run does not hash them.
+        attempt: The number of the attempt; attempts are counted from 0 over the whole run.
+        row: The row of noise that the attempt takes: the number of rounds committed before it.
+        clients: Pseudonyms of the clients, 16 hexadecimal digits each, in rising order, without a
+            separator.
+        time: The time of the contact in hours, where timers go by time.
+        names: Names of the clients in the same order, where the run does not hash them.
     """
 
     attempt: int
@@ -62,17 +64,18 @@ class Cohort(Record, frozen=True, tag="cohort"):
 
 @final
 class Committed(Record, frozen=True, tag="committed"):
-    """A round is done: what it made may be released from here on.
+    """A round was committed: from here on its model may be released.
 
     Attributes:
-        attempt: Which attempt it was.
-        row: The row of noise that it took.
-        reports: Updates in the sum: the report goal.
-        digest: Keyed digest of the sum and all before: the noise is made again from it.
-        checkpoint_sha256: Of the model and the optimiser after the round.
-        ledger_bytes: Length of the ledger with this round's rows.
-        ledger_sha256: Of so many bytes.
-        epsilon: What everything released so far guarantees, at the plan's delta.
+        attempt: The number of the attempt that succeeded.
+        row: The row of noise that the round took.
+        reports: How many updates are in the sum: the report goal.
+        digest: Keyed digest of this sum and of all earlier sums. The noise of the round can be
+            computed again from it.
+        checkpoint_sha256: SHA-256 of the checkpoint after the round.
+        ledger_bytes: Length of the ledger, including the rows of this round.
+        ledger_sha256: SHA-256 of these bytes.
+        epsilon: Epsilon of everything released so far, at the delta of the plan.
     """
 
     attempt: int
@@ -87,7 +90,7 @@ class Committed(Record, frozen=True, tag="committed"):
 
 @final
 class Abandoned(Record, frozen=True, tag="abandoned"):
-    """Too few reported: nothing is released, and the next attempt takes the same row."""
+    """An attempt was abandoned: nothing is released, and the next attempt takes the same row."""
 
     attempt: int
     row: int
@@ -104,18 +107,18 @@ Keys = NDArray[np.uint64]
 
 @final
 class RunState:
-    """The journal so far, in short.
+    """Where a run stands, as its journal tells it.
 
     Attributes:
-        created: Its first line.
-        rounds: Rounds committed: the row of noise that comes next.
-        attempts: Attempts begun.
-        pending: The cohort of an attempt that has neither been committed nor abandoned.
-        digests: Keyed digests of the rounds' sums, in hexadecimal: as secret as the noise.
-        checkpoint_sha256: Of the model and the optimiser as they stand.
-        ledger: Length and digest of the ledger.
-        epsilon: What was said of it after the last round.
-        clock: When the last cohort was contacted, in hours, if that was told.
+        created: The first record of the journal.
+        rounds: How many rounds were committed; also the row of noise that the next one takes.
+        attempts: How many attempts were made, the open one included.
+        pending: The cohort of the open attempt, which is neither committed nor abandoned.
+        digests: The keyed digest of each round's sum, in hexadecimal. As secret as the noise.
+        checkpoint_sha256: SHA-256 of the newest checkpoint.
+        ledger: Length and SHA-256 of the ledger.
+        epsilon: Epsilon as journalled after the last round.
+        clock: When the last cohort was contacted, in hours, where timers go by time.
     """
 
     def __init__(self) -> None:
@@ -133,7 +136,7 @@ class RunState:
         return f"RunState({self.rounds} rounds, {self.attempts} attempts)"
 
     def follow(self, record: AnyRecord) -> None:
-        """Go on by a line."""
+        """Apply one journal record to the state."""
         self.check(record)
         if isinstance(record, Created):
             self.created = record
@@ -152,7 +155,7 @@ class RunState:
             self.epsilon = record.epsilon
 
     def check(self, record: AnyRecord) -> None:
-        """Refuse a line that makes no sense after those before."""
+        """Refuse a record that cannot follow the records before it."""
         if not self._fits(record):
             raise UnsafeState(
                 f"the journal makes no sense: after {self.rounds} rounds and {self.attempts} "
@@ -163,12 +166,8 @@ class RunState:
         if isinstance(record, Created):
             return self.created is None
         if isinstance(record, Cohort):
-            here = (self.attempts, self.rounds)
-            return (
-                self.created is not None
-                and self.pending is None
-                and ((record.attempt, record.row) == here)
-            )
+            is_next = (record.attempt, record.row) == (self.attempts, self.rounds)
+            return self.created is not None and self.pending is None and is_next
         pending = self.pending
         return pending is not None and (
             (record.attempt, record.row) == (pending.attempt, pending.row)
@@ -176,21 +175,21 @@ class RunState:
 
 
 def packed(keys: Keys) -> str:
-    """Pseudonyms as a cohort's line has them."""
+    """Encode pseudonyms as the journal keeps them: 16 hexadecimal digits each."""
     return keys.astype(">u8").tobytes().hex()
 
 
 def unpacked(clients: str) -> Keys:
-    """And back."""
+    """Decode pseudonyms from the journal; the inverse of `packed`."""
     return np.frombuffer(bytes.fromhex(clients), ">u8").astype(np.uint64)
 
 
-# Before the first line.
+# The digest that the first line builds on.
 START: Final = "0" * 64
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):
-    """A record and its digest."""
+    """One line of the file: a record, and the keyed digest of it and all lines before."""
 
     mac: str
     record: msgspec.Raw
@@ -198,11 +197,11 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
 
 @final
 class Journal:
-    """A journal that can be continued.
+    """The journal file, which is read once and then appended to.
 
     Attributes:
-        lines: How many it has.
-        mac: The digest of the last.
+        lines: How many lines were read or written so far.
+        mac: The keyed digest of the last of them.
     """
 
     def __init__(self, path: Path, key: NoiseKey):
@@ -216,7 +215,7 @@ class Journal:
         return f"Journal({self._path}, {self.lines} lines)"
 
     def append(self, record: AnyRecord) -> None:
-        """Add a line; on return it is on the disk."""
+        """Append a record; on return it is on the disk."""
         try:
             content = msgspec.json.encode(record)
         except UnicodeEncodeError:
@@ -231,10 +230,10 @@ class Journal:
         self._move(line, mac)
 
     def read(self) -> Iterator[tuple[AnyRecord, str]]:
-        """Go through all lines, from the first, with the digest of each.
+        """Yield every record from the first on, with the keyed digest of its line.
 
-        A last line that was only half written is left out: nothing followed from it. If it is not
-        that but was cut or changed, the witness knows.
+        An incomplete last line is left out: the process was killed while writing it, and nothing
+        followed from it. If somebody cut or changed that line instead, the witness notices.
         """
         try:
             with self._path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""Who took part in which round: the file that `dpftrl observe` reads.
+"""The ledger: who took part in which round, as the file that `dpftrl observe` reads.
 
-Rows are only ever added, a round at a time. The journal knows how long the file is and its digest;
-what comes after that belongs to a round that was not committed, and is cut off.
+Rows are only ever appended, one round at a time. The journal keeps the length and the digest of the
+file. What comes after that length belongs to a round that was not committed, and is cut off.
 """
 
 import csv
@@ -24,14 +24,14 @@ PIECE: Final = 2**20
 
 @final
 class Ledger:
-    """A ledger that can be continued.
+    """The ledger file of a run, which is appended to.
 
     Args:
-        path: The file.
+        path: The CSV file.
         hashed: Whether clients appear under their pseudonyms.
 
     Attributes:
-        bytes: How long it is.
+        bytes: The length of the committed part of the file.
     """
 
     def __init__(self, path: Path, hashed: bool):
@@ -45,7 +45,7 @@ class Ledger:
 
     @property
     def sha256(self) -> str:
-        """Of all of it."""
+        """SHA-256 of the whole ledger."""
         return self._hasher.copy().hexdigest()
 
     def begin(self) -> None:
@@ -62,7 +62,7 @@ class Ledger:
         self._append(text.getvalue().encode())
 
     def resume(self, length: int, sha256: str) -> None:
-        """Go on after so many bytes, which must be what they were; the file stays as it is."""
+        """Check that the first `length` bytes are unchanged, and append after them from now on."""
         try:
             with self._path.open("rb") as file:
                 while self.bytes < length and (piece := file.read(min(PIECE, length - self.bytes))):
@@ -77,7 +77,7 @@ class Ledger:
             )
 
     def cut(self) -> None:
-        """Cut off what comes after."""
+        """Cut off what was written after the committed part."""
         append_durably(self._path, b"", self.bytes)
 
     def _append(self, content: bytes) -> None:

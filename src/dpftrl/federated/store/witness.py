@@ -1,7 +1,7 @@
-"""What a run has journalled, remembered outside its folder.
+"""The witness: what a run has journalled, remembered outside the folder of the run.
 
-A folder that is restored from a backup, or copied, knows nothing of what was released since. The
-witness does, and it also keeps two servers from one run, wherever its folder is.
+A folder that was restored from a backup, or copied, does not know what was released since. The
+witness does. Its lock also keeps two servers from working on one run, wherever the folder is.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from dpftrl.errors import InvalidInput, RunInUse, UnsafeState
 
 
 class WitnessFile(msgspec.Struct, forbid_unknown_fields=True):
-    """What the JSON holds."""
+    """The content of the witness file."""
 
     format: Literal["dpftrl witness"]
     version: Literal[1]
@@ -28,7 +28,7 @@ class WitnessFile(msgspec.Struct, forbid_unknown_fields=True):
 
 @final
 class Witness:
-    """The record of one run, held by one server at a time."""
+    """The witness of one run, locked by one server at a time."""
 
     def __init__(self, folder: Path, run: str):
         self._run = run
@@ -42,7 +42,7 @@ class Witness:
         self._lock = Lock(folder / f"{run}.lock")
 
     def seen(self) -> WitnessFile | None:
-        """What it remembers."""
+        """What the witness remembers, or None if there is no witness file."""
         if not self._path.exists():
             return None
         found = read_json(self._path, WitnessFile, "witness")
@@ -51,7 +51,7 @@ class Witness:
         return found
 
     def check(self, lines: int, mac: str) -> None:
-        """Refuse to go on if anybody else has worked on the run meanwhile."""
+        """Refuse to go on if another server has worked on the run meanwhile."""
         self._lock.check()
         seen = self.seen()
         if seen is None or (seen.lines, seen.mac) != (lines, mac):
@@ -60,7 +60,7 @@ class Witness:
             )
 
     def remember(self, lines: int, mac: str) -> None:
-        """So many lines are in the journal, the last with this digest."""
+        """Record the number of lines in the journal, and the digest of the last one."""
         content = msgspec.json.encode(WitnessFile("dpftrl witness", 1, self._run, lines, mac))
         replace_durably(self._path, content)
 
@@ -71,7 +71,7 @@ class Witness:
 
 @final
 class Lock:
-    """Held by one process at a time, and given back by the system when that process ends."""
+    """A file lock: one process holds it, and the system releases it when that process ends."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -94,7 +94,7 @@ class Lock:
             os.pwrite(self._handle, str(self._process).encode(), 0)
 
     def check(self) -> None:
-        """Refuse to go on if the file is another one now: then somebody else may hold that."""
+        """Refuse to go on if the lock file was replaced: another process may hold the new one."""
         try:
             here, there = os.fstat(self._handle), self._path.stat()
         except OSError:
@@ -103,7 +103,7 @@ class Lock:
             raise UnsafeState(f"{self._path} was removed while this server worked; open it again")
 
     def close(self) -> None:
-        """Give it back, even if a copy of this process has it too; the copy cannot."""
+        """Release the lock. A copy of this process by fork closes its handle only."""
         if self._handle >= 0:
             if os.getpid() == self._process:
                 fcntl.flock(self._handle, fcntl.LOCK_UN)
