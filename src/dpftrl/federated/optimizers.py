@@ -28,7 +28,8 @@ class Sgd(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="na
         learning_rate: The learning rate; the schedule multiplies it round by round.
         momentum: The share of the last step that is repeated, from 0 to below 1.
         nesterov: Whether to use Nesterov momentum: the step is mean + momentum * m.
-        schedule: None, or a schedule such as `cooldown:last-quarter:0.05` (see `Workload.with_schedule`).
+        schedule: None, or a schedule such as `cooldown:last-quarter:0.05`; see
+            `Workload.with_schedule`.
     """
 
     learning_rate: float = 1.0
