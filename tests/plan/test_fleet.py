@@ -95,7 +95,7 @@ def test_a_timer_is_a_cap(days, per_day, population):
     fleet = Fleet(population, 1, timer_days=days / 100, rounds_per_day=per_day / 100)
     lasts = days * per_day // 10_000
     if lasts < 1:
-        with pytest.raises(InvalidInput, match="separates nothing"):
+        with pytest.raises(InvalidInput, match="does not separate participations"):
             fleet.min_sep()
     else:
         assert fleet.timer_rounds == lasts
@@ -199,5 +199,5 @@ def test_a_fleet_that_cannot_fill_a_round_has_no_min_sep(given):
 def test_one_device_more_or_less_decides():
     assert Fleet(100, 100).min_sep() == 1
     assert Fleet(104, 80, over_selection=1.3).min_sep() == 1
-    with pytest.raises(InvalidInput, match="104 devices"):
+    with pytest.raises(InvalidInput, match="104 clients"):
         Fleet(103, 80, over_selection=1.3).min_sep()

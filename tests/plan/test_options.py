@@ -210,7 +210,7 @@ def quickly(monkeypatch):
 @pytest.mark.usefixtures("quickly")
 def test_bandmf_of_many_rounds_is_left_out_unless_asked_for(monkeypatch):
     monkeypatch.setattr(candidates, "QUICK_BANDMF", 5)
-    assert left_out() == {"bandmf": "left out, it takes a while: --with-bandmf"}
+    assert left_out() == {"bandmf": "left out, it is slow to optimize: add --with-bandmf"}
     assert left_out(with_bandmf=True) == {}
     monkeypatch.setattr(candidates, "QUICK_BANDMF", 6)
     assert left_out() == {}

@@ -244,7 +244,7 @@ def test_a_file_cannot_drop_what_its_numbers_rest_on(tmp_path, hypotheses):
 def test_several_runs_or_devices_are_no_plan():
     promise = plan_of().guarantee
     for other in (compose([promise, promise], DELTA), promise.for_devices(2)):
-        with pytest.raises(InvalidInput, match="one run and states the guarantee of one device"):
+        with pytest.raises(InvalidInput, match="the guarantee of one run, for one device"):
             Plan(FLEET, other)
     assert Plan(FLEET, compose([promise], DELTA)) == Plan(FLEET, promise)
 

@@ -1,4 +1,4 @@
-"""Before training: which mechanism, how much noise, what epsilon."""
+"""Planning before training: chooses the mechanism and the noise, and computes epsilon."""
 
 from dpftrl.plan.candidates import LABELS, Budget, Missing, Option, Question, options
 from dpftrl.plan.extrapolate import Point, Walk, extrapolate

@@ -1,4 +1,9 @@
-"""Every mechanism that could serve a plan, side by side, and how each takes surprises."""
+"""Compares every mechanism that could run a planned training.
+
+`options` builds the candidate mechanisms for a `Question`, chooses the noise of each by a `Budget`,
+and computes the guarantee, the error, the memory, and epsilon in four scenarios that differ from
+the plan.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,103 +23,33 @@ from dpftrl.optimize import (
 from dpftrl.participation import MOST_ROUNDS, UNCAPPED, MinSep
 from dpftrl.plan.plan import Fleet, Plan
 
-# What takes a second or two: rounds of BandMF; rounds, and rounds times bands, of BandToep; rounds
-# times participations of a tree's sensitivity.
-QUICK_BANDMF = 400
-QUICK_BAND_TOEPLITZ = 50_000
-QUICK_BANDS = 10_000_000
-QUICK_TREE = 400_000
-# What the candidates are called, in their order.
+# The labels of the candidates, in the order in which `options` yields them.
 LABELS = ("blt", "blt-robust", "blt-b400", "tree", "tree-full", "band-toeplitz", "bandmf")
-# Points a side on which the robust BLT is checked.
-QUICK_GRID = 3
-
-
-@final
-@dataclass(frozen=True)
-class Candidate:
-    """A mechanism under consideration, or why there is none.
-
-    Attributes:
-        label: What to call it here.
-        mechanism: The mechanism, where there is one.
-        note: Why not, or what is special.
-    """
-
-    label: str
-    mechanism: Mechanism | None
-    note: str = ""
-
-
-Maker = Callable[[], Mechanism]
-
-
-def candidates(
-    participation: MinSep,
-    objective: Objective,
-    buffers: int,
-    max_participations: int,
-    with_bandmf: bool,
-) -> Iterator[Candidate]:
-    """One after another, the optimised BLT first; each may take a second or so."""
-    n, b = participation.rounds, participation.min_sep
-    doubled = (max(1, b // 2), 2 * b)
-
-    def robust() -> Mechanism:
-        around = (max(1, n // 2), 2 * n)
-        fitting = min(buffers, around[0])
-        return optimize_robust_blt(
-            around, doubled, max_participations, fitting, objective, QUICK_GRID
-        ).mechanism
-
-    def band_toeplitz() -> Mechanism:
-        bands = max(1, min(n, b, QUICK_BANDS // n))
-        return optimize_band_toeplitz(participation, bands, objective).mechanism
-
-    # The others are measured by this one: without it there is no comparison, so it may fail loudly.
-    yield Candidate("blt", optimize_blt(participation, min(buffers, n), objective).mechanism)
-    yield _made("blt-robust", robust)
-    yield _made("blt-b400", lambda: mechanism("blt-b400"))
-    if quick_tree(participation):
-        yield _made("tree", lambda: mechanism("tree"))
-        yield _made("tree-full", lambda: mechanism("tree-full", participation))
-    else:
-        note = "left out, its sensitivity takes a while here: dpftrl account tree"
-        yield from (Candidate(label, None, note) for label in ("tree", "tree-full"))
-    if n <= QUICK_BAND_TOEPLITZ:
-        yield _made("band-toeplitz", band_toeplitz)
-    else:
-        yield Candidate("band-toeplitz", None, f"left out beyond {QUICK_BAND_TOEPLITZ:,} rounds")
-    if with_bandmf or n <= QUICK_BANDMF:
-        yield _made("bandmf", lambda: optimize_bandmf(participation, min(n, b)).mechanism)
-    else:
-        yield Candidate("bandmf", None, "left out, it takes a while: --with-bandmf")
-
-
-def quick_tree(participation: MinSep) -> bool:
-    """Whether the sensitivity of a tree is a matter of moments."""
-    return participation.rounds * participation.max_participations <= QUICK_TREE
-
-
-def _made(label: str, make: Maker) -> Candidate:
-    try:
-        return Candidate(label, make())
-    except DpftrlError as error:
-        return Candidate(label, None, str(error))
-
-
-# What may turn out otherwise than planned, by what it is called.
+# The scenarios of `Option.scenarios`: what may differ from the plan.
 SCENARIOS = ("min_sep_half", "min_sep_double", "rounds_half", "rounds_double")
-BYTES = 8  # per coordinate of the noise state, in float64
+
+# Each limit is chosen so that one candidate takes about two seconds at most.
+QUICK_BANDMF = 400  # rounds for which BandMF is optimized
+QUICK_BAND_TOEPLITZ = 50_000  # rounds for which BandToep is optimized
+QUICK_BANDS = 10_000_000  # rounds times bands of BandToep
+QUICK_TREE = 400_000  # rounds times participations for the sensitivity of a tree
+QUICK_GRID = 3  # points per side of the grid on which the robust BLT is checked
+BYTES = 8  # per coordinate of the noise state, which is in float64
 
 
 @final
 @dataclass(frozen=True)
 class Budget:
-    """What fixes the noise: an epsilon for every mechanism, or the BLT's sigma.
+    """Determines the noise: an epsilon for every mechanism, or the BLT's noise multiplier.
 
-    Sigmas of different mechanisms do not compare. With a sigma given, it is that of the optimised
-    BLT; every other mechanism gets the sigma at which its RmsError times sigma is the same.
+    The noise multipliers of different mechanisms are not comparable. A given noise multiplier is
+    that of the optimized BLT. Every other mechanism gets the noise multiplier at which its RmsError
+    times its noise multiplier is the same as for the BLT.
+
+    Attributes:
+        delta: The delta of the guarantee.
+        epsilon: The largest epsilon allowed; the noise is calibrated to it.
+        noise_multiplier: The noise multiplier of the optimized BLT, instead of `epsilon`.
     """
 
     delta: float
@@ -124,7 +59,7 @@ class Budget:
     def __post_init__(self) -> None:
         object.__setattr__(self, "delta", as_float(self.delta))
         if (self.epsilon is None) == (self.noise_multiplier is None):
-            raise InvalidInput("give one of epsilon and noise_multiplier")
+            raise InvalidInput("give exactly one of epsilon and noise_multiplier")
         if not 0 < self.delta < 1:
             raise InvalidInput(f"delta must be between 0 and 1, got {self.delta!r}")
         if self.epsilon is not None:
@@ -135,47 +70,18 @@ class Budget:
 
 @final
 @dataclass(frozen=True)
-class Option:
-    """A mechanism that could serve, with its noise.
-
-    Attributes:
-        label: What to call it here.
-        plan: What it would promise.
-        error_report: Error and sensitivity.
-        memory_bytes: What its noise state takes for the model's parameters, in float64.
-        scenarios: Epsilon if things turn out otherwise; None where it cannot run that long.
-    """
-
-    label: str
-    plan: Plan
-    error_report: ErrorReport
-    memory_bytes: int
-    scenarios: Mapping[str, float | None]
-
-
-@final
-@dataclass(frozen=True)
-class Missing:
-    """A mechanism that was left out, and why."""
-
-    label: str
-    note: str
-
-
-@final
-@dataclass(frozen=True)
 class Question:
     """What a privacy engineer knows before training.
 
     Attributes:
-        fleet: The devices.
+        fleet: The clients.
         rounds: Rounds of training.
-        budget: What fixes the noise.
-        max_participations: A cap that the server will enforce; without one it is as often as
-            min-sep allows.
-        parameters: Size of the model.
-        objective: Which loss the mechanisms are optimised for.
-        buffers: Buffers of the BLTs.
+        budget: Determines the noise.
+        max_participations: Most rounds of one client, where the server enforces a cap. Without a
+            cap, min-sep alone limits the participations.
+        parameters: Number of model parameters.
+        objective: The loss for which the mechanisms are optimized.
+        buffers: Number of buffers of the BLTs.
     """
 
     fleet: Fleet
@@ -192,63 +98,118 @@ class Question:
         self.participation()
 
     def participation(self) -> MinSep:
-        """What to expect of one device."""
+        """The planned participation of one client."""
         return MinSep(self.rounds, self.fleet.min_sep(), self.max_participations)
+
+
+@final
+@dataclass(frozen=True)
+class Option:
+    """A mechanism that could run the training, with its noise.
+
+    Attributes:
+        label: One of `LABELS`.
+        plan: The plan with this mechanism.
+        error_report: Error and sensitivity of the mechanism.
+        memory_bytes: Size of the noise state for the model's parameters, in float64.
+        scenarios: Epsilon in each of `SCENARIOS`, where rounds or min-sep differ from the plan;
+            None where the mechanism cannot run for that many rounds.
+    """
+
+    label: str
+    plan: Plan
+    error_report: ErrorReport
+    memory_bytes: int
+    scenarios: Mapping[str, float | None]
+
+
+@final
+@dataclass(frozen=True)
+class Missing:
+    """A mechanism that was left out.
+
+    Attributes:
+        label: One of `LABELS`.
+        note: The reason.
+    """
+
+    label: str
+    note: str
 
 
 def options(
     question: Question,
     with_bandmf: bool = False,
 ) -> Iterator[Option | Missing]:
-    """Each mechanism with its noise, the optimised BLT first."""
-    rms_noise: float | None = None  # RmsError times sigma of the first
-    found = candidates(
+    """Yield each mechanism with its noise, or the reason why it was left out.
+
+    The optimized BLT comes first. Each mechanism is computed when the iterator reaches it.
+
+    Args:
+        question: The planned training.
+        with_bandmf: Optimize BandMF even for many rounds, which is slow.
+
+    Raises:
+        DpftrlError: The BLT cannot be optimized: it is the reference for all other mechanisms.
+    """
+    blt_rms_noise: float | None = None  # RmsError times noise multiplier of the optimized BLT
+    for candidate in candidates(
         question.participation(),
         question.objective,
         question.buffers,
         question.max_participations,
         with_bandmf,
-    )
-    for candidate in found:
-        option = _option(question, candidate, rms_noise)
-        if isinstance(option, Option) and rms_noise is None:
-            rms_noise = option.error_report.rms_error * option.plan.noise_multiplier
+    ):
+        option = _option(question, candidate, blt_rms_noise)
+        if isinstance(option, Option) and blt_rms_noise is None:
+            blt_rms_noise = option.error_report.rms_error * option.plan.noise_multiplier
         yield option
 
 
-def _option(question: Question, candidate: Candidate, rms_noise: float | None) -> Option | Missing:
+def _option(
+    question: Question, candidate: "Candidate", blt_rms_noise: float | None
+) -> Option | Missing:
+    """The candidate with its noise, guarantee and scenarios."""
     mechanism = candidate.mechanism
     if mechanism is None:
         return Missing(candidate.label, candidate.note)
     try:
-        loss = mechanism.error_report(question.participation())
-        noise_multiplier = _noise_multiplier(question, mechanism, loss, rms_noise)
+        error_report = mechanism.error_report(question.participation())
+        noise_multiplier = _noise_multiplier(question, mechanism, error_report, blt_rms_noise)
         guarantee = account(
             mechanism, question.participation(), noise_multiplier, question.budget.delta
         )
         plan = Plan(question.fleet, guarantee)
         scenarios = {
-            name: _scenario(question, mechanism, noise_multiplier, name) for name in SCENARIOS
+            name: _scenario_epsilon(question, mechanism, noise_multiplier, name)
+            for name in SCENARIOS
         }
     except DpftrlError as error:
         return Missing(candidate.label, str(error))
     memory = mechanism.memory(question.rounds) * question.parameters * BYTES
-    return Option(candidate.label, plan, loss, memory, scenarios)
+    return Option(candidate.label, plan, error_report, memory, scenarios)
 
 
 def _noise_multiplier(
-    question: Question, mechanism: Mechanism, loss: ErrorReport, rms_noise: float | None
+    question: Question,
+    mechanism: Mechanism,
+    error_report: ErrorReport,
+    blt_rms_noise: float | None,
 ) -> float:
+    """The noise multiplier that the budget gives to this mechanism."""
     budget = question.budget
     if budget.epsilon is not None:
         return calibrate(mechanism, question.participation(), budget.epsilon, budget.delta)
     assert budget.noise_multiplier is not None
-    return budget.noise_multiplier if rms_noise is None else rms_noise / loss.rms_error
+    if blt_rms_noise is None:
+        return budget.noise_multiplier
+    return blt_rms_noise / error_report.rms_error
 
 
-def _scenario(
+def _scenario_epsilon(
     question: Question, mechanism: Mechanism, noise_multiplier: float, name: str
 ) -> float | None:
+    """Epsilon in one of `SCENARIOS`; None where it cannot run for that many rounds."""
     planned = question.participation()
     n, b = planned.rounds, planned.min_sep
     rounds = {"rounds_half": max(1, n // 2), "rounds_double": 2 * n}.get(name, n)
@@ -271,3 +232,93 @@ def epsilon_if(
         return account(mechanism, participation, noise_multiplier, delta).epsilon
     except RoundsExceeded:
         return None
+
+
+@final
+@dataclass(frozen=True)
+class Candidate:
+    """A mechanism under consideration, or the reason why there is none.
+
+    Attributes:
+        label: One of `LABELS`.
+        mechanism: The mechanism; None if it was left out.
+        note: Why it was left out.
+    """
+
+    label: str
+    mechanism: Mechanism | None
+    note: str = ""
+
+
+def candidates(
+    participation: MinSep,
+    objective: Objective,
+    buffers: int,
+    max_participations: int,
+    with_bandmf: bool,
+) -> Iterator[Candidate]:
+    """Yield the candidates in the order of `LABELS`; each may take about two seconds.
+
+    Args:
+        participation: The planned participation.
+        objective: The loss for which the mechanisms are optimized.
+        buffers: Number of buffers of the BLTs.
+        max_participations: The enforced cap, or `UNCAPPED`. The robust BLT needs it apart from
+            `participation`, which states what the cap comes to for the planned rounds.
+        with_bandmf: Optimize BandMF even for many rounds.
+    """
+    n, b = participation.rounds, participation.min_sep
+
+    def robust_blt() -> Mechanism:
+        rounds_range = (max(1, n // 2), 2 * n)
+        min_sep_range = (max(1, b // 2), 2 * b)
+        return optimize_robust_blt(
+            rounds_range,
+            min_sep_range,
+            max_participations,
+            min(buffers, rounds_range[0]),
+            objective,
+            QUICK_GRID,
+        ).mechanism
+
+    def band_toeplitz() -> Mechanism:
+        bands = max(1, min(n, b, QUICK_BANDS // n))
+        return optimize_band_toeplitz(participation, bands, objective).mechanism
+
+    # The BLT is the reference for the others: if it fails, there is no comparison, so its error is
+    # not caught.
+    yield Candidate("blt", optimize_blt(participation, min(buffers, n), objective).mechanism)
+    yield _try_to_build("blt-robust", robust_blt)
+    yield _try_to_build("blt-b400", lambda: mechanism("blt-b400"))
+    if is_quick_tree(participation):
+        yield _try_to_build("tree", lambda: mechanism("tree"))
+        yield _try_to_build("tree-full", lambda: mechanism("tree-full", participation))
+    else:
+        note = (
+            "left out, its sensitivity is slow to compute for this many rounds: "
+            "use dpftrl account tree"
+        )
+        yield from (Candidate(label, None, note) for label in ("tree", "tree-full"))
+    if n <= QUICK_BAND_TOEPLITZ:
+        yield _try_to_build("band-toeplitz", band_toeplitz)
+    else:
+        yield Candidate(
+            "band-toeplitz", None, f"left out for more than {QUICK_BAND_TOEPLITZ:,} rounds"
+        )
+    if with_bandmf or n <= QUICK_BANDMF:
+        yield _try_to_build("bandmf", lambda: optimize_bandmf(participation, min(n, b)).mechanism)
+    else:
+        yield Candidate("bandmf", None, "left out, it is slow to optimize: add --with-bandmf")
+
+
+def is_quick_tree(participation: MinSep) -> bool:
+    """Whether the sensitivity of a tree is quick to compute."""
+    return participation.rounds * participation.max_participations <= QUICK_TREE
+
+
+def _try_to_build(label: str, build: Callable[[], Mechanism]) -> Candidate:
+    """The mechanism that `build` returns, or the error as the reason why there is none."""
+    try:
+        return Candidate(label, build())
+    except DpftrlError as error:
+        return Candidate(label, None, str(error))

@@ -1,7 +1,8 @@
-"""How epsilon moves with the report goal, the rounds and min-sep, at the same utility.
+"""How epsilon changes with the report goal, the rounds and min-sep, at the same utility.
 
-The hypothesis of the paper: a report goal and a noise multiplier that grow together keep the signal
-to noise, hence the utility; and min-sep alone does not change it.
+This rests on two hypotheses of the paper. If the report goal and the noise multiplier grow by the
+same factor, the signal-to-noise ratio stays the same, and so does the utility. Min-sep alone does
+not change the utility.
 """
 
 import math
@@ -15,22 +16,22 @@ from dpftrl._internal.checks import whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Banded, BinaryTree, FullTree
 from dpftrl.participation import MOST_ROUNDS, MinSep
-from dpftrl.plan.candidates import Option, Question, epsilon_if, quick_tree
+from dpftrl.plan.candidates import Option, Question, epsilon_if, is_quick_tree
 
-STEPS = 13
+STEPS = 13  # points per walk: with reach 8, each is a factor of sqrt(2) from the next
 
 
 @final
 @dataclass(frozen=True)
 class Point:
-    """One setting, and the epsilon of each mechanism there.
+    """One setting, and the epsilon of each mechanism in it.
 
     Attributes:
-        report_goal: Reports a round.
-        scale: How many times the planned noise multiplier.
+        report_goal: Reports per round.
+        scale: The noise multiplier divided by the planned one.
         participation: Rounds, min-sep and cap.
-        epsilon: By the label of the mechanism; None where it cannot run that long, or where the
-            answer would take too long.
+        epsilon: Epsilon by the label of the mechanism. None where the mechanism cannot run for so
+            many rounds, or where its sensitivity is slow to compute.
     """
 
     report_goal: int
@@ -45,14 +46,19 @@ Along = Literal["report_goal", "rounds", "min_sep"]
 @final
 @dataclass(frozen=True)
 class Walk:
-    """A walk away from the plan in one direction, the others held fixed."""
+    """Points at which one setting moves away from the plan while the others keep their values.
+
+    Attributes:
+        along: The setting that moves.
+        points: The points, by increasing value of that setting.
+    """
 
     along: Along
     points: tuple[Point, ...]
 
     @property
     def places(self) -> list[int]:
-        """Where each point stands on the way."""
+        """The value of the moving setting at each point."""
         if self.along == "report_goal":
             return [point.report_goal for point in self.points]
         if self.along == "rounds":
@@ -63,8 +69,23 @@ class Walk:
 def extrapolate(
     question: Question, rivals: Sequence[Option], steps: int = STEPS, reach: float = 8.0
 ) -> tuple[Walk, ...]:
-    """By report goal, rounds and min-sep, from 1 / `reach` to `reach` times what is planned."""
-    quick = [one for one in rivals if not isinstance(one.plan.mechanism, Banded | FullTree)]
+    """Compute epsilon while the report goal, the rounds or min-sep moves away from the plan.
+
+    Mechanisms that are built for a fixed number of rounds (`Banded`, `FullTree`) are skipped.
+
+    Args:
+        question: The planned training.
+        rivals: The mechanisms to compare.
+        steps: Points per walk, beside the plan itself.
+        reach: Each walk goes from 1 / `reach` to `reach` times the planned value.
+
+    Returns:
+        Three walks: along the report goal, the rounds and min-sep. Report goals that the fleet
+        cannot fill are dropped.
+    """
+    extendable = [
+        rival for rival in rivals if not isinstance(rival.plan.mechanism, Banded | FullTree)
+    ]
     planned, goal = question.participation(), question.fleet.report_goal
     whole_number("steps", steps)
     if not 1 <= reach < math.inf:
@@ -75,35 +96,40 @@ def extrapolate(
         participation = MinSep(rounds, min_sep, question.max_participations)
         scale = report_goal / goal
         epsilon = {
-            one.label: epsilon_if(
-                one.plan.mechanism,
+            rival.label: epsilon_if(
+                rival.plan.mechanism,
                 participation,
-                one.plan.noise_multiplier * scale,
+                rival.plan.noise_multiplier * scale,
                 question.budget.delta,
             )
-            if quick_tree(participation) or not isinstance(one.plan.mechanism, BinaryTree)
+            if is_quick_tree(participation) or not isinstance(rival.plan.mechanism, BinaryTree)
             else None
-            for one in quick
+            for rival in extendable
         }
         return Point(report_goal, scale, participation, epsilon)
 
-    goals = [(other, _min_sep(question, other)) for other in _around(goal, factors)]
+    goals = [(other_goal, _min_sep(question, other_goal)) for other_goal in _around(goal, factors)]
     settings: dict[Along, list[tuple[int, int, int]]] = {
-        "report_goal": [(other, planned.rounds, b) for other, b in goals if b is not None],
+        "report_goal": [
+            (other_goal, planned.rounds, b) for other_goal, b in goals if b is not None
+        ],
         "rounds": [(goal, n, planned.min_sep) for n in _around(planned.rounds, factors)],
         "min_sep": [(goal, planned.rounds, b) for b in _around(planned.min_sep, factors)],
     }
     return tuple(
-        Walk(along, tuple(point(*setting) for setting in each)) for along, each in settings.items()
+        Walk(along, tuple(point(*setting) for setting in along_settings))
+        for along, along_settings in settings.items()
     )
 
 
 def _around(value: int, factors: Sequence[float]) -> list[int]:
+    """The value times each factor, as increasing whole numbers from 1 to `MOST_ROUNDS`."""
     return sorted({min(max(1, round(value * factor)), MOST_ROUNDS) for factor in factors})
 
 
 def _min_sep(question: Question, report_goal: int) -> int | None:
+    """Min-sep of the fleet with another report goal; None if the fleet cannot fill it."""
     try:
         return question.fleet.with_report_goal(report_goal).min_sep()
-    except InvalidInput:  # more than the whole fleet
+    except InvalidInput:  # one round would contact more clients than are available
         return None

@@ -1,4 +1,4 @@
-"""One call from a fleet and a privacy target to a plan that can train."""
+"""`make_plan`: from a fleet and a privacy target to a complete plan in one call."""
 
 from dpftrl.accounting import account, calibrate
 from dpftrl.errors import InvalidInput
@@ -32,18 +32,24 @@ def make_plan(
         report_goal: Reports that close a round.
         rounds: Rounds of training.
         delta: The delta of the guarantee.
-        epsilon: What epsilon may be at most; the noise is calibrated to it.
-        noise_multiplier: Instead of `epsilon`: the noise, as std(Z) / clip norm.
-        mechanism: A name, as `dpftrl mechanisms` lists them, or a mechanism. `blt` is optimized for
+        epsilon: The largest epsilon allowed; the noise is calibrated to it.
+        noise_multiplier: The noise as std(Z) / clip norm, instead of `epsilon`.
+        mechanism: A mechanism, or a name that `dpftrl mechanisms` lists. `blt` is optimized for
             this participation.
         buffers: Buffers of an optimized BLT; by default 4.
-        min_sep: Least difference between two rounds of one client. By default what the fleet allows
-            if clients participate in strict rotation; the server enforces it.
+        min_sep: Smallest difference between two rounds of one client. By default the min-sep of
+            the fleet if clients participate in strict rotation. The server enforces it.
         max_participations: Most rounds of one client, where the server enforces a cap.
-        availability: The share of the population that can be contacted at all.
+        availability: The share of the population that can be contacted (idle, charging, ...).
         over_selection: Clients contacted per report needed.
-        timer_days: How long a client waits before it takes part again, where a timer enforces it.
-        rounds_per_day: Rounds per day; goes with `timer_days`.
+        timer_days: Days that a client waits before it takes part again, where a timer enforces it.
+        rounds_per_day: Rounds per day; required with `timer_days`.
+
+    Returns:
+        The plan with its guarantee.
+
+    Raises:
+        InvalidInput: The arguments contradict each other, or the fleet cannot fill a round.
 
     >>> plan = make_plan(
     ...     population=4_210_000, report_goal=6_500, rounds=2_000, epsilon=4, delta=1e-10
@@ -52,7 +58,7 @@ def make_plan(
     2,000 rounds, min-sep 647, at most 4 participation(s) 4.000
     """
     if (epsilon is None) == (noise_multiplier is None):
-        raise InvalidInput("give one of epsilon and noise_multiplier")
+        raise InvalidInput("give exactly one of epsilon and noise_multiplier")
     fleet = Fleet(
         population,
         report_goal,
@@ -70,7 +76,9 @@ def make_plan(
     if isinstance(chosen, str):
         chosen = mechanism_by_name(chosen, participation, buffers=buffers)
     elif buffers is not None:
-        raise InvalidInput("buffers go with the name of a BLT, not with a mechanism")
+        raise InvalidInput(
+            "buffers can only be set for the name blt, not for a mechanism that is already built"
+        )
     if noise_multiplier is None:
         assert epsilon is not None
         noise_multiplier = calibrate(chosen, participation, epsilon, delta)

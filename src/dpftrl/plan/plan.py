@@ -1,4 +1,8 @@
-"""A plan: all that a run needs to know about privacy, and nothing half-built."""
+"""Fleets and plans, and plans as .json files.
+
+A `Plan` holds everything about privacy that a run needs: the mechanism, the noise, the
+participation and the guarantee.
+"""
 
 import math
 import os
@@ -23,15 +27,15 @@ from dpftrl.participation import Participation
 @final
 @dataclass(frozen=True)
 class Fleet:
-    """The devices that a training can ask.
+    """The clients that can take part in a training.
 
     Attributes:
-        population: Devices that may take part.
+        population: Clients that may take part.
         report_goal: Reports that close a round.
-        availability: The share of the population that can be asked at all (idle, charging, ...).
-        over_selection: Devices asked for each report wanted.
-        timer_days: How long a device waits before it takes part again, where a timer enforces it.
-        rounds_per_day: How many rounds fit into a day; goes with `timer_days`.
+        availability: The share of the population that can be contacted (idle, charging, ...).
+        over_selection: Clients contacted per report needed.
+        timer_days: Days that a client waits before it takes part again, where a timer enforces it.
+        rounds_per_day: Rounds per day; required with `timer_days`.
 
     >>> Fleet(population=4_210_000, report_goal=6_500).min_sep()
     647
@@ -50,65 +54,76 @@ class Fleet:
         for name in ("availability", "over_selection"):
             object.__setattr__(self, name, as_float(getattr(self, name)))
         if not 0 < self.availability <= 1:
-            raise InvalidInput(f"availability must be above 0, up to 1, got {self.availability!r}")
+            raise InvalidInput(
+                f"availability must be above 0 and at most 1, got {self.availability!r}"
+            )
         if not 1 <= self.over_selection < math.inf:
             raise InvalidInput(
                 f"over_selection must be a finite number of at least 1, got {self.over_selection!r}"
             )
         if (self.timer_days is None) != (self.rounds_per_day is None):
-            raise InvalidInput("timer_days and rounds_per_day go together: give both, or neither")
+            raise InvalidInput(
+                "timer_days and rounds_per_day depend on each other: give both, or neither"
+            )
         for name in ("timer_days", "rounds_per_day"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, positive_number(name, value))
 
     def min_sep(self) -> int:
-        """The min-sep to expect: everybody available takes turns, as far as the timer lets them.
+        """The min-sep if clients participate in strict rotation, limited by the timer.
 
-        The paper's optimistic reading: nobody comes again before all the others have come. What a
-        timer allows is a cap, because only the timer makes devices wait.
+        It is available clients / clients contacted per round. This is the paper's optimistic
+        assumption: no client is contacted again before all others were. With a timer, min-sep is
+        at most the length of the timer, because nothing else makes clients wait.
+
+        Raises:
+            InvalidInput: The available clients do not suffice for one round, or the timer is
+                shorter than one round.
         """
-        asked = self.report_goal * _exact(self.over_selection)
-        turns = math.floor(self.population * _exact(self.availability) / asked)
-        if turns < 1:
+        contacted = self.report_goal * _exact(self.over_selection)
+        rotation = math.floor(self.population * _exact(self.availability) / contacted)
+        if rotation < 1:
             raise InvalidInput(
-                f"one round asks {math.ceil(asked):,} devices, and {self.population:,} x "
-                f"{self.availability:g} are available; lower the report goal or the over-selection"
+                f"one round contacts {math.ceil(contacted):,} clients, but only "
+                f"{self.population:,} x {self.availability:g} are available; "
+                "lower the report goal or the over-selection"
             )
-        return turns if self.timer_rounds is None else min(turns, self.timer_rounds)
+        return rotation if self.timer_rounds is None else min(rotation, self.timer_rounds)
 
     @property
     def timer_rounds(self) -> int | None:
-        """Rounds that a device's timer lasts."""
+        """Length of a client's timer in rounds; None without a timer."""
         if self.timer_days is None or self.rounds_per_day is None:
             return None
-        lasts = math.floor(_exact(self.timer_days) * _exact(self.rounds_per_day))
-        if lasts < 1:
+        rounds = math.floor(_exact(self.timer_days) * _exact(self.rounds_per_day))
+        if rounds < 1:
             raise InvalidInput(
-                f"a timer of {self.timer_days:g} days at {self.rounds_per_day:g} rounds a day "
-                "ends before the next round: it separates nothing"
+                f"a timer of {self.timer_days:g} days at {self.rounds_per_day:g} rounds per day "
+                "is shorter than one round, so it does not separate participations"
             )
-        return lasts
+        return rounds
 
     def with_report_goal(self, report_goal: int) -> "Fleet":
-        """The same devices, asked in larger or smaller groups."""
+        """The same fleet with another report goal."""
         return replace(self, report_goal=report_goal)
 
 
 def _exact(value: float) -> Fraction:
-    """The decimal that was meant: 0.1 is a tenth, so that floors come out as people expect."""
+    """The decimal number as it is written: 0.1 is exactly 1/10, so that floors are as expected."""
     return Fraction(repr(float(value)))
 
 
 @final
 @dataclass(frozen=True)
 class Plan:
-    """A mechanism with its noise, for a fleet, and the guarantee that a run of it will have.
+    """A mechanism with its noise for a fleet, and the guarantee that a run of it has.
 
-    Only a plan can train: its sigma is chosen, its guarantee computed.
+    Only a plan can train: its noise multiplier is chosen and its guarantee is computed.
 
     Attributes:
-        fleet: The devices.
-        guarantee: What is promised; its one run holds mechanism, participation and sigma.
+        fleet: The clients.
+        guarantee: The promised guarantee. Its only run holds the mechanism, the participation and
+            the noise multiplier.
     """
 
     fleet: Fleet
@@ -118,8 +133,8 @@ class Plan:
         promised = self.guarantee
         if len(promised.runs) != 1 or promised.devices != 1 or promised.common_cap is not None:
             raise InvalidInput(
-                "a plan is for one run and states the guarantee of one device, got "
-                f"{len(promised.runs)} runs and {promised.devices} devices"
+                "a plan needs the guarantee of one run, for one device and without a common cap, "
+                f"got {len(promised.runs)} runs and {promised.devices} devices"
             )
         run = promised.runs[0]
         rounds = run.participation.rounds
@@ -127,31 +142,32 @@ class Plan:
         run.mechanism.check_noise(rounds)
 
     def covering_rounding(self) -> "Plan":
-        """The same plan with rounding covered, which a plan of version 0.1 did not do.
+        """The same plan with a guarantee that covers rounding in the noise buffers.
 
-        Its mu, and with it epsilon, is larger by a part in a million or so.
+        Plans of version 0.1 did not cover it. Covering it raises mu, and with it epsilon, by about
+        one part in a million.
         """
         run = self.guarantee.runs[0]
         if run.buffers == "float64":
             return self
-        covered = account(
+        guarantee = account(
             run.mechanism, run.participation, run.noise_multiplier, self.guarantee.delta
         )
-        return Plan(self.fleet, covered)
+        return Plan(self.fleet, guarantee)
 
     @property
     def mechanism(self) -> Mechanism:
-        """What correlates the noise."""
+        """The mechanism that correlates the noise."""
         return self.guarantee.runs[0].mechanism
 
     @property
     def participation(self) -> Participation:
-        """Which rounds one device may take part in: the server enforces this."""
+        """The rounds in which one client may take part; the server enforces it."""
         return self.guarantee.runs[0].participation
 
     @property
     def noise_multiplier(self) -> float:
-        """The noise multiplier: standard deviation of Z in units of the clip norm."""
+        """Standard deviation of Z divided by the clip norm."""
         return self.guarantee.runs[0].noise_multiplier
 
     @property
@@ -162,12 +178,12 @@ class Plan:
 
     @property
     def effective_noise_multiplier(self) -> float:
-        """What Opacus and PLD accountants call the noise multiplier: it over the sensitivity."""
+        """Noise multiplier / sensitivity: the "noise multiplier" of Opacus and PLD accountants."""
         return self.noise_multiplier / self.guarantee.runs[0].sensitivity.value
 
 
 class PlanFile(msgspec.Struct, forbid_unknown_fields=True):
-    """What the JSON holds."""
+    """The fields of a plan file."""
 
     format: Literal["dpftrl plan"]
     version: Literal[1, 2]
@@ -176,21 +192,29 @@ class PlanFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """Write a plan to a .json file, replacing one that is there."""
+    """Write a plan to a .json file; an existing file is replaced."""
     target = _json_path(path)
     content = PlanFile("dpftrl plan", 2, plan.fleet, guarantee_content(plan.guarantee, target))
     replace_file(target, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
-    """Read a plan; its guarantee is recomputed, and refused if the file claims too much."""
+    """Read a plan from a .json file.
+
+    Raises:
+        InvalidInput: The file is not a plan.
+
+    Guarantees:
+        The guarantee is recomputed. A file that claims a smaller mu, rho or epsilon is refused.
+    """
     target = _json_path(path)
     content = read_json(target, PlanFile, "plan")
     return Plan(content.fleet, guarantee_from(content.guarantee, target))
 
 
 def _json_path(path: str | os.PathLike[str]) -> Path:
+    """The path, after checking that it ends in .json."""
     target = Path(path)
     if target.suffix != ".json":
-        raise InvalidInput(f"a plan ends in .json, got {str(target)!r}")
+        raise InvalidInput(f"the name of a plan file ends in .json, got {str(target)!r}")
     return target
