@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tiny_apps import instruction
 
-from dpftrl.flower.device_timer import EARLY, WEAKER, DeviceTimer
-from dpftrl.flower.messages import Instruction, TurnRule
+from dpftrl.flower.device_timer import TOO_EARLY, WEAKER_RULE, DeviceTimer
+from dpftrl.flower.messages import ContactRule, Instruction
 
 HOUR = 3600.0
 TTL = 600.0
@@ -44,7 +44,7 @@ def test_who_returns_when_the_server_allows_it_is_never_refused(
     for number, delay in enumerate([first, second, first]):
         contact = asked + number * 2 * HOUR  # as soon as the server's rule allows
         clock.now = contact + delay + skew
-        assert timer.take_turn(by_hours(number), TTL) is None
+        assert timer.accept_contact(by_hours(number), TTL) is None
 
 
 @pytest.mark.parametrize("ttl", [TTL, 1e12, float("inf"), float("nan"), -1e12])
@@ -52,29 +52,29 @@ def test_whatever_the_server_says_of_its_message_it_gains_little(
     tmp_path: Path, clock: Clock, ttl: float
 ) -> None:
     timer = DeviceTimer(tmp_path)
-    assert timer.take_turn(by_hours(0), ttl) is None
+    assert timer.accept_contact(by_hours(0), ttl) is None
     least = 2 * HOUR - TTL if ttl == TTL else HOUR  # never less than half
     clock.now = 1e9 + least - 1
-    assert timer.take_turn(by_hours(1), ttl) == EARLY, "privacy"
+    assert timer.accept_contact(by_hours(1), ttl) == TOO_EARLY, "privacy"
     clock.now = 1e9 + 2 * HOUR
-    assert timer.take_turn(by_hours(1), TTL) is None, "nobody is shut out for longer"
+    assert timer.accept_contact(by_hours(1), TTL) is None, "nobody is shut out for longer"
 
 
 def test_a_clock_that_is_set_back_lets_nobody_return(tmp_path: Path, clock: Clock) -> None:
     timer = DeviceTimer(tmp_path)
-    assert timer.take_turn(by_hours(0), TTL) is None
+    assert timer.accept_contact(by_hours(0), TTL) is None
     clock.now -= 1e6
-    assert timer.take_turn(by_hours(9), TTL) == EARLY
+    assert timer.accept_contact(by_hours(9), TTL) == TOO_EARLY
 
 
 @pytest.mark.parametrize("row", [0, 3, 4, 5, 6, 7])
 def test_rows_never_go_back(tmp_path: Path, row: int) -> None:
     timer = DeviceTimer(tmp_path)
-    assert timer.take_turn(instruction(row=5, attempt=5), TTL) is None
+    assert timer.accept_contact(instruction(row=5, attempt=5), TTL) is None
     kept = (tmp_path / "ab12.json").read_bytes()
-    assert timer.take_turn(instruction(row=row, attempt=6), TTL) == EARLY
+    assert timer.accept_contact(instruction(row=row, attempt=6), TTL) == TOO_EARLY
     assert (tmp_path / "ab12.json").read_bytes() == kept
-    assert timer.take_turn(instruction(row=8, attempt=7), TTL) is None
+    assert timer.accept_contact(instruction(row=8, attempt=7), TTL) is None
 
 
 @pytest.mark.parametrize(
@@ -91,55 +91,60 @@ def test_the_first_rule_of_a_run_stays(
     tmp_path: Path, clock: Clock, weaker: dict[str, Any]
 ) -> None:
     timer = DeviceTimer(tmp_path)
-    assert timer.take_turn(instruction(), TTL) is None
+    assert timer.accept_contact(instruction(), TTL) is None
     clock.now += 1e9
     kept = (tmp_path / "ab12.json").read_bytes()
-    assert timer.take_turn(instruction(**{"row": 50, "attempt": 50, **weaker}), TTL) == WEAKER
-    assert timer.take_turn(instruction(**weaker), TTL) == WEAKER, "not for the same attempt either"
+    assert (
+        timer.accept_contact(instruction(**{"row": 50, "attempt": 50, **weaker}), TTL)
+        == WEAKER_RULE
+    )
+    assert timer.accept_contact(instruction(**weaker), TTL) == WEAKER_RULE, (
+        "not for the same attempt either"
+    )
     assert (tmp_path / "ab12.json").read_bytes() == kept
-    assert timer.take_turn(instruction(row=3, attempt=50), TTL) is None
+    assert timer.accept_contact(instruction(row=3, attempt=50), TTL) is None
 
 
 def test_hours_do_not_shrink_either(tmp_path: Path, clock: Clock) -> None:
     timer = DeviceTimer(tmp_path)
-    assert timer.take_turn(by_hours(0), TTL) is None
+    assert timer.accept_contact(by_hours(0), TTL) is None
     clock.now += 1e6
     for weaker in ({"timer_hours": 1.9}, {"timer_hours": 0.0}):
-        assert timer.take_turn(by_hours(9, **weaker), TTL) == WEAKER
+        assert timer.accept_contact(by_hours(9, **weaker), TTL) == WEAKER_RULE
 
 
 def test_a_stricter_rule_holds_for_its_turn_and_is_not_kept(tmp_path: Path) -> None:
     """Or one forged message could shut a device out."""
     timer = DeviceTimer(tmp_path)
-    assert timer.take_turn(instruction(), TTL) is None
-    assert timer.take_turn(instruction(row=3, attempt=3, min_sep=4), TTL) == EARLY
-    assert timer.take_turn(instruction(row=4, attempt=4, min_sep=4), TTL) is None
-    assert timer.take_turn(instruction(row=7, attempt=7), TTL) is None
+    assert timer.accept_contact(instruction(), TTL) is None
+    assert timer.accept_contact(instruction(row=3, attempt=3, min_sep=4), TTL) == TOO_EARLY
+    assert timer.accept_contact(instruction(row=4, attempt=4, min_sep=4), TTL) is None
+    assert timer.accept_contact(instruction(row=7, attempt=7), TTL) is None
 
 
 def test_what_was_promised_stands_above_what_a_server_says_first(tmp_path: Path) -> None:
-    timer = DeviceTimer(tmp_path, TurnRule(3, 0.0))
-    assert timer.take_turn(instruction(min_sep=99), TTL) is None, "a message that was forged"
-    assert timer.take_turn(instruction(row=3, attempt=3), TTL) is None
-    assert timer.take_turn(instruction(row=9, attempt=9, min_sep=2), TTL) == WEAKER
+    timer = DeviceTimer(tmp_path, ContactRule(3, 0.0))
+    assert timer.accept_contact(instruction(min_sep=99), TTL) is None, "a message that was forged"
+    assert timer.accept_contact(instruction(row=3, attempt=3), TTL) is None
+    assert timer.accept_contact(instruction(row=9, attempt=9, min_sep=2), TTL) == WEAKER_RULE
 
 
 def test_promised_hours_hold_across_runs(tmp_path: Path, clock: Clock) -> None:
-    timer = DeviceTimer(tmp_path, TurnRule(1, 2.0))
-    assert timer.take_turn(by_hours(0), TTL) is None
+    timer = DeviceTimer(tmp_path, ContactRule(1, 2.0))
+    assert timer.accept_contact(by_hours(0), TTL) is None
     clock.now += 2 * HOUR - TTL - 1
-    assert timer.take_turn(by_hours(0, run="cd34"), TTL) == EARLY
-    assert timer.take_turn(by_hours(0), TTL) is None, "the same attempt again"
+    assert timer.accept_contact(by_hours(0, run="cd34"), TTL) == TOO_EARLY
+    assert timer.accept_contact(by_hours(0), TTL) is None, "the same attempt again"
     clock.now += 1
-    assert timer.take_turn(by_hours(0, run="cd34"), TTL) is None
-    assert timer.take_turn(by_hours(1), TTL) == EARLY
+    assert timer.accept_contact(by_hours(0, run="cd34"), TTL) is None
+    assert timer.accept_contact(by_hours(1), TTL) == TOO_EARLY
 
 
 def test_hours_that_a_server_makes_up_take_nothing_off_those_promised(
     tmp_path: Path, clock: Clock
 ) -> None:
-    timer = DeviceTimer(tmp_path, TurnRule(1, 2.0))
-    assert timer.take_turn(by_hours(0, timer_hours=1000.0), 500 * HOUR) is None
+    timer = DeviceTimer(tmp_path, ContactRule(1, 2.0))
+    assert timer.accept_contact(by_hours(0, timer_hours=1000.0), 500 * HOUR) is None
     clock.now += HOUR - 1
-    assert timer.take_turn(by_hours(0, run="cd34"), TTL) == EARLY
-    assert timer.take_turn(by_hours(1), TTL) == EARLY
+    assert timer.accept_contact(by_hours(0, run="cd34"), TTL) == TOO_EARLY
+    assert timer.accept_contact(by_hours(1), TTL) == TOO_EARLY

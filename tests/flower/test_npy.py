@@ -5,7 +5,7 @@ import pytest
 from flwr.app import Array
 
 from dpftrl.errors import InvalidInput
-from dpftrl.flower.messages import Draft, _described, from_numpy, to_numpy
+from dpftrl.flower.messages import Draft, _parsed_header, from_numpy, to_numpy
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def test_a_draft_that_somebody_else_still_writes_to_does_not_change_what_was_sen
 
 def test_headers_that_no_array_of_numbers_has_are_not_kept() -> None:
     """A dtype of thousands of fields takes a megabyte, and a device may send any number of them."""
-    before = _described.cache_info().currsize
+    before = _parsed_header.cache_info().currsize
     for i in range(3):
         text = "{'descr':'" + "b," * 4000 + f"b','fortran_order':False,'shape':({i},)}}"
         data = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode() + bytes(9000)
         with pytest.raises(ValueError):  # noqa: PT011
             to_numpy(Array("float32", (0,), "numpy.ndarray", data))
-    assert _described.cache_info().currsize == before
+    assert _parsed_header.cache_info().currsize == before
 
 
 def test_an_array_in_another_format_is_refused() -> None:

@@ -269,13 +269,13 @@ def test_bad_deployments_fail_at_the_start(
 
 
 def test_a_clip_norm_that_devices_do_not_know_fails_at_once(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="every node that was asked refuses: the server's clip"):
+    with pytest.raises(InvalidInput, match="every contacted node refuses: the server's clip"):
         strategy(tmp_path).start(grid(client_app(clip_norm=1.0)), start_arrays())
 
 
 def test_a_rule_for_turns_that_devices_do_not_accept_fails_at_once(tmp_path: Path) -> None:
     own = client_app(simulated=False, timer_folder=tmp_path / "device", min_sep=9)
-    with pytest.raises(InvalidInput, match="every node that was asked refuses: the server's rule"):
+    with pytest.raises(InvalidInput, match="every contacted node refuses: the server's rule"):
         strategy(tmp_path).start(grid(own), start_arrays())
 
 
@@ -395,7 +395,7 @@ def test_what_is_waited_for_is_said_and_until_when(
     by_time = strategy(tmp_path, patience=patient, settings={"timer_hours": 1.0})
     with pytest.raises(TooFewClients):
         by_time.start(grid(nodes=2), start_arrays())
-    said = [line for line in caplog.messages if "Waiting for nodes, for 0 s more" in line]
+    said = [line for line in caplog.messages if "Waiting for nodes, at most 0 s more" in line]
     assert len(said) == 1
     assert "2 clients may take part now, and a round contacts 3" in said[0]
 

@@ -1,6 +1,7 @@
 """DP-FTRL on Flower: a strategy for the ServerApp, a mod for the ClientApp, a Grid without Ray.
 
-All that privacy rests on is in `dpftrl.federated`; what is here carries messages.
+The server's privacy logic is in `dpftrl.federated`. This package carries its messages, and keeps
+the contact timers of the devices.
 """
 
 import warnings
@@ -8,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 with warnings.catch_warnings():
-    # Flower imports names that other packages are about to drop; that is not the user's to mend.
+    # Flower uses deprecated names of other packages; dpftrl's users cannot fix that.
     warnings.simplefilter("ignore", DeprecationWarning)
     try:
         for _part in ("app", "clientapp", "serverapp.strategy", "superlink.grid"):
@@ -40,7 +41,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Late: a device that only trains need not load what the server's noise is made with.
+    # Imported on first use: a device that only trains does not load the server's noise code.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -1,4 +1,4 @@
-"""The device's side: a mod around any ClientApp that trains."""
+"""The client side: a Flower mod that turns any ClientApp that trains into a private client."""
 
 import math
 import os
@@ -17,37 +17,178 @@ from dpftrl._internal.checks import positive_number, whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.flower.device_timer import DeviceTimer, device_folder
 from dpftrl.flower.messages import (
+    ContactRule,
     Draft,
     Instruction,
     Refusal,
-    TurnRule,
     arrays_of,
     only_arrays,
     refusal,
     report,
 )
 
+# Numbers per block of `_write_difference`: 256 KiB in float64, which fits into a core's L2 cache.
 BLOCK: Final = 32_768
+# Key in a SuperNode's --node-config: the folder where this device records its contacts.
+FOLDER: Final = "dpftrl-state"
+# Updates are sent in this type.
+FLOAT32: Final = np.dtype(np.float32)
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
-def write_update(update: Arrays, handed: Arrays, trained: Arrays, clip_norm: float) -> None:
-    """Write the difference, scaled down to the clip norm; the norm is computed in float64.
+def client_mod(
+    *,
+    clip_norm: float | None = None,
+    min_sep: int | None = None,
+    timer_hours: float | None = None,
+    timer_folder: str | os.PathLike[str] | None = None,
+    simulated: bool = False,
+) -> Mod:
+    """Return a Flower mod that sends clipped updates and refuses contacts that come too early.
 
-    The server clips again: this keeps more than that from leaving the device. A model that
-    diverged is passed on, and the server counts it as zeros.
+    The ClientApp stays as it is: it reads the one ArrayRecord of the message, trains, and replies
+    with one ArrayRecord of the same names and shapes. The mod replaces that model by the clipped
+    update. It drops everything else in the reply (losses, numbers of examples), because no noise
+    protects it.
 
     Args:
-        update: Contiguous arrays of float32, which are written to.
-        handed: The model that the device was handed.
-        trained: What became of it.
-        clip_norm: The L2 norm that the update may have.
+        clip_norm: Clip norm that the client was promised. A server with another one is refused.
+        min_sep: Rows (rounds) between two contacts that the client was promised. A server with
+            fewer, or with a timer in hours, is refused. By default, the rule that the server names
+            first must hold for the rest of that run.
+        timer_hours: Hours between two contacts that the client was promised, instead of `min_sep`.
+            They are counted by the device's own clock, and hold across runs.
+        timer_folder: Folder where this device records its contacts, on a disk that survives
+            restarts. By default the `dpftrl-state` of the node's config, or else a folder named
+            after the node's id in $DPFTRL_STATE or in the user's state folder.
+        simulated: Record no contacts, because there is no device. In a simulation the server's
+            ledger is enough.
+
+    Raises:
+        InvalidInput: A promise is not a positive number, or both `min_sep` and `timer_hours` are
+            given.
     """
-    if _shapes(handed) != _shapes(trained):
-        raise InvalidInput("the arrays of the trained model are not those of the model handed out")
+    promised_clip_norm = None if clip_norm is None else positive_number("clip_norm", clip_norm)
+    promised_rule = _promised_rule(min_sep, timer_hours)
+
+    def mod(message: Message, context: Context, train: ClientAppCallable) -> Message:
+        try:
+            instruction, received = _read(message, promised_clip_norm)
+            if not simulated:
+                timer = DeviceTimer(_folder(timer_folder, context), promised_rule)
+                _accept_contact(timer, instruction, message.metadata.ttl)
+            trained = _trained(train, message, context)
+            update = _update(trained, received, instruction.clip_norm)
+            return report(message, update, instruction)
+        except _Refused as refused:
+            return refusal(message, refused.reason)
+
+    return mod
+
+
+def _promised_rule(min_sep: int | None, timer_hours: float | None) -> ContactRule | None:
+    if min_sep is not None and timer_hours is not None:
+        raise InvalidInput(
+            "contacts are limited by rows or by hours: give min_sep or timer_hours, not both"
+        )
+    if timer_hours is not None:
+        return ContactRule(1, positive_number("timer_hours", timer_hours))
+    return None if min_sep is None else ContactRule(whole_number("min_sep", min_sep), 0.0)
+
+
+class _Refused(Exception):
+    """The client refuses the message."""
+
+    def __init__(self, reason: Refusal):
+        self.reason: Refusal = reason
+
+
+def _read(message: Message, promised_clip_norm: float | None) -> tuple[Instruction, Arrays]:
+    """Return the instruction and the model in a message; refuse anything else."""
+    if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
+        raise _Refused("this device answers nothing but training, whose answers are protected")
+    try:
+        instruction = Instruction.of(message)
+        received = arrays_of(only_arrays(message.content))
+    except (ValueError, TypeError):  # numpy raises both for bytes that are not an array
+        raise _Refused("the message is not one of dpftrl's strategy") from None
+    if promised_clip_norm is not None and instruction.clip_norm != promised_clip_norm:
+        raise _Refused("the server's clip norm is not the one that this device was promised")
+    return instruction, received
+
+
+def _accept_contact(timer: DeviceTimer, instruction: Instruction, ttl: float) -> None:
+    """Record the contact, or refuse it."""
+    try:
+        reason = timer.accept_contact(instruction, ttl)
+    except (InvalidInput, OSError):
+        raise _Refused("the device could not write down that it took part") from None
+    if reason is not None:
+        raise _Refused(reason)
+
+
+def _trained(train: ClientAppCallable, message: Message, context: Context) -> Arrays | None:
+    """Return the model that the app trained, or None if it failed; errors stay on the device."""
+    try:
+        reply = train(message, context)
+        if not reply.has_error():
+            return arrays_of(only_arrays(reply.content))
+        log(ERROR, "Training failed: %s", reply.error.reason)
+    except Exception as error:  # an app may raise any exception
+        log(ERROR, "Training failed", exc_info=error)
+    return None
+
+
+def _update(trained: Arrays | None, received: Arrays, clip_norm: float) -> ArrayRecord:
+    """Return the clipped update; zeros if training failed.
+
+    Whether training fails may depend on the client's data. Who is counted must not depend on it.
+    """
+    drafts = {name: Draft(array.shape, FLOAT32) for name, array in received.items()}
+    if trained is not None:
+        update = {name: draft.values for name, draft in drafts.items()}
+        try:
+            write_update(update, received, trained, clip_norm)
+        except (InvalidInput, TypeError):
+            raise _Refused(
+                "what was trained has other arrays than the model that was handed out"
+            ) from None
+        del update  # `finished` needs the only reference to the arrays
+    return ArrayRecord({name: draft.finished() for name, draft in drafts.items()})
+
+
+def _folder(given: str | os.PathLike[str] | None, context: Context) -> Path:
+    """Return the folder for the contact records, in the order that `client_mod` documents."""
+    if given is not None:
+        return Path(given)
+    if FOLDER in context.node_config:
+        return Path(str(context.node_config[FOLDER])).expanduser()
+    return device_folder(context.node_id)
+
+
+def write_update(update: Arrays, received: Arrays, trained: Arrays, clip_norm: float) -> None:
+    """Write `trained - received` into `update`, scaled down to the clip norm if it is larger.
+
+    The norm is computed in float64. The server clips again; clipping here keeps a larger update
+    from leaving the device at all. The update of a model that diverged (NaN or infinity) is sent as
+    it is, and the server counts it as zeros.
+
+    Args:
+        update: Contiguous arrays of float32 that the result is written into.
+        received: The model that the client received.
+        trained: The same model after training.
+        clip_norm: Largest L2 norm that the update may have.
+
+    Raises:
+        InvalidInput: The two models have different names or shapes.
+    """
+    if _shapes(received) != _shapes(trained):
+        raise InvalidInput("the trained model has other arrays than the model that was sent")
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        squares = (_write(update[name], trained[name], handed[name]) for name in update)
+        squares = (
+            _write_difference(update[name], trained[name], received[name]) for name in update
+        )
         norm = math.sqrt(sum(squares))
         if not norm <= clip_norm:  # NaN stays NaN
             factor = _rounded_down(clip_norm / norm)
@@ -60,147 +201,27 @@ def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
 
 
 def _rounded_down(factor: float) -> np.float32:
-    """In float32, so that scaling takes no copy; never larger, so that no norm is.
+    """Return the largest float32 that is not above the factor.
 
-    Compared in float64: numpy would compare a float32 with a number of Python's in float32.
+    In float32, scaling needs no copy; rounded down, it never leaves a norm above the clip norm. The
+    comparison is in float64: numpy compares a float32 with a Python number in float32.
     """
-    near = np.float32(factor)
-    return np.nextafter(near, np.float32(0)) if float(near) > factor else near
+    nearest = np.float32(factor)
+    return np.nextafter(nearest, np.float32(0)) if float(nearest) > factor else nearest
 
 
-def _write(change: NDArray[Any], trained: NDArray[Any], handed: NDArray[Any]) -> float:
+def _write_difference(change: NDArray[Any], trained: NDArray[Any], received: NDArray[Any]) -> float:
     """Write a difference, rounded once to float32; return its sum of squares, in float64.
 
-    A block at a time, so that a number is still in the cache when it is squared.
+    It works block by block, so that a number is still in the cache when it is squared.
     """
-    to, minuend, subtrahend = change.reshape(-1), trained.reshape(-1), handed.reshape(-1)
-    room, total = np.empty(min(to.size, BLOCK)), 0.0
-    for start in range(0, to.size, BLOCK):
-        here = slice(start, start + BLOCK)
-        part = to[here]
-        np.subtract(minuend[here], subtrahend[here], out=part, casting="same_kind")
-        block = room[: part.size]
+    target, minuend, subtrahend = change.reshape(-1), trained.reshape(-1), received.reshape(-1)
+    buffer, total = np.empty(min(target.size, BLOCK)), 0.0
+    for start in range(0, target.size, BLOCK):
+        span = slice(start, start + BLOCK)
+        part = target[span]
+        np.subtract(minuend[span], subtrahend[span], out=part, casting="same_kind")
+        block = buffer[: part.size]
         block[:] = part
         total += float(np.dot(block, block))
     return total
-
-
-# In a SuperNode's --node-config: the folder where this device remembers its turns.
-FOLDER: Final = "dpftrl-state"
-# What updates travel in.
-FLOAT32: Final = np.dtype(np.float32)
-
-
-def client_mod(
-    *,
-    clip_norm: float | None = None,
-    min_sep: int | None = None,
-    timer_hours: float | None = None,
-    timer_folder: str | os.PathLike[str] | None = None,
-    simulated: bool = False,
-) -> Mod:
-    """A Flower mod that turns a trained model into a clipped update, when it is the device's turn.
-
-    The ClientApp stays as it is: it reads the one ArrayRecord of the message, trains, and replies
-    with one ArrayRecord of the same names and shapes. What else is in its reply (losses, numbers of
-    examples) is dropped: no noise protects it.
-
-    Args:
-        clip_norm: What the device was promised; a server that says otherwise is refused.
-        min_sep: Rows between its turns that it was promised; a server with fewer, or one that goes
-            by time, is refused. By default, what the server says first must hold in that run.
-        timer_hours: Hours between its turns that it was promised, instead; they hold by the
-            device's own clock, and across runs.
-        timer_folder: Where this device remembers its turns, on a disk that outlives restarts. By
-            default the `dpftrl-state` of the node's config, or else a folder named after the node's
-            id in $DPFTRL_STATE or the user's state folder.
-        simulated: Remember nothing, because there is no device: the server's ledger is enough.
-    """
-    promised = None if clip_norm is None else positive_number("clip_norm", clip_norm)
-    rule = _promised_rule(min_sep, timer_hours)
-
-    def mod(message: Message, context: Context, train: ClientAppCallable) -> Message:
-        try:
-            told, handed = _read(message, promised)
-            if not simulated:
-                timer = DeviceTimer(_folder(timer_folder, context), rule)
-                _take_turn(timer, told, message.metadata.ttl)
-            update = _update(_trained(train, message, context), handed, told.clip_norm)
-            return report(message, update, told)
-        except _Refused as refused:
-            return refusal(message, refused.why)
-
-    return mod
-
-
-def _promised_rule(min_sep: int | None, timer_hours: float | None) -> TurnRule | None:
-    if min_sep is not None and timer_hours is not None:
-        raise InvalidInput("turns go by rows or by time: give min_sep or timer_hours, not both")
-    if timer_hours is not None:
-        return TurnRule(1, positive_number("timer_hours", timer_hours))
-    return None if min_sep is None else TurnRule(whole_number("min_sep", min_sep), 0.0)
-
-
-class _Refused(Exception):
-    def __init__(self, why: Refusal):
-        self.why: Refusal = why
-
-
-def _read(message: Message, promised: float | None) -> tuple[Instruction, Arrays]:
-    if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
-        raise _Refused("this device answers nothing but training, whose answers are protected")
-    try:
-        told = Instruction.of(message)
-        handed = arrays_of(only_arrays(message.content))
-    except (ValueError, TypeError):  # numpy has many words for what is no array
-        raise _Refused("the message is not one of dpftrl's strategy") from None
-    if promised is not None and told.clip_norm != promised:
-        raise _Refused("the server's clip norm is not the one that this device was promised")
-    return told, handed
-
-
-def _take_turn(timer: DeviceTimer, told: Instruction, ttl: float) -> None:
-    try:
-        why = timer.take_turn(told, ttl)
-    except (InvalidInput, OSError):
-        raise _Refused("the device could not write down that it took part") from None
-    if why is not None:
-        raise _Refused(why)
-
-
-def _trained(train: ClientAppCallable, message: Message, context: Context) -> Arrays | None:
-    """What the app makes of it, or None; what it says when it fails stays on the device."""
-    try:
-        reply = train(message, context)
-        if not reply.has_error():
-            return arrays_of(only_arrays(reply.content))
-        log(ERROR, "Training failed: %s", reply.error.reason)
-    except Exception as error:  # an app may raise anything
-        log(ERROR, "Training failed", exc_info=error)
-    return None
-
-
-def _update(trained: Arrays | None, handed: Arrays, clip_norm: float) -> ArrayRecord:
-    """The clipped update. Training that failed counts as zeros.
-
-    Whether it fails may depend on what is in the device's data, and who is counted must not.
-    """
-    drafts = {name: Draft(array.shape, FLOAT32) for name, array in handed.items()}
-    if trained is not None:
-        update = {name: draft.values for name, draft in drafts.items()}
-        try:
-            write_update(update, handed, trained, clip_norm)
-        except (InvalidInput, TypeError):
-            raise _Refused(
-                "what was trained has other arrays than the model that was handed out"
-            ) from None
-        del update  # nobody else may hold what is finished next
-    return ArrayRecord({name: draft.finished() for name, draft in drafts.items()})
-
-
-def _folder(given: str | os.PathLike[str] | None, context: Context) -> Path:
-    if given is not None:
-        return Path(given)
-    if FOLDER in context.node_config:
-        return Path(str(context.node_config[FOLDER])).expanduser()
-    return device_folder(context.node_id)

@@ -1,7 +1,8 @@
-"""When a device took part last, on its own disk.
+"""The contact timer of a device: when it last took part in a run, kept on its own disk.
 
-Flower's `Context.state` is gone after a crash, with a new run, and when the SuperNode starts again;
-the server would have to be trusted alone.
+The device keeps this record itself, for two reasons. Flower's `Context.state` is lost after a
+crash, in a new run, and when the SuperNode restarts. Without its own record, the device would have
+to trust the server alone.
 """
 
 import fcntl
@@ -15,22 +16,22 @@ from typing import Final, Literal, final
 import msgspec
 
 from dpftrl._internal.storage import default_state_folder, read_json, replace_durably
-from dpftrl.flower.messages import Instruction, Refusal, TurnRule
+from dpftrl.flower.messages import ContactRule, Instruction, Refusal
 
-SECONDS: Final = 3600.0
-EARLY: Final = "it is not this device's turn yet"
-WEAKER: Final = "the server's rule for turns is weaker than what this device was promised"
+SECONDS_PER_HOUR: Final = 3600.0
+TOO_EARLY: Final = "it is not this device's turn yet"
+WEAKER_RULE: Final = "the server's rule for turns is weaker than what this device was promised"
 
 
-class TurnFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The last turn that a device had in a run.
+class ContactFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The last contact of a device in one run, as it is stored on the device's disk.
 
     Attributes:
-        row: The row of noise it was for.
-        attempt: And the attempt.
-        began: When it began, in seconds since 1970 by the device's clock.
-        rule: What the server said of turns, the first time.
-        rounds: What it said of the rounds of the run, the first time.
+        row: Row of the noise matrix (the round) that the contact was for.
+        attempt: Attempt that the contact was for.
+        began: When the contact began, in seconds since 1970 by the device's clock.
+        rule: Contact rule that the server named at the first contact of the run.
+        rounds: Number of rounds that the server named at the first contact of the run.
     """
 
     format: Literal["dpftrl turn"]
@@ -38,102 +39,122 @@ class TurnFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     row: int
     attempt: int
     began: float
-    rule: TurnRule
+    rule: ContactRule
     rounds: int
 
 
 @final
 class DeviceTimer:
-    """The turns of one device.
+    """Decides whether a device may accept a contact, and records the contacts it accepts.
 
     Guarantees:
-        A turn is on the disk before the device trains. Two turns in a run are as far apart as the
-        rule of its first turn says, or as the device was promised: by rows, as the server names
-        them; or by hours of the device's own clock, from which at most the time that a message may
-        take is taken off, and never more than half. No turn goes back. Only the same attempt may be
-        repeated, which a server that was interrupted does. Hours that were promised hold across
-        runs; otherwise each run has turns of its own.
+        A contact is on the disk before the device trains. Two contacts in one run are as far apart
+        as the rule of the run's first contact says, or as the device was promised: in rows, as the
+        server numbers them; or in hours of the device's own clock, minus at most the time that a
+        message may take, and never minus more than half of the timer. Rows never go back. Only the
+        same attempt may be repeated, which an interrupted server does. Promised hours hold across
+        runs; any other rule holds in each run separately.
 
     Args:
-        folder: Of this device alone; it must outlive restarts.
-        promised: What the device's owner insists on, whatever the server says.
+        folder: Folder of this device alone. It must survive restarts.
+        promised: Rule that the device's owner insists on, whatever the server says.
     """
 
-    def __init__(self, folder: Path, promised: TurnRule | None = None):
+    def __init__(self, folder: Path, promised: ContactRule | None = None):
         self._folder = folder
         self._promised = promised
 
-    def take_turn(self, told: Instruction, ttl: float) -> Refusal | None:
-        """Write down that the device takes part now, unless it must not; then say why.
+    def accept_contact(self, instruction: Instruction, ttl: float) -> Refusal | None:
+        """Record that the device takes part now, unless a rule forbids it.
 
         Args:
-            told: What the server says.
-            ttl: Seconds that its message may take.
+            instruction: The instruction that the server sent.
+            ttl: Time to live of the server's message, in seconds.
+
+        Returns:
+            None if the device may train; otherwise the reason for the refusal.
         """
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = self._folder / f"{told.run}.json"
-        with _alone(self._folder / "lock"):
+        path = self._folder / f"{instruction.run}.json"
+        with _exclusive_lock(self._folder / "lock"):
             now = time.time()
             last = _read(path) if path.exists() else None
-            if self._is_weaker(told, last):
-                return WEAKER
-            if last is not None and (told.row, told.attempt) == (last.row, last.attempt):
+            if self._is_weaker(instruction, last):
+                return WEAKER_RULE
+            if last is not None and _same_attempt(instruction, last):
                 return None
-            if not _may_return(last, told, now) or not self._promised_hours_passed(now):
-                return EARLY
-            rule, rounds = (last.rule, last.rounds) if last else (told.rule, told.rounds)
-            began = _began(self._promised or told.rule, ttl, now)
-            turn = TurnFile("dpftrl turn", 1, told.row, told.attempt, began, rule, rounds)
-            replace_durably(path, msgspec.json.encode(turn))
+            if not _may_return(last, instruction, now) or not self._promised_hours_passed(now):
+                return TOO_EARLY
+            contact = ContactFile(
+                "dpftrl turn",
+                1,
+                row=instruction.row,
+                attempt=instruction.attempt,
+                began=_earliest_start(self._promised or instruction.rule, ttl, now),
+                rule=last.rule if last else instruction.rule,
+                rounds=last.rounds if last else instruction.rounds,
+            )
+            replace_durably(path, msgspec.json.encode(contact))
         return None
 
-    def _is_weaker(self, told: Instruction, last: TurnFile | None) -> bool:
+    def _is_weaker(self, instruction: Instruction, last: ContactFile | None) -> bool:
+        """Whether the server's rule, or its number of rounds, breaks what held before."""
         promised = self._promised or (last.rule if last else None)
-        is_weaker = promised is not None and told.rule.is_weaker(promised)
-        return is_weaker or (last is not None and told.rounds > last.rounds)
+        is_weaker = promised is not None and instruction.rule.is_weaker(promised)
+        return is_weaker or (last is not None and instruction.rounds > last.rounds)
 
     def _promised_hours_passed(self, now: float) -> bool:
-        """In all runs: a server could say that every message begins another."""
+        """Whether the promised hours have passed since the last contact of every run.
+
+        All runs count, because a server could claim that every message starts a new run.
+        """
         if self._promised is None or not self._promised.timer_hours > 0:
             return True
-        rest = self._promised.timer_hours * SECONDS
+        rest = self._promised.timer_hours * SECONDS_PER_HOUR
         return all(now - _read(path).began >= rest for path in self._folder.glob("*.json"))
 
 
-def _may_return(last: TurnFile | None, told: Instruction, now: float) -> bool:
+def device_folder(node_id: int) -> Path:
+    """Return the default folder for the contact records of a device."""
+    return default_state_folder() / "devices" / str(node_id)
+
+
+def _same_attempt(instruction: Instruction, last: ContactFile) -> bool:
+    return (instruction.row, instruction.attempt) == (last.row, last.attempt)
+
+
+def _may_return(last: ContactFile | None, instruction: Instruction, now: float) -> bool:
+    """Whether the rule in the instruction allows a contact after the last one of this run."""
     if last is None:
         return True
-    if told.timer_hours > 0:
-        return told.row > last.row and now - last.began >= told.timer_hours * SECONDS
-    return told.row - last.row >= told.min_sep
+    if instruction.timer_hours > 0:
+        rest = instruction.timer_hours * SECONDS_PER_HOUR
+        return instruction.row > last.row and now - last.began >= rest
+    return instruction.row - last.row >= instruction.min_sep
 
 
-def _began(rule: TurnRule, ttl: float, now: float) -> float:
-    """When the server may have begun to count, at the earliest, on the device's clock.
+def _earliest_start(rule: ContactRule, ttl: float, now: float) -> float:
+    """Return the earliest time, by the device's clock, that the server may count from.
 
-    Counted from its arrival, a message that took long would make the device refuse the next one,
-    which the server sends in time. When it was sent only the server's clock knows. The rule is what
-    was promised, if anything was: what the server says takes nothing off that.
+    The server counts from the time it sent the message, which the device does not know. If the
+    device counted from the arrival of a slow message, it would refuse the next message although the
+    server sent it in time. At most half of the timer is subtracted. `rule` is the promised rule if
+    there is one, so that nothing the server says can shorten a promised timer.
     """
-    longest = min(ttl, rule.timer_hours * SECONDS / 2)
-    return now - longest if longest > 0 else now
+    longest_delivery = min(ttl, rule.timer_hours * SECONDS_PER_HOUR / 2)
+    return now - longest_delivery if longest_delivery > 0 else now
 
 
-def _read(path: Path) -> TurnFile:
-    return read_json(path, TurnFile, "turn")
+def _read(path: Path) -> ContactFile:
+    return read_json(path, ContactFile, "turn")  # "turn": the file's `format` is "dpftrl turn"
 
 
 @contextmanager
-def _alone(path: Path) -> Generator[None]:
-    """One at a time: two messages to one device must not both find that it is its turn."""
+def _exclusive_lock(path: Path) -> Generator[None]:
+    """Hold a file lock, so that two messages cannot both be accepted at the same time."""
     handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)
-
-
-def device_folder(node_id: int) -> Path:
-    """Where a device's turns are kept unless it says otherwise."""
-    return default_state_folder() / "devices" / str(node_id)

@@ -1,4 +1,4 @@
-"""Who a node is, and whether that can be relied upon."""
+"""The names of nodes in the ledger, and how far these names can be trusted."""
 
 import hashlib
 from typing import Literal
@@ -23,42 +23,55 @@ Identity = Literal["stated", "registered", "unregistered"]
 
 
 def identity_of(grid: Grid) -> Identity:
-    """How the nodes of a grid got their names.
+    """Return how the nodes of a grid are identified.
 
-    A ServerApp is not told whether its SuperLink authenticates SuperNodes, so it finds out: it asks
-    to register as a node with a key that nobody knows. Where authentication is on, that is refused.
-    Without TLS it counts for nothing: Flower signs the time of a message and not what is in it.
+    Flower does not tell a ServerApp whether its SuperLink authenticates SuperNodes. This function
+    finds out: it tries to register a node with a new key, which a SuperLink with authentication
+    refuses. Without TLS a refusal proves nothing, because Flower signs the time of a message and
+    not its content.
+
+    Returns:
+        "stated" for an `InProcessGrid`; "registered" if the SuperLink has TLS and accepts
+        registered keys only; "unregistered" otherwise.
     """
     if isinstance(grid, InProcessGrid):
         return "stated"
     if isinstance(grid, HttpGrid):
-        is_plain = grid._insecure  # pyright: ignore[reportPrivateUsage]  # Flower offers no other way
-        return "unregistered" if is_plain or _anybody_may_register(grid) else "registered"
+        without_tls = grid._insecure  # pyright: ignore[reportPrivateUsage]  # Flower offers no other way
+        return "unregistered" if without_tls or _anybody_may_register(grid) else "registered"
     return "unregistered"
 
 
 def named_nodes(grid: Grid, identity: Identity) -> dict[str, int]:
-    """The nodes that are online, by the name that the ledger has for them.
+    """Return the ids of the nodes that are online, by their names in the ledger.
 
-    A registered node is known by its key: its id changes when the SuperLink loses its database.
+    The name of a registered node is the SHA-256 of its public key, because its id changes when the
+    SuperLink loses its database. The name of any other node is its id.
+
+    Raises:
+        InvalidInput: A node has no key although all nodes should be registered.
     """
     if identity != "registered":
         return {str(node_id): node_id for node_id in grid.get_node_ids()}
-    found: dict[str, int] = {}
+    node_ids: dict[str, int] = {}
     for node in grid.get_nodes():
         if not node.public_key:
-            raise InvalidInput(f"node {node.node_id} has no public key, and all were to be known")
-        found[hashlib.sha256(node.public_key).hexdigest()] = node.node_id
-    return found
+            raise InvalidInput(
+                f"node {node.node_id} has no public key, although nodes must be registered; start "
+                "the SuperLink with --enable-supernode-auth"
+            )
+        node_ids[hashlib.sha256(node.public_key).hexdigest()] = node.node_id
+    return node_ids
 
 
 def _anybody_may_register(grid: HttpGrid) -> bool:
+    """Whether the SuperLink registers a node with an unknown key; that node is removed again."""
     private, public = generate_key_pairs()
-    address, insecure, root = grid._addr, grid._insecure, grid._cert  # pyright: ignore[reportPrivateUsage]  # Flower offers no other way
+    address, insecure, certificate = grid._addr, grid._insecure, grid._cert  # pyright: ignore[reportPrivateUsage]  # Flower offers no other way
     with FleetHttpClient.from_server_address(
         address,
         insecure,
-        root,
+        certificate,
         interceptors=[
             RuntimeVersionHttpInterceptor(component_name="SuperNode"),
             NodeAuthHttpInterceptor(private, public),

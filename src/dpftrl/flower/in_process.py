@@ -1,4 +1,4 @@
-"""A Grid whose nodes are function calls: simulation without Ray, and without processes."""
+"""A Grid that runs its nodes as function calls: simulation without Ray or extra processes."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -26,23 +26,26 @@ from dpftrl._internal.checks import whole_number
 from dpftrl.errors import InvalidInput
 
 RUN_ID: Final = 1
-# The ids that a ServerApp has in Flower's own simulation.
+# The ids that a ServerApp gets in Flower's own simulation.
 SERVER_NODE_ID: Final = 1
 TASK_ID: Final = 1
 
 
 @final
 class InProcessGrid(Grid):
-    """Flower's Grid over a ClientApp in this process, for tens of thousands of nodes.
+    """A Flower Grid that runs a ClientApp in threads of this process, for up to 10,000s of nodes.
 
-    Nodes train shortly before their replies are pulled: few replies wait in memory, however many
-    nodes were asked, and hardly anybody trains for a round that was closed before.
+    A node trains shortly before its reply is pulled. So only a few replies are in memory, however
+    many nodes are contacted, and few nodes train for a round that is already closed.
 
     Args:
-        client_app: What the nodes run.
-        node_ids: Their ids; the i-th has partition-id i, as in Flower's simulation.
-        run_config: What the app's pyproject.toml would say.
-        workers: Nodes that train at the same time.
+        client_app: The ClientApp that every node runs.
+        node_ids: Ids of the nodes. The i-th node has partition-id i, as in Flower's simulation.
+        run_config: Run configuration, which a deployment reads from the app's pyproject.toml.
+        workers: Number of nodes that train at the same time; by default one per core.
+
+    Raises:
+        InvalidInput: A node id occurs twice, or `workers` is not a positive whole number.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class InProcessGrid(Grid):
         self._app = client_app
         self._partitions = {node: partition for partition, node in enumerate(node_ids)}
         if len(self._partitions) != len(node_ids):
-            raise InvalidInput("node_ids must all be different")
+            raise InvalidInput("node_ids must be unique, got at least one id twice")
         self._config: UserConfig = dict(run_config or {})
         self._workers = whole_number("workers", workers or os.cpu_count() or 1)
         self._sent: dict[str, Message] = {}
@@ -66,7 +69,7 @@ class InProcessGrid(Grid):
         self._pool = ThreadPoolExecutor(self._workers, "node")
         self._training: dict[str, Future[Message]] = {}
         self._run = Run.create_empty(RUN_ID)
-        # What messages are stamped with; in a deployment Flower sets it before the ServerApp runs.
+        # Messages carry these ids. In a deployment Flower sets them before the ServerApp runs.
         TaskIdentity.run_id, TaskIdentity.task_id = RUN_ID, TASK_ID
         TaskIdentity.node_id = SERVER_NODE_ID
 
@@ -90,15 +93,15 @@ class InProcessGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """A message to a node."""
+        """Return a message to a node."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """All nodes: they are always online."""
+        """Return the ids of all nodes: simulated nodes are always online."""
         return list(self._partitions)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Keep messages until their replies are pulled, or until those of another group come."""
+        """Keep messages until their replies are pulled, or a message of another group is pushed."""
         pushed: list[str] = []
         for message in messages:
             self._forget_other_groups(message.metadata.group_id)
@@ -109,18 +112,19 @@ class InProcessGrid(Grid):
         return pushed
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Let the nodes train, and give their replies in the order of the ids."""
-        for one in dict.fromkeys(message_ids):
-            if one not in self._sent and one not in self._training:
+        """Let the nodes train; yield their replies in the order of the message ids."""
+        for message_id in dict.fromkeys(message_ids):
+            if message_id not in self._sent and message_id not in self._training:
                 continue
-            self._begin(one)
-            # The next ones train while the caller works on this reply, and one more for each
-            # worker waits for it: who is done before the others goes on at once.
-            for ahead in list(islice(self._sent, max(0, 2 * self._workers - len(self._training)))):
-                self._begin(ahead)
-            yield self._training.pop(one).result()
+            self._start_training(message_id)
+            # Twice as many nodes as workers are started ahead: one per worker trains while the
+            # caller handles this reply, and one more is queued so that no worker becomes idle.
+            free_places = max(0, 2 * self._workers - len(self._training))
+            for next_id in list(islice(self._sent, free_places)):
+                self._start_training(next_id)
+            yield self._training.pop(message_id).result()
 
-    def _begin(self, message_id: str) -> None:
+    def _start_training(self, message_id: str) -> None:
         if message_id not in self._training:
             message = self._sent.pop(message_id)
             self._training[message_id] = self._pool.submit(self._reply, message)
@@ -128,7 +132,7 @@ class InProcessGrid(Grid):
     def _forget_other_groups(self, group: str) -> None:
         if group != self._group:
             self._sent.clear()
-            # Who has begun comes to an end first: no node trains for two rounds at a time.
+            # Nodes that are training finish first, so that no node trains for two rounds at once.
             wait([future for future in self._training.values() if not future.cancel()])
             self._training.clear()
             self._group = group
@@ -136,17 +140,18 @@ class InProcessGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Push messages and pull all replies; a node is never cut off while it trains."""
+        """Push messages and pull all replies; no `timeout`, nodes always finish training."""
         del timeout
         return list(self.pull_messages(self.push_messages(messages)))
 
     def _reply(self, message: Message) -> Message:
+        """Run the ClientApp on a message; return its reply, or an error if it fails."""
         node = message.metadata.dst_node_id
         if node not in self._partitions:
             return Message(Error(ErrorCode.NODE_UNAVAILABLE, "no such node"), reply_to=message)
         try:
             reply = self._app(_own_copy(message), self._context(node))
-        except Exception as error:  # an app may raise anything; the node then failed
+        except Exception as error:  # an app may raise any exception
             kind = type(error).__name__
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, kind), reply_to=message)
         reply.metadata.__dict__["_message_id"] = f"reply to {message.metadata.message_id}"
@@ -162,9 +167,9 @@ class InProcessGrid(Grid):
 
 
 def _own_copy(message: Message) -> Message:
-    """A node may change the records that it gets; the arrays' bytes cannot be changed."""
+    """Copy the records, which a node may change; the arrays are shared, they are immutable."""
     records = {name: _copied(record) for name, record in message.content.items()}
-    return Message(metadata=message.metadata, content=RecordDict(records))  # pyright: ignore[reportCallIssue]  # as Flower itself does
+    return Message(metadata=message.metadata, content=RecordDict(records))  # pyright: ignore[reportCallIssue]  # Flower does the same
 
 
 def _copied(record: ArrayRecord | ConfigRecord | MetricRecord) -> Any:

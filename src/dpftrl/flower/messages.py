@@ -1,4 +1,8 @@
-"""What server and device say to each other, beside the model."""
+"""The messages between server and client: arrays, instructions, reports and refusals.
+
+Arrays travel in numpy's .npy format, read and written here without copies. Beside the model, the
+server sends an `Instruction`. A client answers with a report (its update) or with a refusal.
+"""
 
 import math
 from dataclasses import dataclass
@@ -16,18 +20,19 @@ from numpy.typing import NDArray
 from dpftrl._internal.checks import positive_number, whole_number
 from dpftrl.errors import InvalidInput
 
-# What Flower calls the .npy format.
+# Flower's name for the .npy format.
 KIND: Final = "numpy.ndarray"
-# Headers of numbers have some 120 bytes; longer ones may take long to read, and much memory.
-LONGEST_HEADER: Final = 2048
+# Headers of numeric arrays have about 120 bytes. Parsing a much longer one, which only an attacker
+# would send, could take much time and memory.
+MAX_HEADER_BYTES: Final = 2048
 
 
 @final
 class Draft:
-    """An array that is written to where it will travel from.
+    """An array that is filled inside the buffer it is sent from, which saves a copy.
 
     Attributes:
-        values: Zeros, to be written to.
+        values: The array to fill; zeros at first.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]):
@@ -38,82 +43,93 @@ class Draft:
         self.values: NDArray[Any] = flat.reshape(shape)
 
     def finished(self) -> Array:
-        """The array as it travels; there are no values to write to any more."""
+        """Return the array as Flower sends it. `values` is gone afterwards."""
         dtype, shape = str(self.values.dtype), self.values.shape
-        del self.values  # or Python would hand out a copy of the bytes that it shares
+        del self.values  # with the buffer still exported, getvalue() would copy the bytes
         return Array(dtype, shape, KIND, self._file.getvalue())
 
 
 def to_numpy(array: Array) -> NDArray[Any]:
-    """The numbers of an array, as a view into its bytes that cannot be written to."""
+    """Return the numbers of a Flower array, as a read-only view into its bytes.
+
+    Raises:
+        InvalidInput: The array is not in version 1.0 of the .npy format, or holds Python objects.
+        ValueError: The bytes do not match the header.
+    """
     if array.stype != KIND:
-        raise InvalidInput(f"an array must come in numpy's format, got {array.stype!r:.40}")
+        raise InvalidInput(f"an array must be in numpy's format, got {array.stype!r:.40}")
     data = array.data
     if npy.read_magic(BytesIO(data[: npy.MAGIC_LEN])) != (1, 0):
-        raise InvalidInput("an array of numbers comes in version 1.0 of numpy's format")
+        raise InvalidInput("an array must be in version 1.0 of numpy's format")
     start = npy.MAGIC_LEN + 2
     start += int.from_bytes(data[npy.MAGIC_LEN : start], "little")
-    if start > LONGEST_HEADER:
-        raise InvalidInput("the header of an array is longer than any that describes numbers")
-    shape, by_column, dtype = _described(data[:start])
+    if start > MAX_HEADER_BYTES:
+        raise InvalidInput(f"the header of an array has more than {MAX_HEADER_BYTES} bytes")
+    shape, is_fortran, dtype = _parsed_header(data[:start])
     flat = np.frombuffer(data, dtype, offset=start)
-    return flat.reshape(shape, order="F" if by_column else "C")
-
-
-# Headers are kept: they take longer than all else, and are the same for each client.
-@lru_cache(maxsize=1024)
-def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    written = BytesIO()
-    described = npy.dtype_to_descr(dtype)
-    npy.write_array_header_1_0(
-        written, {"descr": described, "fortran_order": False, "shape": shape}
-    )
-    return written.getvalue()
-
-
-@lru_cache(maxsize=1024)
-def _described(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    source = BytesIO(header)
-    npy.read_magic(source)
-    shape, by_column, dtype = npy.read_array_header_1_0(source)
-    if dtype.hasobject:
-        raise InvalidInput("an array must hold numbers, and this one holds objects")
-    return shape, by_column, dtype
+    return flat.reshape(shape, order="F" if is_fortran else "C")
 
 
 def from_numpy(values: NDArray[Any]) -> Array:
-    """An array as it travels."""
+    """Return a numpy array as Flower sends it."""
     draft = Draft(values.shape, values.dtype)
     draft.values[...] = values
     return draft.finished()
 
 
+# Headers are cached: they are the same for every client, and parsing them dominates the cost.
+@lru_cache(maxsize=1024)
+def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """Return the .npy header of a C-ordered array."""
+    header = BytesIO()
+    description = npy.dtype_to_descr(dtype)
+    npy.write_array_header_1_0(
+        header, {"descr": description, "fortran_order": False, "shape": shape}
+    )
+    return header.getvalue()
+
+
+@lru_cache(maxsize=1024)
+def _parsed_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return the shape, whether the order is Fortran's, and the dtype that a header describes."""
+    source = BytesIO(header)
+    npy.read_magic(source)
+    shape, is_fortran, dtype = npy.read_array_header_1_0(source)
+    if dtype.hasobject:
+        raise InvalidInput("an array must hold numbers, and this one holds objects")
+    return shape, is_fortran, dtype
+
+
 @final
-class TurnRule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Turns of a device in a run are so far apart.
+class ContactRule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """How far apart two contacts of a device in one run must be.
 
     Attributes:
-        min_sep: Rows from one turn to the next.
-        timer_hours: Hours instead; 0 if turns go by rows.
+        min_sep: Rows of the noise matrix (rounds) from one contact to the next.
+        timer_hours: Hours from one contact to the next, instead of rows; 0 if rows count.
     """
 
     min_sep: int
     timer_hours: float
 
-    def is_weaker(self, promised: "TurnRule") -> bool:
-        """Whether it lets a device return that was promised more; hours do not stand for rows."""
+    def is_weaker(self, promised: "ContactRule") -> bool:
+        """Whether this rule allows a contact that the promised rule forbids.
+
+        A rule in hours never satisfies a promise in rows, nor a rule in rows a promise in hours.
+        """
         if promised.timer_hours > 0:
             return not self.timer_hours >= promised.timer_hours
         return self.timer_hours > 0 or not self.min_sep >= promised.min_sep
 
 
+# Names of the records in a message: the model, the app's own configuration, and dpftrl's record.
 ARRAYS: Final = "arrays"
 CONFIG: Final = "config"
 OURS: Final = "dpftrl"
-PREFIX: Final = "dpftrl refuses: "
+REFUSAL_PREFIX: Final = "dpftrl refuses: "
 
-# Why a device does not train. The server shows these words and no others, because what a device
-# says of itself could be anything.
+# Why a device does not train. These texts are part of the protocol: the server logs them and no
+# others, because a device could send any text at all. A "turn" in them is a contact.
 Refusal = Literal[
     "it is not this device's turn yet",
     "the server's rule for turns is weaker than what this device was promised",
@@ -129,18 +145,19 @@ REFUSALS: Final[tuple[str, ...]] = get_args(Refusal)
 @final
 @dataclass(frozen=True)
 class Instruction:
-    """What a device is told with the model.
+    """The instruction that the server sends to a client with the model.
 
     Attributes:
-        run: Identity of the run, which stays the same when the server starts again.
-        attempt: Number of the attempt; it comes back with the update.
-        row: The row of noise that the attempt is for.
-        rounds: Rows that the run has in all.
-        clip_norm: L2 norm that the update may have.
-        min_sep: Rows from one turn of a device to its next.
-        timer_hours: Hours from one turn to the next, instead; 0 if turns go by rows.
-        nonce: A secret between the server and this device; it comes back with the update, and shows
-            whose that is. (What Flower says of a reply's sender, the sender has written.)
+        run: Identity of the run. It stays the same when the server restarts.
+        attempt: Number of the attempt. The client returns it with the update.
+        row: Row of the noise matrix (the round) that the attempt is for.
+        rounds: Total number of rows of the run.
+        clip_norm: Largest L2 norm that the update may have.
+        min_sep: Rows from one contact of a client to its next.
+        timer_hours: Hours from one contact to the next, instead of rows; 0 if rows count.
+        nonce: Secret between the server and this client. The client returns it with the update,
+            which proves whose update it is. (The sender that Flower names in a reply proves
+            nothing: the sender wrote it.)
     """
 
     run: str
@@ -153,83 +170,90 @@ class Instruction:
     nonce: str
 
     @property
-    def rule(self) -> TurnRule:
-        """How far apart turns are."""
-        return TurnRule(self.min_sep, self.timer_hours)
+    def rule(self) -> ContactRule:
+        """The contact rule that the server names."""
+        return ContactRule(self.min_sep, self.timer_hours)
 
     def record(self) -> ConfigRecord:
-        """As it travels."""
+        """Return the instruction as Flower sends it."""
         return ConfigRecord(vars(self).copy())
 
     @classmethod
     def of(cls, message: Message) -> Self:
-        """What a message says, checked."""
-        found = message.content.config_records.get(OURS) if message.has_content() else None
-        if found is None or set(found) != set(cls.__dataclass_fields__):
-            raise InvalidInput("the message has no instruction of dpftrl's strategy")
-        told = cls(**{str(name): value for name, value in found.items()})  # pyright: ignore[reportArgumentType]  # checked next
-        if not isinstance(told.run, str) or not told.run.isalnum():  # pyright: ignore[reportUnnecessaryIsInstance]
+        """Read and check the instruction in a message.
+
+        Raises:
+            InvalidInput: The message has no instruction, or one that makes no sense.
+        """
+        record = message.content.config_records.get(OURS) if message.has_content() else None
+        if record is None or set(record) != set(cls.__dataclass_fields__):
+            raise InvalidInput("the message has no instruction from dpftrl's strategy")
+        instruction = cls(**{str(name): value for name, value in record.items()})  # pyright: ignore[reportArgumentType]  # checked next
+        if not isinstance(instruction.run, str) or not instruction.run.isalnum():  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidInput("the message names no run")
-        for name, least in (("attempt", 0), ("row", 0), ("rounds", 1), ("min_sep", 1)):
-            whole_number(name, getattr(told, name), at_least=least)
-        if not told.row < told.rounds:
-            raise InvalidInput("the run has no such row")
-        positive_number("clip_norm", told.clip_norm)
-        if not 0 <= told.timer_hours < float("inf"):
+        for name, minimum in (("attempt", 0), ("row", 0), ("rounds", 1), ("min_sep", 1)):
+            whole_number(name, getattr(instruction, name), at_least=minimum)
+        if not instruction.row < instruction.rounds:
+            raise InvalidInput(
+                f"row must be below rounds, got {instruction.row} and {instruction.rounds}"
+            )
+        positive_number("clip_norm", instruction.clip_norm)
+        if not 0 <= instruction.timer_hours < float("inf"):
             raise InvalidInput("timer_hours must be a finite number that is not negative")
-        return told
+        return instruction
 
 
 def record_of(arrays: dict[str, NDArray[Any]]) -> ArrayRecord:
-    """Named arrays, as they travel."""
+    """Return named numpy arrays as Flower sends them."""
     return ArrayRecord({name: from_numpy(array) for name, array in arrays.items()})
 
 
 def arrays_of(record: ArrayRecord) -> dict[str, NDArray[Any]]:
-    """And back."""
+    """Return the arrays of a Flower record as numpy arrays; the inverse of `record_of`."""
     return {name: to_numpy(array) for name, array in record.items()}
 
 
 def only_arrays(content: RecordDict) -> ArrayRecord:
-    """The one record of arrays that a message holds."""
+    """Return the only array record of a message; refuse a message with none or several."""
     records = list(content.array_records.values())
     if len(records) != 1:
-        raise InvalidInput(f"a model is one record of arrays, and the message has {len(records)}")
+        raise InvalidInput(f"a message must have exactly one array record, got {len(records)}")
     return records[0]
 
 
-def report(message: Message, update: ArrayRecord, told: Instruction) -> Message:
-    """The reply of a device that trained: its update, and nothing else of it."""
-    stamp = ConfigRecord({"attempt": told.attempt, "nonce": told.nonce})
+def report(message: Message, update: ArrayRecord, instruction: Instruction) -> Message:
+    """Return the reply of a client that trained: its update, and nothing else about it."""
+    stamp = ConfigRecord({"attempt": instruction.attempt, "nonce": instruction.nonce})
     return Message(RecordDict({ARRAYS: update, OURS: stamp}), reply_to=message)
 
 
 def attempt_of(reply: Message) -> Any:
-    """The attempt that a reply says it is for; anything at all may come here."""
+    """Return the attempt that a reply claims to be for; not checked, it may be of any type."""
     return reply.content.config_records.get(OURS, ConfigRecord()).get("attempt")
 
 
 def nonce_of(reply: Message) -> str:
-    """The nonce that a reply brings back."""
-    found = reply.content.config_records.get(OURS, ConfigRecord()).get("nonce")
-    return found if isinstance(found, str) else ""
+    """Return the nonce in a reply, or an empty string if there is none."""
+    nonce = reply.content.config_records.get(OURS, ConfigRecord()).get("nonce")
+    return nonce if isinstance(nonce, str) else ""
 
 
 def update_of(reply: Message) -> dict[str, NDArray[Any]] | None:
-    """The update in a reply, or None where there is nothing to be read: that counts as zeros."""
+    """Return the update in a reply; None, which counts as zeros, if it cannot be read."""
     try:
         return arrays_of(only_arrays(reply.content))
-    except Exception:  # whatever a device sends, it must not stop the round
+    except Exception:  # no reply, however malformed, may stop the round
         return None
 
 
-def refusal(message: Message, why: Refusal) -> Message:
-    """The reply of a device that does not train."""
-    return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, PREFIX + why), reply_to=message)
+def refusal(message: Message, reason: Refusal) -> Message:
+    """Return the reply of a client that refuses to train."""
+    error = Error(ErrorCode.MOD_FAILED_PRECONDITION, REFUSAL_PREFIX + reason)
+    return Message(error, reply_to=message)
 
 
 def refusal_of(reply: Message) -> str | None:
-    """Why a device refused, if that is what it says."""
-    said = (reply.error.reason or "") if reply.has_error() else ""
-    why = said.removeprefix(PREFIX)
-    return why if said.startswith(PREFIX) and why in REFUSALS else None
+    """Return the reason why a client refused, or None if the reply is not a known refusal."""
+    text = (reply.error.reason or "") if reply.has_error() else ""
+    reason = text.removeprefix(REFUSAL_PREFIX)
+    return reason if text.startswith(REFUSAL_PREFIX) and reason in REFUSALS else None

@@ -1,4 +1,8 @@
-"""Messages out, replies in, few of them in memory at a time."""
+"""Send messages to a cohort and receive the replies, with only a few replies in memory at a time.
+
+`replies_to` works with any Grid. On a deployment's Grid it uses `Uploads`, which bounds the size of
+each reply (`ReplyLimits`) and does not wait for slow uploads.
+"""
 
 import json
 import time
@@ -26,89 +30,173 @@ from flwr.superlink.grid import HttpGrid
 
 from dpftrl.errors import InvalidInput
 
-# A reply is as large as the model that was sent; this leaves room for what surrounds it.
-SPARE: Final = 2
-SPARE_OBJECTS: Final = 32
-SPARE_BYTES: Final = 1 << 20
-# What describes an array and its pieces: a name, a shape, and some digests.
-WORDS: Final = 1024
+# Limits for an honest reply, which is about as large as the model that was sent: twice the model,
+# plus a constant for the records around it.
+SIZE_FACTOR: Final = 2
+EXTRA_OBJECTS: Final = 32
+EXTRA_BYTES: Final = 1 << 20
+# Bytes of metadata per object: a name, a shape, and some digests take less.
+METADATA_BYTES_PER_OBJECT: Final = 1024
+
+# Messages per push, to bound the size of one request.
+PUSHED_AT_ONCE: Final = 256
+# Replies are as large as the model: only this many are pulled at a time, however large the cohort.
+PULLED_AT_ONCE: Final = 16
+# Between two looks for new replies.
+POLL_SECONDS: Final = 0.2
+# Flower raises these for a reply that is not a message. Connection errors are of other types.
+MALFORMED: Final = (IndexError, AttributeError, KeyError, TypeError, ValueError)
+
+Item = TypeVar("Item")
+# The id of a sent message, and the reply to it; None if no usable reply will come.
+Answer = tuple[str, Message | None]
+
+
+def replies_to(grid: Grid, messages: Sequence[Message], seconds: float) -> Generator[Message]:
+    """Send messages and yield each reply as soon as it arrives, until the time is over.
+
+    The caller may stop earlier by closing the generator; the missing replies are then dropped.
+
+    Args:
+        grid: Grid that sends the messages.
+        messages: One message per contacted node.
+        seconds: How long to wait for replies.
+
+    Raises:
+        InvalidInput: No message could be sent.
+    """
+    deadline = time.monotonic() + seconds
+    waiting = dict.fromkeys(_pushed(grid, messages))
+    if messages and not waiting:
+        raise InvalidInput("no message could be sent: the model may be larger than Flower's limit")
+    pull = _puller(grid, messages, deadline)
+    while waiting:
+        answered = 0
+        for batch in _batches(list(waiting), PULLED_AT_ONCE):
+            for message_id, reply in pull(batch):
+                if message_id in waiting:
+                    del waiting[message_id]
+                    answered += 1
+                    yield from filter(None, [reply])
+        if time.monotonic() >= deadline:
+            return
+        if waiting and not answered:
+            time.sleep(POLL_SECONDS)
+
+
+def _puller(
+    grid: Grid, messages: Sequence[Message], deadline: float
+) -> Callable[[Sequence[str]], Iterable[Answer]]:
+    """Return the function that pulls the replies to a batch of message ids from this grid."""
+    if isinstance(grid, HttpGrid) and messages:
+        return Uploads(grid, messages[0], deadline).pull
+    return lambda batch: _pulled(grid, batch)
+
+
+def _pulled(grid: Grid, batch: Sequence[str]) -> Generator[Answer]:
+    """Yield replies from a grid on which a reply is complete as soon as it is visible."""
+    try:
+        for reply in grid.pull_messages(batch):
+            yield reply.metadata.reply_to_message_id, reply
+    except MALFORMED:
+        # Flower drops the whole batch together with the reply that it could not read.
+        log(WARNING, "A reply could not be read: its whole batch counts as drop-outs")
+        yield from ((message_id, None) for message_id in batch)
+
+
+def _pushed(grid: Grid, messages: Sequence[Message]) -> Generator[str]:
+    """Send messages; yield the ids of those that were sent.
+
+    For a message that was not sent, Flower returns no id, or None.
+    """
+    for batch in _batches(messages, PUSHED_AT_ONCE):
+        sent = set(grid.push_messages(batch))
+        ids = (message.metadata.message_id for message in batch)
+        yield from (message_id for message_id in ids if message_id in sent)
+
+
+def _batches(items: Iterable[Item], size: int) -> Generator[list[Item]]:
+    source = iter(items)
+    while batch := list(islice(source, size)):
+        yield batch
 
 
 class Unusable(Exception):
-    """This cannot become a reply any more."""
+    """An upload that cannot become a reply; its client counts as a drop-out."""
 
 
 @final
 @dataclass(frozen=True)
 class ReplyLimits:
-    """What no honest reply passes.
+    """Upper limits on the size of a reply, which no honest reply exceeds.
 
     Attributes:
-        objects: Parts that it has.
-        words: Bytes of what describes its numbers, which takes many times that when it is read.
-        numbers: Bytes of its arrays, when they are put together.
+        objects: Number of Flower objects that the reply consists of.
+        metadata: Bytes of everything but array contents. When parsed, it takes many times that.
+        numbers: Bytes of all arrays, after their chunks are joined.
     """
 
     objects: int
-    words: int
+    metadata: int
     numbers: int
 
     @classmethod
     def to(cls, sent: Message) -> Self:
-        """The limits of replies to a message, which holds the model."""
+        """Return the limits for replies to a message that holds the model."""
         records = sent.content.array_records.values()
         arrays = [len(array.data) for record in records for array in record.values()]
         chunks = sum(1 + size // FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE for size in arrays)
-        objects = SPARE * (len(arrays) + chunks) + SPARE_OBJECTS
-        numbers = SPARE * sum(arrays) + SPARE_BYTES
-        return cls(objects, SPARE_BYTES + WORDS * objects, numbers)
+        objects = SIZE_FACTOR * (len(arrays) + chunks) + EXTRA_OBJECTS
+        numbers = SIZE_FACTOR * sum(arrays) + EXTRA_BYTES
+        return cls(objects, EXTRA_BYTES + METADATA_BYTES_PER_OBJECT * objects, numbers)
 
-    def check_parts(self, count: int) -> None:
-        """Refuse too many of them."""
+    def check_count(self, count: int) -> None:
+        """Refuse a reply of too many objects."""
         if count > self.objects:
-            raise Unusable(f"it has {count:,} parts, more than any update")
+            raise Unusable(f"it has {count:,} objects, the limit is {self.objects:,}")
 
     def check_size(self, fetched: int) -> None:
-        """Refuse too many bytes."""
-        if fetched > self.numbers + self.words:
-            raise Unusable("it is larger than any update")
+        """Refuse a reply of too many bytes."""
+        limit = self.numbers + self.metadata
+        if fetched > limit:
+            raise Unusable(f"it has more than {limit:,} bytes")
 
-    def check_whole(self, contents: Mapping[str, bytes]) -> None:
-        """Refuse what would be too large when put together: arrays may repeat their pieces."""
-        words = sum(len(one) for one in contents.values() if not _is_piece(one))
-        if words > self.words:
-            raise Unusable("what describes its numbers is longer than in any update")
-        if sum(_array_size(one, contents) for one in contents.values()) > self.numbers:
-            raise Unusable("it would be larger than any update")
+    def check_contents(self, contents: Mapping[str, bytes]) -> None:
+        """Refuse a reply that would be too large after parsing: an array may repeat its chunks."""
+        metadata = sum(len(content) for content in contents.values() if not _is_chunk(content))
+        if metadata > self.metadata:
+            raise Unusable(f"it has more than {self.metadata:,} bytes of metadata")
+        if sum(_array_size(content, contents) for content in contents.values()) > self.numbers:
+            raise Unusable(f"its arrays would have more than {self.numbers:,} bytes")
 
 
-def _is_piece(content: bytes) -> bool:
+def _is_chunk(content: bytes) -> bool:
     return get_object_type_from_object_content(content) == "ArrayChunk"
 
 
 def _array_size(content: bytes, contents: Mapping[str, bytes]) -> int:
-    """How many bytes a part puts together: none, unless it is an array."""
+    """Return the bytes of an array after its chunks are joined; 0 if it is not an array."""
     if get_object_type_from_object_content(content) != "Array":
         return 0
-    pieces = get_object_children_ids_from_object_content(content)
-    if not all(_is_piece(contents[one]) for one in pieces):
-        raise Unusable("its arrays are made of something else than numbers")
-    named = json.loads(get_object_body(content, Array))["arraychunk_ids"]
-    return sum(len(contents[pieces[one]]) for one in named)
+    chunk_ids = get_object_children_ids_from_object_content(content)
+    if not all(_is_chunk(contents[chunk_id]) for chunk_id in chunk_ids):
+        raise Unusable("its arrays consist of objects that are not array chunks")
+    indices = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+    return sum(len(contents[chunk_ids[index]]) for index in indices)
 
 
 @final
 class Uploads:
-    """The replies to one cohort, while their nodes upload them.
+    """The replies of one cohort, pulled from the SuperLink while the nodes upload them.
 
     Guarantees:
-        A node that uploads slowly, or never, takes no time of the others. Two replies are in memory
-        at most, and their size is bounded. However a node spaces its upload, each piece of it is
-        fetched twice at most.
+        A node that uploads slowly, or never finishes, does not delay the others. At most two
+        replies are in memory, and their size is bounded. However a node spaces its upload, each
+        object of it is fetched at most twice.
 
     Args:
-        grid: Of a deployment.
-        sent: One of the messages: no reply may be much larger.
+        grid: Grid of a deployment.
+        sent: One of the messages that were sent. It sets the size limits for replies.
         deadline: When pulling ends, by the monotonic clock.
     """
 
@@ -118,38 +206,43 @@ class Uploads:
         self._limits = ReplyLimits.to(sent)
         self._announced: dict[str, _Upload] = {}
 
-    def pull(self, message_ids: Sequence[str]) -> Generator[tuple[str, Message | None]]:
-        """The replies that are there by now, each with the message it is for; None: a drop-out."""
-        self._look([one for one in message_ids if one not in self._announced])
-        for one in [one for one in message_ids if one in self._announced]:
+    def pull(self, message_ids: Sequence[str]) -> Generator[Answer]:
+        """Yield the replies that are complete by now, each with the id of the message it answers.
+
+        A reply of None is a drop-out: its upload is unusable.
+        """
+        self._find_announced([sent for sent in message_ids if sent not in self._announced])
+        for message_id in [sent for sent in message_ids if sent in self._announced]:
             if time.monotonic() >= self._deadline:
                 return
             try:
-                reply = self._taken(self._announced[one])
+                reply = self._reply(self._announced[message_id])
             except _NotYet:
                 continue
-            self._confirm(self._announced.pop(one))
-            yield one, reply
+            self._confirm(self._announced.pop(message_id))
+            yield message_id, reply
 
-    def _look(self, message_ids: Sequence[str]) -> None:
-        """Ask who has announced a reply; the SuperLink says so once."""
+    def _find_announced(self, message_ids: Sequence[str]) -> None:
+        """Note which replies have been announced; the SuperLink reports each of them once."""
         if not message_ids:
             return
         answer = self._client.PullMessages(PullAppMessagesRequest(message_ids=message_ids))
-        for said, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
+        for reply, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
             objects = dict.fromkeys(node.object_id for node in iterate_object_tree(tree))
-            upload = _Upload(said.metadata.message_id, tuple(objects))
-            self._announced[said.metadata.reply_to_message_id] = upload
+            upload = _Upload(reply.metadata.message_id, tuple(objects))
+            self._announced[reply.metadata.reply_to_message_id] = upload
 
-    def _taken(self, upload: "_Upload") -> Message | None:
+    def _reply(self, upload: "_Upload") -> Message | None:
+        """Fetch and parse a reply; None if it is unusable."""
         try:
             return _inflated(upload.message_id, self._contents(upload), self._limits)
-        except Unusable as why:
-            log(WARNING, "A reply counts as a drop-out: %s", why)
+        except Unusable as reason:
+            log(WARNING, "A reply counts as a drop-out: %s", reason)
             return None
 
     def _contents(self, upload: "_Upload") -> dict[str, bytes]:
-        self._limits.check_parts(len(upload.objects))
+        """Fetch all objects of a reply; stop at the first that is missing or passes a limit."""
+        self._limits.check_count(len(upload.objects))
 
         def fetch(object_id: str) -> bytes:
             content = self._object(object_id)
@@ -157,24 +250,25 @@ class Uploads:
             self._limits.check_size(sum(list(upload.sizes.values())))
             return content
 
-        seen = [one for one in upload.objects if one in upload.sizes]
-        # The first that is missing comes first, so that little else is fetched in vain.
-        unseen = [one for one in upload.objects if one not in upload.sizes]
+        seen = [object_id for object_id in upload.objects if object_id in upload.sizes]
+        # Objects that were missing before come first: if one is still missing, little is wasted.
+        unseen = [object_id for object_id in upload.objects if object_id not in upload.sizes]
         return pull_objects(unseen, fetch) | pull_objects(seen, fetch)
 
     def _object(self, object_id: str) -> bytes:
-        asked = PullObjectRequest(
+        """Fetch one object."""
+        request = PullObjectRequest(
             node=self._grid.node, run_id=self._grid.run.run_id, object_id=object_id
         )
-        found = self._client.PullObject(asked)
-        if not found.object_found:
+        response = self._client.PullObject(request)
+        if not response.object_found:
             raise Unusable("its node did not upload all of it")
-        if not found.object_available:
+        if not response.object_available:
             raise _NotYet
-        return found.object_content
+        return response.object_content
 
     def _confirm(self, upload: "_Upload") -> None:
-        """The SuperLink may forget it."""
+        """Tell the SuperLink that it may delete an upload."""
         self._client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(
                 node=self._grid.node,
@@ -191,7 +285,7 @@ class Uploads:
 @final
 @dataclass(frozen=True)
 class _Upload:
-    """A reply on its way: its parts, and the size of those that were there."""
+    """A reply that is being uploaded: its objects, and the sizes of those fetched so far."""
 
     message_id: str
     objects: tuple[str, ...]
@@ -199,88 +293,18 @@ class _Upload:
 
 
 class _NotYet(Exception):
-    """Something is not uploaded yet."""
+    """An object of a reply is not uploaded yet."""
 
 
 def _inflated(message_id: str, contents: dict[str, bytes], limits: ReplyLimits) -> Message:
+    """Parse a reply from the contents of its objects."""
     try:
-        limits.check_whole(contents)
+        limits.check_contents(contents)
         reply = inflate_object_from_contents(message_id, contents)
     except Unusable:
         raise
-    except Exception as error:  # whatever a node uploads, it must not stop the round
+    except Exception as error:  # no upload, however malformed, may stop the round
         raise Unusable(f"it cannot be read ({type(error).__name__})") from None
     if not isinstance(reply, Message):
-        raise Unusable("it is no message")
+        raise Unusable("it is not a message")
     return reply
-
-
-PUSHED_AT_ONCE: Final = 256
-# Replies are as large as the model: only so many are held at a time, however large the cohort.
-PULLED_AT_ONCE: Final = 16
-POLL_SECONDS: Final = 0.2
-# What Flower raises on a reply that is no message; when it cannot reach the SuperLink is another
-# matter.
-MALFORMED: Final = (IndexError, AttributeError, KeyError, TypeError, ValueError)
-
-Item = TypeVar("Item")
-
-
-def replies_to(grid: Grid, messages: Sequence[Message], seconds: float) -> Generator[Message]:
-    """Send messages, and give each reply as soon as it is there; stop when the time is over.
-
-    The caller may stop before: then nobody waits for the rest.
-    """
-    deadline = time.monotonic() + seconds
-    waiting = dict.fromkeys(_pushed(grid, messages))
-    if messages and not waiting:
-        raise InvalidInput("no message could be sent: is the model larger than Flower takes?")
-    pull = _pulling(grid, messages, deadline)
-    while waiting:
-        came = 0
-        for batch in _batches(list(waiting), PULLED_AT_ONCE):
-            for one, reply in pull(batch):
-                if one in waiting:
-                    del waiting[one]
-                    came += 1
-                    yield from filter(None, [reply])
-        if time.monotonic() >= deadline:
-            return
-        if waiting and not came:
-            time.sleep(POLL_SECONDS)
-
-
-Answer = tuple[str, Message | None]
-
-
-def _pulling(
-    grid: Grid, messages: Sequence[Message], deadline: float
-) -> Callable[[Sequence[str]], Iterable[Answer]]:
-    """What gives the replies to some messages; None is one that will never come."""
-    if isinstance(grid, HttpGrid) and messages:
-        return Uploads(grid, messages[0], deadline).pull
-    return lambda batch: _pulled(grid, batch)
-
-
-def _pulled(grid: Grid, batch: Sequence[str]) -> Generator[Answer]:
-    """From a grid whose replies are whole as soon as they are there."""
-    try:
-        for reply in grid.pull_messages(batch):
-            yield reply.metadata.reply_to_message_id, reply
-    except MALFORMED:
-        # Flower has thrown the batch away with the reply that it could not read.
-        log(WARNING, "A reply could not be read: it and those beside it are drop-outs")
-        yield from ((one, None) for one in batch)
-
-
-def _pushed(grid: Grid, messages: Sequence[Message]) -> Generator[str]:
-    """Ids of the messages that went out; Flower leaves out those that did not, or says None."""
-    for batch in _batches(messages, PUSHED_AT_ONCE):
-        sent = set(grid.push_messages(batch))
-        yield from (one.metadata.message_id for one in batch if one.metadata.message_id in sent)
-
-
-def _batches(items: Iterable[Item], size: int) -> Generator[list[Item]]:
-    source = iter(items)
-    while batch := list(islice(source, size)):
-        yield batch

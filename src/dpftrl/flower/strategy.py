@@ -1,4 +1,4 @@
-"""DP-FTRL as a Flower strategy."""
+"""`DpFtrl`, a Flower strategy that runs DP-FTRL with correlated noise."""
 
 import os
 import time
@@ -33,109 +33,36 @@ from dpftrl.flower.messages import (
     update_of,
 )
 from dpftrl.flower.replies import replies_to
-from dpftrl.flower.run import Model, Patience, Place, RunClock
+from dpftrl.flower.run import Model, Patience, RunClock, RunLocation
 from dpftrl.plan import Plan
 
+# Between two looks at the nodes that are online.
 POLL_SECONDS: Final = 1.0
-# Between two lines in the log that say what is being waited for.
-SAY_SECONDS: Final = 300.0
-
-
-def begin_when_enough(
-    server: Server, clock: RunClock, grid: Grid, seconds: float
-) -> tuple[dict[str, int], Round]:
-    """The nodes by name, and the round that contacts some of them.
-
-    Args:
-        server: The run.
-        clock: The time that timers go by.
-        grid: What knows the nodes.
-        seconds: How long to wait.
-
-    Raises:
-        TooFewClients: The time is over.
-        RunOver: There is no further round.
-    """
-    if isinstance(grid, InProcessGrid) and server.settings.timer_hours is None:
-        seconds = 0.0  # simulated nodes are all there already: waiting makes no more of them
-    say = time.monotonic()
-    deadline = say + seconds
-    while True:
-        nodes = named_nodes(grid, server.settings.identity)
-        is_last = time.monotonic() >= deadline
-        try:
-            return nodes, _begin(server, clock, list(nodes), is_last)
-        except TooFewClients as error:
-            if is_last:
-                raise
-            if time.monotonic() >= say:
-                left = deadline - time.monotonic()
-                log(INFO, "Waiting for nodes, for %.0f s more at most: %s", left, error)
-                say += SAY_SECONDS
-        time.sleep(POLL_SECONDS)
-
-
-def _begin(server: Server, clock: RunClock, names: list[str], is_last: bool) -> Round:
-    goal = server.plan.fleet.report_goal
-    if server.in_flight and not is_last and server.contacted_before(names) < goal:
-        raise TooFewClients("too few of an interrupted round's nodes are online again")
-    by_time = server.settings.timer_hours is not None
-    return server.begin(names, clock.hours() if by_time else None)
-
-
-def collect(current: Round, asked: Mapping[str, str], replies: Iterable[Message]) -> dict[str, int]:
-    """Hand each reply to the round at once, until there are enough.
-
-    Args:
-        current: The round that the replies are for.
-        asked: The name of each node that was asked, by the nonce that only it was told.
-        replies: As they come.
-
-    Returns:
-        How many nodes refused, by reason.
-    """
-    refusals: Counter[str] = Counter()
-    for reply in replies:
-        if not reply.has_content():
-            refusals.update(filter(None, [refusal_of(reply)]))
-            continue
-        name = asked.get(nonce_of(reply), "")
-        try:
-            if current.report(name, update_of(reply), attempt_of(reply)):
-                break
-        except ReportRefused as error:
-            log(WARNING, "A report was refused: %s", error)
-    return dict(refusals)
-
-
-def complain(refusals: dict[str, int], asked: int) -> None:
-    """If all nodes refuse for the same reason, trying again will not help."""
-    for why, count in refusals.items():
-        if count == asked:
-            raise InvalidInput(f"every node that was asked refuses: {why}")
-        log(WARNING, "Some nodes refuse: %s", why)
-
+# Between two log lines about a wait for nodes.
+LOG_SECONDS: Final = 300.0
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 @final
 class DpFtrl(Strategy):
-    """Correlated noise, enforced participation, and a run that survives crashes.
+    """A strategy with correlated noise, enforced participation, and runs that survive crashes.
 
-    Nodes run a ClientApp with `client_mod`. Cohort, clipping, sum, noise, journal and ledger are
-    those of `dpftrl.federated.Server`: this class carries models to nodes and updates back, and
-    calls it a drop-out when nothing comes. The same call on the same folder resumes a run.
+    Nodes run a ClientApp with `client_mod`. `dpftrl.federated.Server` selects the cohort, clips,
+    sums, adds noise, and keeps journal and ledger. This class carries models to nodes and updates
+    back; a node that does not reply counts as a drop-out. The same call on the same folder resumes
+    a run.
 
     Args:
-        plan: Mechanism, noise, fleet, and the guarantee that they have together.
-        settings: Clip norm, server optimiser and so on.
-        folder: Where the run's files go; never into Flower's own folders, which are cleaned up.
-        patience: How long to wait, and for what.
+        plan: Mechanism, noise multiplier, fleet, and the guarantee that follows from them.
+        settings: Clip norm, server optimizer and other settings of the server.
+        folder: Folder for the run's files. Do not use Flower's own folders: Flower deletes files
+            there.
+        patience: How long to wait for nodes, replies and other servers.
         require_auth: Refuse a SuperLink that does not authenticate its SuperNodes.
-        state_folder: Where the witness goes, outside the folder.
-        trust_folder: Go on although the witness is missing.
-        insecure_test_key: Seed of a noise key that anybody can guess. For tests alone.
+        state_folder: Folder for the witness, outside of `folder`.
+        trust_folder: Resume even if the witness is missing.
+        insecure_test_key: Seed of a noise key that anybody can guess. For tests only.
     """
 
     def __init__(
@@ -155,12 +82,12 @@ class DpFtrl(Strategy):
         self._settings = settings
         self._patience = patience or Patience()
         self._require_auth = require_auth
-        self._place = Place(
+        self._location = RunLocation(
             folder, state_folder, trust_folder, insecure_test_key, self._patience.lock
         )
         self._open: tuple[Server, RunClock] | None = None
         self._open_round: Round | None = None
-        self._asked: dict[str, str] = {}
+        self._contacted: dict[str, str] = {}  # node names by nonce
 
     def start(  # pyright: ignore[reportIncompatibleMethodOverride]  # the plan knows the rounds
         self,
@@ -170,16 +97,23 @@ class DpFtrl(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
-        """Train until the plan's rounds or the budget are used up.
+        """Train until the plan's rounds or the privacy budget are used up.
 
         Args:
-            grid: What reaches the nodes.
-            initial_arrays: The model to start from; a run that goes on has its own, of this shape.
-                A model from a file goes through `StartModel.load`, so that private runs behind it
-                are composed with this one.
-            train_config: Goes to the nodes with the model, as `config`.
-            evaluate_fn: Is told the number of rounds and the model: at the beginning, and after
-                every round. It must not look at the data of clients.
+            grid: Grid that reaches the nodes.
+            initial_arrays: Model to start from. A resumed run continues from its own model, which
+                must have the same shapes. Load a model from a file with `StartModel.load`, so that
+                earlier private runs that trained it are composed with this one.
+            train_config: Sent to the nodes with the model, as `config`.
+            evaluate_fn: Called with the number of released rounds and the model, at the start and
+                after every round. It must not use the data of clients.
+
+        Returns:
+            Flower's result, with the last released model.
+
+        Raises:
+            InvalidInput: The folder holds another run, or all contacted nodes refuse.
+            TooFewClients: Too few nodes are online, or too many attempts in a row failed.
         """
         config, result = train_config or ConfigRecord(), Result()
         is_file = isinstance(initial_arrays, StartModel)
@@ -192,33 +126,35 @@ class DpFtrl(Strategy):
                 while True:
                     result.arrays = self._next_round(server, result.arrays, config, grid)
                     _evaluate(result, server.rounds, evaluate_fn)
-            except RunOver as over:
-                log(INFO, "The run is over: %s", over)
+            except RunOver as reason:
+                log(INFO, "The run is over: %s", reason)
         return result
 
     @contextmanager
     def _opened(self, grid: Grid, model: Model) -> Generator[Server]:
+        """Create or resume the run, and close it at the end."""
         identity = identity_of(grid)
         if self._require_auth and identity != "registered":
             raise InvalidInput(
-                "authentication is required, and this SuperLink has no TLS, or lets anybody in; "
+                "authentication is required, but this SuperLink has no TLS, or accepts any node; "
                 "start it with TLS and --enable-supernode-auth, and register each node's key"
             )
-        with self._place.open(self._plan, self._settings, model, identity) as server:
+        with self._location.open(self._plan, self._settings, model, identity) as server:
             if self._require_auth and server.settings.identity != "registered":
                 raise InvalidInput(
-                    "authentication is required, and this run began without it: begin another"
+                    "authentication is required, but this run was created without it; start another"
                 )
             self._open = server, RunClock(server.clock)
             try:
                 yield server
             finally:
                 self._open = self._open_round = None
-                self._asked = {}
+                self._contacted = {}
 
     def _next_round(
         self, server: Server, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> ArrayRecord:
+        """Repeat attempts until one is committed; return the released model."""
         for failed in range(1, self._patience.attempts + 1):
             number = server.rounds + 1
             messages = self.configure_train(number, arrays, config, grid)
@@ -228,75 +164,81 @@ class DpFtrl(Strategy):
                 return released
             time.sleep(self._patience.before_attempt(failed))
         raise TooFewClients(
-            f"{self._patience.attempts} attempts in a row had too few reports; ask more nodes for "
-            "each report wanted (over_selection), or look at what the nodes log"
+            f"{self._patience.attempts} attempts in a row had too few reports; contact more nodes "
+            "per report (over_selection), or look into the logs of the nodes"
         )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Choose the cohort, as soon as enough nodes are there, and write to it."""
+        """Select the cohort as soon as enough nodes are online; return the messages to it."""
         server, clock = self._running()
         if server.settings.identity == "registered" and identity_of(grid) != "registered":
             raise UnsafeState(
-                "the SuperLink lets anybody in by now, and the run promised otherwise"
+                "the SuperLink now accepts any node, but the run promises registered nodes"
             )
         nodes, current = begin_when_enough(server, clock, grid, self._patience.nodes)
         rounds = self._plan.participation.rounds
         log(INFO, "[ROUND %s/%s] attempt %s", server_round, rounds, current.attempt)
-        told = ConfigRecord({**config, "server-round": server_round})
-        # The arrays are one record for all: Flower then sends and keeps them once.
+        app_config = ConfigRecord({**config, "server-round": server_round})
         names = list(current.clients)
-        # In an order of its own each time: the first to be heard must not always be the same.
+        # Each attempt has another order: the first reply must not always come from the same node.
         Random(current.attempt).shuffle(names)
-        self._open_round, self._asked = current, {token_hex(16): name for name in names}
+        self._open_round = current
+        self._contacted = {token_hex(16): name for name in names}  # nonces of 128 bits
         group, ttl = f"{server.run_id}-{current.attempt}", self._patience.replies
+        # All messages share one array record, so that Flower sends and stores the model once.
         return [
             Message(
-                RecordDict({ARRAYS: arrays, CONFIG: told, OURS: self._instruction(current, nonce)}),
+                RecordDict(
+                    {ARRAYS: arrays, CONFIG: app_config, OURS: self._instruction(current, nonce)}
+                ),
                 nodes[name],
                 MessageType.TRAIN,
                 ttl=ttl,
                 group_id=group,
             )
-            for nonce, name in self._asked.items()
+            for nonce, name in self._contacted.items()
         ]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add up replies until there are enough, and release the round; else abandon it."""
+        """Add up reports and commit the round once there are enough; otherwise abandon it."""
         del server_round
         current, self._open_round = self._open_round, None
         if current is None:
-            raise InvalidInput("no round was begun: configure_train comes before aggregate_train")
-        refusals = collect(current, self._asked, replies)
+            raise InvalidInput("no round is open: call configure_train before aggregate_train")
+        refusals = collect(current, self._contacted, replies)
         server, _ = self._running()
         if current.enough:
             released = server.commit(current)
             log(INFO, "Released; epsilon is %s so far", rounded_up(released.epsilon))
             return record_of(released.model), None
         server.abandon(current, "too few reports")
-        log(WARNING, "Too few reports: nothing is released, and the row of noise is tried again")
-        complain(refusals, len(self._asked))
+        log(
+            WARNING,
+            "Too few reports: nothing is released, and the next attempt uses the same noise row",
+        )
+        check_refusals(refusals, len(self._contacted))
         return None, None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nobody is asked: what nodes say of their data would not be protected by any noise."""
+        """Return no messages: no noise would protect metrics that nodes compute on their data."""
         del server_round, arrays, config, grid
         return []
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """There is nothing to aggregate."""
+        """Return None: nodes do not evaluate."""
         del server_round, replies
         return None
 
     def summary(self) -> None:
-        """Log what the run is."""
+        """Log the mechanism, the noise and the promised guarantee of the run."""
         plan, promised = self._plan, self._plan.guarantee
         log(INFO, "DP-FTRL: %s, noise multiplier %.4g", plan.mechanism, plan.noise_multiplier)
         epsilon = rounded_up(promised.epsilon)
@@ -305,12 +247,12 @@ class DpFtrl(Strategy):
             server, _ = self._open
             if server.start is not None and server.start.composed:
                 together = rounded_up(server.planned.epsilon)
-                log(INFO, "With the earlier runs behind the start model: epsilon %s", together)
+                log(INFO, "With the earlier runs of the start model: epsilon %s", together)
             identity = server.settings.identity
-            log(INFO, "Nodes are %s; rounds released before: %s", identity, server.rounds)
+            log(INFO, "Nodes are %s; rounds released so far: %s", identity, server.rounds)
 
     def _instruction(self, current: Round, nonce: str) -> ConfigRecord:
-        told = Instruction(
+        instruction = Instruction(
             run=self._running()[0].run_id,
             attempt=current.attempt,
             row=current.number,
@@ -320,16 +262,103 @@ class DpFtrl(Strategy):
             timer_hours=self._settings.timer_hours or 0.0,
             nonce=nonce,
         )
-        return told.record()
+        return instruction.record()
 
     def _running(self) -> tuple[Server, RunClock]:
+        """Return the server and the clock of the open run."""
         if self._open is None:
-            raise InvalidInput("no run is open: this strategy works through its start()")
+            raise InvalidInput("no run is open: call start(), which opens it")
         return self._open
 
 
 def _evaluate(result: Result, rounds: int, evaluate_fn: Evaluate | None) -> None:
-    found = evaluate_fn(rounds, result.arrays) if evaluate_fn else None
-    if found is not None:
-        log(INFO, "Evaluated after %s rounds: %s", rounds, found)
-        result.evaluate_metrics_serverapp[rounds] = found
+    """Call `evaluate_fn`, if there is one, and keep its metrics in the result."""
+    metrics = evaluate_fn(rounds, result.arrays) if evaluate_fn else None
+    if metrics is not None:
+        log(INFO, "Evaluated after %s rounds: %s", rounds, metrics)
+        result.evaluate_metrics_serverapp[rounds] = metrics
+
+
+def begin_when_enough(
+    server: Server, clock: RunClock, grid: Grid, seconds: float
+) -> tuple[dict[str, int], Round]:
+    """Wait until enough nodes may be contacted, then start a round.
+
+    Args:
+        server: The server of the run.
+        clock: Clock for contact timers in hours.
+        grid: Grid that knows the nodes.
+        seconds: Longest wait.
+
+    Returns:
+        The ids of the online nodes by name, and the round, which contacts some of them.
+
+    Raises:
+        TooFewClients: The wait is over.
+        RunOver: There is no further round.
+    """
+    if isinstance(grid, InProcessGrid) and server.settings.timer_hours is None:
+        seconds = 0.0  # all simulated nodes are online already: waiting would not add any
+    next_log = time.monotonic()
+    deadline = next_log + seconds
+    while True:
+        nodes = named_nodes(grid, server.settings.identity)
+        is_last = time.monotonic() >= deadline
+        try:
+            return nodes, _begin(server, clock, list(nodes), is_last)
+        except TooFewClients as error:
+            if is_last:
+                raise
+            if time.monotonic() >= next_log:
+                seconds_left = deadline - time.monotonic()
+                log(INFO, "Waiting for nodes, at most %.0f s more: %s", seconds_left, error)
+                next_log += LOG_SECONDS
+        time.sleep(POLL_SECONDS)
+
+
+def _begin(server: Server, clock: RunClock, names: list[str], is_last: bool) -> Round:
+    """Start a round; an interrupted one waits for its own nodes, unless this try is the last."""
+    goal = server.plan.fleet.report_goal
+    if server.in_flight and not is_last and server.contacted_before(names) < goal:
+        raise TooFewClients("too few nodes of the interrupted round are online again")
+    uses_hours = server.settings.timer_hours is not None
+    return server.begin(names, clock.hours() if uses_hours else None)
+
+
+def collect(
+    current: Round, contacted: Mapping[str, str], replies: Iterable[Message]
+) -> dict[str, int]:
+    """Pass each reply to the round as it arrives, until the round has enough reports.
+
+    Args:
+        current: The round that the replies are for.
+        contacted: Name of each contacted node, by the nonce that only this node was sent.
+        replies: The replies, in the order of arrival.
+
+    Returns:
+        Number of nodes that refused, by reason.
+    """
+    refusals: Counter[str] = Counter()
+    for reply in replies:
+        if not reply.has_content():
+            refusals.update(filter(None, [refusal_of(reply)]))
+            continue
+        name = contacted.get(nonce_of(reply), "")
+        try:
+            if current.report(name, update_of(reply), attempt_of(reply)):
+                break
+        except ReportRefused as error:
+            log(WARNING, "A report was refused: %s", error)
+    return dict(refusals)
+
+
+def check_refusals(refusals: dict[str, int], contacted: int) -> None:
+    """Log why nodes refused.
+
+    Raises:
+        InvalidInput: All contacted nodes refused for the same reason: a retry would not help.
+    """
+    for reason, count in refusals.items():
+        if count == contacted:
+            raise InvalidInput(f"every contacted node refuses: {reason}")
+        log(WARNING, "Some nodes refuse: %s", reason)
