@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from dpftrl._internal.threads import side_by_side
+from dpftrl._internal.threads import parallel_map
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4, 50])
@@ -15,7 +15,7 @@ def test_results_come_in_the_order_of_the_items(threads, count):
         time.sleep(0.001 if item % 3 == 0 else 0)
         return item * item
 
-    assert side_by_side(late_if_early, range(count), threads) == [i * i for i in range(count)]
+    assert parallel_map(late_if_early, range(count), threads) == [i * i for i in range(count)]
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -32,7 +32,7 @@ def test_an_error_is_raised_once_nobody_works_any_more(threads, wrong):
         done.append(item)
 
     with pytest.raises(type(wrong)):
-        side_by_side(work, range(100), threads)
+        parallel_map(work, range(100), threads)
     assert working == {2}
     assert len(done) < 20  # nobody took what was left
     assert threading.active_count() == before
@@ -58,5 +58,5 @@ def test_an_interruption_while_waiting_stops_the_helpers(monkeypatch):
         finished.append(item)
 
     with pytest.raises(KeyboardInterrupt):
-        side_by_side(work, range(2), 2)
+        parallel_map(work, range(2), 2)
     assert sorted(finished) == [0, 1]

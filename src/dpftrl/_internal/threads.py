@@ -1,4 +1,4 @@
-"""Work shared between threads; on one thread there is none to start."""
+"""Work shared between threads: the one thread helper of the package."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -9,28 +9,37 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def side_by_side(
+def parallel_map(
     function: Callable[[Item], Result], items: Sequence[Item], threads: int
 ) -> list[Result]:
-    """The results for all items, in their order.
+    """Call a function on every item, on several threads, and return the results in order.
 
-    The caller's thread works too, and whoever is done takes the next item. No pool: starting one
-    takes longer than a round of a small model. After an error nobody takes another item, and it is
-    raised when all have stopped.
+    The calling thread works too, so that with `threads=1` no thread is started. A thread that has
+    finished an item takes the next one. There is no thread pool: starting one takes longer than a
+    whole round of a small model.
+
+    Args:
+        function: Called once per item.
+        items: The arguments, one per call.
+        threads: The largest number of threads that work at the same time.
+
+    Raises:
+        BaseException: The first error that `function` raised. After an error no thread takes
+            another item, and the error is raised when all threads have stopped.
     """
-    left = deque(enumerate(items))
+    waiting = deque(enumerate(items))
     results: dict[int, Result] = {}
     errors: list[BaseException] = []
 
     def work() -> None:
         while not errors:
             try:
-                place, item = left.popleft()
+                position, item = waiting.popleft()
             except IndexError:
                 return
             try:
-                results[place] = function(item)
-            except BaseException as error:  # to be raised where somebody can catch it
+                results[position] = function(item)
+            except BaseException as error:  # raised again in the calling thread
                 errors.append(error)
 
     helpers = [Thread(target=work) for _ in range(min(threads, len(items)) - 1)]
@@ -38,19 +47,20 @@ def side_by_side(
         for helper in helpers:
             helper.start()
         work()
-        _wait_for(helpers)
-    except BaseException as error:  # interrupted by hand: nobody goes on behind our back
+        _join(helpers)
+    except BaseException as error:  # such as Ctrl-C: stop the helpers before raising it again
         errors.append(error)
-        _wait_for(helpers)
+        _join(helpers)
     try:
         if errors:
             raise errors[0]
     finally:
-        errors.clear()  # each holds the frame that holds it
-    return [results[place] for place in range(len(items))]
+        errors.clear()  # breaks the reference cycle between an error and this frame
+    return [results[position] for position in range(len(items))]
 
 
-def _wait_for(helpers: Sequence[Thread]) -> None:
+def _join(helpers: Sequence[Thread]) -> None:
+    """Wait for all helpers that were started."""
     for helper in helpers:
         if helper.ident is not None:
             helper.join()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dpftrl._internal.arrays import Matrix, Vector
 from dpftrl._internal.compiled import TILE
-from dpftrl._internal.threads import side_by_side
+from dpftrl._internal.threads import parallel_map
 from dpftrl.errors import TooLarge
 from dpftrl.mechanisms import Mechanism, StreamState, ToeplitzMechanism
 from dpftrl.noise.kernels import (
@@ -275,7 +275,7 @@ def run_round(made: Round, target: Target, size: int, threads: int) -> None:
     chunks = -(-size // CHUNK)
     share = max(-(-chunks // (SHARES * threads)), SMALL_SHARE)
     shares = [range(first, min(first + share, chunks)) for first in range(0, chunks, share)]
-    side_by_side(partial(_run_chunks, made, target, -(-size // TILE)), shares, threads)
+    parallel_map(partial(_run_chunks, made, target, -(-size // TILE)), shares, threads)
 
 
 def _run_chunks(made: Round, target: Target, tiles: int, chunks: range) -> None:

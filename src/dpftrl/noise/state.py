@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from dpftrl._internal.arrays import Array
 from dpftrl._internal.compiled import all_finite
 from dpftrl._internal.storage import replace_secretly
-from dpftrl._internal.threads import side_by_side
+from dpftrl._internal.threads import parallel_map
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism
 from dpftrl.noise.key import NoiseKey, Secret
@@ -79,7 +79,7 @@ def digest_of_update(
     of_piece = partial(_digest_of_piece, key.derive(b"piece"))
     whole = Digest(key.derive(b"update", secret=before))
     whole.add(repr((scale, [(part.dtype.name, part.size) for part in parts])).encode())
-    for tag in side_by_side(of_piece, pieces, threads):
+    for tag in parallel_map(of_piece, pieces, threads):
         whole.add(tag.secret_bytes())
     return whole.finish()
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import msgspec
 
+from dpftrl._internal.progress import Progress
 from dpftrl._internal.storage import read_file, read_json
 from dpftrl.accounting import Guarantee, guarantee_of, load_guarantee
-from dpftrl.accounting.logs import Limits, Observed, Report, observe
+from dpftrl.accounting.logs import Limits, Observed, observe
 from dpftrl.errors import DpftrlError, InvalidInput
 from dpftrl.federated import Start
 from dpftrl.federated.settings import RunFile
@@ -34,7 +35,7 @@ def statement_of_files(
     *,
     devices: int | None = None,
     date: str | None = None,
-    report: Report | None = None,
+    on_progress: Progress | None = None,
     state_folder: Path | None = None,
     witness: bool = True,
 ) -> Statement:
@@ -48,7 +49,7 @@ def statement_of_files(
         run: The folder of a run: its guarantee, its ledger, its curves, as far as they are there.
         devices: One more number of devices of one person to state the guarantee for.
         date: To be printed.
-        report: Is told how far reading the ledger is.
+        on_progress: Called while the ledger is read.
         state_folder: Where the witness of the run is.
         witness: Whether to ask for the witness; without it, the folder may be an older copy.
     """
@@ -66,7 +67,7 @@ def statement_of_files(
     return make_statement(
         promised,
         accounted=accounted,
-        observed=None if run is None else _observed(run, limits, report),
+        observed=None if run is None else _observed(run, limits, on_progress),
         devices=devices,
         inputs=tuple(inputs),
         date=date,
@@ -130,9 +131,9 @@ def _limits(base: Guarantee) -> Limits:
     return Limits(allowed.min_sep, allowed.max_participations)
 
 
-def _observed(run: Path, limits: Limits, report: Report | None) -> Observed | None:
+def _observed(run: Path, limits: Limits, on_progress: Progress | None) -> Observed | None:
     path = run / LEDGER
-    return observe(path, limits, report=report) if path.exists() else None
+    return observe(path, limits, on_progress=on_progress) if path.exists() else None
 
 
 def _run_inputs(run: Path) -> Iterator[Input]:

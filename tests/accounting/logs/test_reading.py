@@ -239,9 +239,9 @@ REFUSED = {
     "UTF-16": ("log.csv", "round,client\n1,a\n".encode("utf-16"), "no column 'round'"),
     "binary": ("log.csv", random.Random(1).randbytes(999), "log.csv "),
     "binary JSON": ("log.jsonl", random.Random(2).randbytes(999), "line 1 is not"),
-    "not JSON": (*json('{"round": 1, "cli'), "line 2 is not one JSON object a line, got '{\"round"),
+    "not JSON": (*json('{"round": 1, "cli'), "line 2 is not one JSON object, got '{\"round"),
     "two objects a line": (*json('{"round":1,"client":2} {}'), "line 2 is not one JSON object"),
-    "array": (*json("[1, 2]"), "line 2 is not one JSON object a line, got '.1, 2.'"),
+    "array": (*json("[1, 2]"), "line 2 is not one JSON object, got '.1, 2.'"),
     "array of all": ("log.json", f"[{GOOD_JSON}]", "line 1 is not one JSON object"),
     "text in JSON": (*json('{"round":"x","client":2}'), "row 2: a round is a whole number"),
     "true": (*json('{"round":true,"client":2}'), "row 2: a round is a whole number, got 'true'"),
@@ -293,7 +293,7 @@ REFUSED = {
     ),
     "two ids": (
         *json('{"round":1,"client":"a","client":"b"}'),
-        "line 2 has the key 'client' 2 times, with 'a' and 'b'; leave one",
+        "line 2 has the key 'client' 2 times, with 'a' and 'b'; keep one",
     ),
     "two rounds": (*json('{"round":1,"round":2,"client":"a"}'), "line 2 has the key 'round' 2 ti"),
     "two statuses": (

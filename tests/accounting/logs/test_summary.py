@@ -56,7 +56,7 @@ def test_without_a_status_everybody_is_counted(folder, rows):
 
 
 @given(rows=plain_log.logs(), data=st.data())
-def test_dropping_a_counted_visit_is_noticed(folder, rows, data):
+def test_dropping_a_counted_row_changes_the_summary(folder, rows, data):
     counted = [row for row in rows if row[2] in (None, "counted")]
     if not counted:
         return
@@ -198,11 +198,11 @@ def test_a_histogram_gathered_in_pieces_is_that_of_the_whole(values, cut):
         assert each.number == sum(each.low <= value <= each.high for value in values)
 
 
-def test_the_report_is_told(folder):
-    told = []
+def test_progress_is_reported(folder):
+    calls = []
     path = plain_log.write(folder / "log.csv", [(1, "a", None)])
-    observe(path, report=lambda done, message: told.append((done, message)))
-    assert told == [(None, "1 rows read"), (0.0, "counting")]
+    observe(path, on_progress=lambda done, message: calls.append((done, message)))
+    assert calls == [(None, "1 rows read"), (0.0, "counting")]
 
 
 def test_a_large_log_leaves_nothing_on_disk(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
-"""What really happened: participation logs, and what they say about sensitivity."""
+"""Participation logs: who took part in which round, and what that means for sensitivity."""
 
-from dpftrl.accounting.logs.log import ParticipationLog, Report, observe, open_log
+from dpftrl._internal.progress import Progress
+from dpftrl.accounting.logs.log import ParticipationLog, observe, open_log
 from dpftrl.accounting.logs.summary import Bin, Broken, Duplicate, Limits, Observed, WorstPattern
 
 __all__ = [
@@ -10,7 +11,7 @@ __all__ = [
     "Limits",
     "Observed",
     "ParticipationLog",
-    "Report",
+    "Progress",
     "WorstPattern",
     "observe",
     "open_log",

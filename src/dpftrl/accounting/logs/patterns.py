@@ -1,4 +1,4 @@
-"""The patterns of one partition's clients: in which rounds each of them took part."""
+"""Participation patterns of the clients in one partition of a log."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 Integers = NDArray[np.int64]
 
-# The gap of a client that took part once: larger than any real one.
+# The smallest gap of a client that took part only once: larger than any real gap.
 NO_GAP = np.iinfo(np.int64).max
 
 
 @final
 @dataclass(frozen=True)
 class Patterns:
-    """Patterns one after the other.
+    """The patterns of several clients, stored one after the other.
 
     Attributes:
-        clients: Indices of the clients into the partition's ids, increasing; each has a pattern.
-        starts: Where in `rounds` each pattern starts, and where the last one stops.
-        rounds: Increasing within each pattern.
+        clients: The clients that have a pattern, as increasing indices into the partition's ids.
+        starts: Where in `rounds` each pattern starts. The last entry is where the last one stops.
+        rounds: The rounds of all patterns; increasing within each pattern.
     """
 
     clients: Integers
@@ -35,7 +35,7 @@ class Patterns:
 
     @classmethod
     def of(cls, owner: Integers, rounds: Integers) -> "Patterns":
-        """From (client, round) pairs, sorted and each once."""
+        """Build patterns from (client, round) pairs that are sorted and occur once each."""
         first = np.flatnonzero(np.diff(owner, prepend=-1))
         return cls(owner[first], np.append(first, len(owner)), rounds)
 
@@ -44,29 +44,30 @@ class Patterns:
 
     @cached_property
     def counts(self) -> Integers:
-        """How often each client took part."""
+        """The number of rounds in each client's pattern."""
         return np.diff(self.starts)
 
     @cached_property
     def _gap_before(self) -> Integers:
+        """For each entry of `rounds`, the gap to the client's previous round, or NO_GAP."""
         gaps = np.diff(self.rounds, prepend=0)
         gaps[self.starts[:-1]] = NO_GAP
         return gaps
 
     @property
     def gaps(self) -> Integers:
-        """Every difference between two neighbouring rounds of one client."""
+        """Every difference between two consecutive rounds of the same client."""
         return self._gap_before[self._gap_before != NO_GAP]
 
     @cached_property
     def min_gaps(self) -> Integers:
-        """The smallest gap of each client."""
+        """The smallest gap of each client; NO_GAP if the client took part once."""
         if not len(self):
             return np.zeros(0, dtype=np.int64)
         return np.minimum.reduceat(self._gap_before, self.starts[:-1])
 
     def pattern(self, position: int) -> Pattern:
-        """One pattern."""
+        """The pattern of the client at this position."""
         return tuple(self.rounds[self.starts[position] : self.starts[position + 1]].tolist())
 
     def closest(self, position: int) -> tuple[int, int]:
@@ -76,18 +77,23 @@ class Patterns:
         return int(self.rounds[later - 1]), int(self.rounds[later])
 
     def matrix(self, positions: Integers, count: int) -> Integers:
-        """The patterns at these positions, all of this length, one a row."""
+        """The patterns at these positions as a matrix with one row per pattern.
+
+        Args:
+            positions: Patterns that all have the same length.
+            count: That length.
+        """
         return self.rounds[self.starts[positions][:, None] + np.arange(count)]
 
 
-class Visits(NamedTuple):
-    """Who was asked in which round, in one partition; each (client, round) once.
+class Contacts(NamedTuple):
+    """Which client of a partition was contacted in which round; each (client, round) once.
 
     Attributes:
-        ids: Of the partition's clients.
-        owner: The client of each visit, as an index into `ids`; sorted.
-        rounds: The round of each visit; increasing within a client.
-        counted_rows: How many rows say that the visit was counted; 0 if it was not.
+        ids: The ids of the partition's clients.
+        owner: The client of each contact, as an index into `ids`; sorted.
+        rounds: The round of each contact; increasing within a client.
+        counted_rows: How many rows of the log say that the client was counted in that round.
     """
 
     ids: "pl.Series"
@@ -96,46 +102,51 @@ class Visits(NamedTuple):
     counted_rows: Integers
 
     def contacted(self) -> Patterns:
-        """Everyone who was asked, whatever became of it."""
+        """The rounds in which each client was contacted, whatever its status."""
         return Patterns.of(self.owner, self.rounds)
 
     def counted(self) -> Patterns:
-        """Those whose update is in a released sum."""
-        keep = self.counted_rows > 0
-        return Patterns.of(self.owner[keep], self.rounds[keep])
+        """The rounds in which each client's update is in the released sum."""
+        is_counted = self.counted_rows > 0
+        return Patterns.of(self.owner[is_counted], self.rounds[is_counted])
 
 
-def visits(rows: "pl.DataFrame") -> Visits:
-    """Sort the rows of a partition by client and round, and make one of those that agree."""
-    order, new_client = _clients_together(rows["client"])
+def merge_contacts(rows: "pl.DataFrame") -> Contacts:
+    """Sort a partition by client and round, and merge the rows of the same client and round.
+
+    Args:
+        rows: The columns `client` and `contact` of `reading.clean`.
+    """
+    order, new_client = _group_by_client(rows["client"])
     owner = np.cumsum(new_client) - 1
-    visit = _sort_within(owner, rows["visit"].to_numpy()[order])
-    rounds = visit >> 1
+    contact = _sort_within(owner, rows["contact"].to_numpy()[order])
+    rounds = contact >> 1
     first = np.flatnonzero(new_client | (np.diff(rounds, prepend=-1) != 0))
-    counted_rows = np.add.reduceat(visit & 1, first) if len(first) else first
+    counted_rows = np.add.reduceat(contact & 1, first) if len(first) else first
     ids = rows["client"].gather(order[new_client])
-    return Visits(ids, owner[first], rounds[first], counted_rows)
+    return Contacts(ids, owner[first], rounds[first], counted_rows)
 
 
-def _clients_together(ids: "pl.Series") -> tuple[Integers, NDArray[np.bool_]]:
-    """An order with equal ids next to each other, and where in it another id begins.
+def _group_by_client(ids: "pl.Series") -> tuple[Integers, NDArray[np.bool_]]:
+    """An order that puts equal ids next to each other, and where in it a new id starts.
 
-    By hash, which is several times as fast as by id; unless two ids share one.
+    Sorts by hash, which is several times faster than sorting by id. If two ids share a hash, it
+    sorts by id.
     """
     hashes = ids.hash().to_numpy()
     order = np.argsort(hashes)
     new_hash = np.diff(hashes[order], prepend=0) != 0
     new_hash[:1] = True
-    new = _is_new(ids.gather(order))
-    if np.array_equal(new, new_hash):
-        return order, new
+    new_id = _differs_from_previous(ids.gather(order))
+    if np.array_equal(new_id, new_hash):
+        return order, new_id
     order = ids.arg_sort().to_numpy().astype(np.int64)
-    return order, _is_new(ids.gather(order))
+    return order, _differs_from_previous(ids.gather(order))
 
 
-def _is_new(ids: "pl.Series") -> NDArray[np.bool_]:
-    new = (ids != ids.shift(1)).fill_null(True)
-    return new.to_numpy()
+def _differs_from_previous(ids: "pl.Series") -> NDArray[np.bool_]:
+    differs = (ids != ids.shift(1)).fill_null(True)
+    return differs.to_numpy()
 
 
 def _sort_within(owner: Integers, values: Integers) -> Integers:
@@ -143,9 +154,9 @@ def _sort_within(owner: Integers, values: Integers) -> Integers:
     if not len(values):
         return values
     span = int(values.max()) + 1
-    if (int(owner[-1]) + 1) * span > NO_GAP:
+    if (int(owner[-1]) + 1) * span > NO_GAP:  # owner * span would overflow int64
         return values[np.lexsort((values, owner))]
-    # One number for both, since sorting plain numbers is several times as fast.
-    both = owner * span + values
-    both.sort()
-    return both - owner * span
+    # Owner and value in one number: sorting plain integers is several times faster.
+    combined = owner * span + values
+    combined.sort()
+    return combined - owner * span

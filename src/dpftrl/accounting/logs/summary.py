@@ -1,4 +1,4 @@
-"""What a participation log says."""
+"""The summary of a participation log: counts, gaps, and the clients that broke a limit."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 import numpy as np
 
 from dpftrl._internal.checks import whole_number
-from dpftrl.accounting.logs.patterns import NO_GAP, Integers, Patterns, Visits
+from dpftrl.accounting.logs.patterns import NO_GAP, Contacts, Integers, Patterns
 from dpftrl.mechanisms._sensitivity import Kind
 from dpftrl.participation import FixedEpochs, MinSep, Participation, Pattern
 
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-# More distinct numbers than this are shown as ranges.
+# A histogram with more distinct values than this shows ranges: a table that fits on a screen.
 MOST_BINS = 50
+# How many clients that broke a limit a summary lists.
+MOST_SHOWN = 20
 
 
 class Bin(NamedTuple):
-    """A range of numbers, both ends included, and how many fall into it."""
+    """A range of values, both ends included, and the number of values in it."""
 
     low: int
     high: int
@@ -29,31 +31,32 @@ class Bin(NamedTuple):
 
 @final
 class Histogram:
-    """A count for each distinct number seen."""
+    """The number of times that each distinct value was added."""
 
     def __init__(self) -> None:
         self.values = np.zeros(0, dtype=np.int64)
         self.numbers = np.zeros(0, dtype=np.int64)
 
     def add(self, values: Integers) -> None:
-        """Count these as well."""
-        more, times = np.unique(values, return_counts=True)
-        together = np.concatenate([self.values, more])
-        self.values, where = np.unique(together, return_inverse=True)
+        """Add these values."""
+        new_values, new_numbers = np.unique(values, return_counts=True)
+        all_values = np.concatenate([self.values, new_values])
+        self.values, positions = np.unique(all_values, return_inverse=True)
         numbers = np.zeros(len(self.values), dtype=np.int64)
-        np.add.at(numbers, where, np.concatenate([self.numbers, times]))
+        np.add.at(numbers, positions, np.concatenate([self.numbers, new_numbers]))
         self.numbers = numbers
 
     def bins(self) -> tuple[Bin, ...]:
-        """One for each value, or ranges of equal width where there are too many values."""
+        """One bin per value, or bins of equal width if there are more than MOST_BINS values."""
         width = 1
         if len(self.values) > MOST_BINS:
             spread = int(self.values[-1] - self.values[0])
-            width = _round_width(spread // (MOST_BINS - 2) + 1)  # the ends may be cut off ranges
-        low = self.values // width * width
-        lows, where = np.unique(low, return_inverse=True)
+            # 2 fewer, since bins start at multiples of the width: one may be added at each end.
+            width = _round_width(spread // (MOST_BINS - 2) + 1)
+        low_of_value = self.values // width * width
+        lows, positions = np.unique(low_of_value, return_inverse=True)
         numbers = np.zeros(len(lows), dtype=np.int64)
-        np.add.at(numbers, where, self.numbers)
+        np.add.at(numbers, positions, self.numbers)
         return tuple(
             Bin(start, start + width - 1, number)
             for start, number in zip(lows.tolist(), numbers.tolist(), strict=True)
@@ -61,7 +64,7 @@ class Histogram:
 
 
 def _round_width(least: int) -> int:
-    """The smallest of 1, 2, 5, 10, 20, 50, ... that is at least this.
+    """The smallest of 1, 2, 5, 10, 20, 50, ... that is at least `least`.
 
     >>> [_round_width(least) for least in (1, 3, 14, 51)]
     [1, 5, 20, 100]
@@ -77,11 +80,11 @@ def _round_width(least: int) -> int:
 @final
 @dataclass(frozen=True)
 class Limits:
-    """What the server promised: None where nothing was.
+    """The limits on participation that the run promised; None means no limit.
 
     Attributes:
-        min_sep: Least difference between two rounds of one client.
-        max_participations: Most rounds of one client.
+        min_sep: The smallest allowed difference between two rounds of one client.
+        max_participations: The largest allowed number of rounds of one client.
     """
 
     min_sep: int | None = None
@@ -97,15 +100,15 @@ class Limits:
 @final
 @dataclass(frozen=True)
 class Broken:
-    """A client that did not keep to a limit.
+    """A client that broke a limit.
 
     Attributes:
-        client: Its id.
+        client: The client's id.
         limit: The name of the limit.
-        rounds: Two rounds that are too close, as the log numbers them; None for the other limit.
-        count: The participations that are too many; None for the other limit.
-        counted: Whether its counted rows alone break the limit. If not, it was asked too often,
-            but what was released keeps to the limit.
+        rounds: For `min_sep`: two rounds that are too close, numbered as in the log. Else None.
+        count: For `max_participations`: the number of participations. Else None.
+        counted: Whether the client's counted rows alone break the limit. If not, the client was
+            contacted too often, but the released sums keep the limit.
     """
 
     client: str
@@ -118,7 +121,7 @@ class Broken:
 @final
 @dataclass(frozen=True)
 class Duplicate:
-    """A client with several counted rows for one round (as the log numbers it)."""
+    """A client with several counted rows for one round (numbered as in the log)."""
 
     client: str
     round: int
@@ -128,29 +131,32 @@ class Duplicate:
 @final
 @dataclass(frozen=True)
 class Observed:
-    """What really happened. Each (client, round) is taken once, however many rows it has.
+    """The participation that a log shows.
+
+    Each (client, round) pair is used once, even if several rows of the log repeat it.
 
     Attributes:
-        rounds: Rounds of training.
-        first_round: The number that the log gives to the first.
-        empty_rounds: Rounds in which nobody was counted.
-        clients: Clients that were counted at least once.
-        participations: Counted (client, round) pairs.
-        min_sep: Smallest difference between two counted rounds of one client; `rounds` if nobody
-            was counted twice.
-        max_participations: Most counted rounds of one client.
-        gaps: How often each difference between neighbouring counted rounds of a client occurs.
-        counts: How many clients were counted how often.
-        contacted_clients: Clients in any row, whatever its status.
-        contacts: (client, round) pairs in any row.
-        contacted_min_sep: As `min_sep`, over all rows.
-        duplicate_rows: Counted rows beyond the first for their client and round. If they are not
-            lines written twice but updates summed twice, no statement about privacy holds.
-        duplicate_example: The client and round with the most.
-        limits: What was to be kept.
-        broken: Up to 20 clients that did not, those in released sums first.
-        broken_clients: How many there are.
-        broken_counted_clients: How many of them broke a limit by counted rows alone.
+        rounds: Number of training rounds.
+        first_round: The number of the first round in the log.
+        empty_rounds: Number of rounds in which no client was counted.
+        clients: Number of clients that were counted at least once.
+        participations: Number of counted (client, round) pairs.
+        min_sep: Smallest difference between two counted rounds of one client; `rounds` if no
+            client was counted twice.
+        max_participations: Largest number of counted rounds of one client.
+        gaps: Histogram of the differences between consecutive counted rounds of a client.
+        counts: Histogram of the number of counted rounds per client.
+        contacted_clients: Number of clients in any row, whatever its status.
+        contacts: Number of (client, round) pairs in any row.
+        contacted_min_sep: Like `min_sep`, but over all rows.
+        duplicate_rows: Counted rows beyond the first for their client and round. If they mean that
+            an update was summed twice, and not that a line was written twice, no statement about
+            privacy holds.
+        duplicate_example: The client and round with the most counted rows.
+        limits: The promised limits.
+        broken: Up to 20 clients that broke a limit; those that broke it by counted rows first.
+        broken_clients: Number of clients that broke a limit.
+        broken_counted_clients: Number of clients that broke a limit by counted rows alone.
     """
 
     rounds: int
@@ -174,27 +180,27 @@ class Observed:
 
     @property
     def participation(self) -> MinSep:
-        """The least that accounting has to allow for, if no round after `rounds` was released."""
-        often = max(1, self.max_participations)
-        return MinSep(self.rounds, self.min_sep, often, observed=True)
+        """The smallest participation that covers the log, if there is no round after `rounds`."""
+        most = max(1, self.max_participations)
+        return MinSep(self.rounds, self.min_sep, most, observed=True)
 
     def within(self, planned: Participation) -> Participation:
-        """The least that accounting has to allow for, over all rounds that were planned.
+        """The smallest participation that covers the log, over all planned rounds.
 
-        A client still moves the rounds after the last one that the log has, so that fewer rounds
-        than planned would understate the sensitivity.
+        A client's update also changes the releases after the last round of the log. Fewer rounds
+        than planned would therefore understate the sensitivity.
         """
-        rounds, often = max(planned.rounds, self.rounds), max(1, self.max_participations)
+        rounds, most = max(planned.rounds, self.rounds), max(1, self.max_participations)
         if isinstance(planned, FixedEpochs) and self.comes_back_after(planned.min_sep):
-            return FixedEpochs(rounds, planned.min_sep, often, observed=True)
-        return MinSep(rounds, self.min_sep, often, observed=True)
+            return FixedEpochs(rounds, planned.min_sep, most, observed=True)
+        return MinSep(rounds, self.min_sep, most, observed=True)
 
     def comes_back_after(self, rounds: int) -> bool:
-        """Whether every client that was counted again was so after exactly this many rounds."""
+        """Whether all consecutive counted rounds of a client are exactly this many rounds apart."""
         return all(gap.low == gap.high == rounds for gap in self.gaps)
 
     def as_json(self) -> dict[str, Any]:
-        """Ready for JSON; what concerns limits is there only if some were stated."""
+        """A dict that can be written as JSON; it mentions limits only if some were given."""
         content = {name: getattr(self, name) for name in self.__dataclass_fields__}
         example = self.duplicate_example
         content["duplicate_example"] = None if example is None else asdict(example)
@@ -203,8 +209,8 @@ class Observed:
                 {"from": low, "to": high, "number": number} for low, high, number in content[name]
             ]
         content["broken"] = [
-            {name: value for name, value in asdict(one).items() if value is not None}
-            for one in self.broken
+            {name: value for name, value in asdict(broken).items() if value is not None}
+            for broken in self.broken
         ]
         if self.limits == Limits():
             for name in ("limits", "broken", "broken_clients", "broken_counted_clients"):
@@ -215,14 +221,14 @@ class Observed:
 @final
 @dataclass(frozen=True)
 class WorstPattern:
-    """The most that any one client who was really there could have moved C X, at clip norm 1.
+    """How far one client of the log can move C X at most, at clip norm 1.
 
     Attributes:
-        value: That, or a number that it cannot exceed.
+        value: The largest norm over all counted clients, or an upper bound on it.
         kind: "exact" if `value` is the largest `pattern_norm` of all counted patterns (itself a
             bound where the strategy has entries of both signs).
-        pattern: The worst pattern found, rounds counted from 0.
-        client: Whose it is; None if nobody was counted.
+        pattern: The worst pattern found, with rounds counted from 0.
+        client: The client with that pattern; None if no client was counted.
     """
 
     value: float
@@ -231,14 +237,13 @@ class WorstPattern:
     client: str | None
 
 
-MOST_SHOWN = 20
-
-# Counted ones first, then the worst, then by id: the same whatever the partitions are.
+# The sort key of a broken limit: not counted, measure, client id. Counted ones come first, then the
+# worst, then by id. So the order does not depend on the partitions.
 Rank = tuple[bool, int, str]
 
 
 class Rule(NamedTuple):
-    """A limit as something that must not be below a number."""
+    """A limit, written as: `measure` of each client must be at least `least`."""
 
     limit: Literal["min_sep", "max_participations"]
     measure: Callable[[Patterns], Integers]
@@ -254,11 +259,12 @@ def _minus_counts(patterns: Patterns) -> Integers:
 
 
 @final
-class Offenders:
-    """Gathers them partition by partition. A client is in one partition only.
+class BrokenLimits:
+    """Collects the clients that broke a limit, partition by partition.
 
-    A client that is contacted has had its turn, whatever became of its update, so that limits are
-    checked on all rows; those that the counted rows alone break are marked.
+    A client is in one partition only. A contact uses up a client's participation even if its
+    update was not counted, so limits are checked on all rows. Clients whose counted rows alone
+    break a limit are marked.
     """
 
     def __init__(self, limits: Limits, first_round: int):
@@ -272,37 +278,46 @@ class Offenders:
         self._worst: dict[str, list[tuple[Rank, Broken]]] = {rule.limit: [] for rule in self._rules}
         self.clients, self.counted_clients = 0, 0
 
-    def add(self, visits: Visits, contacted: Patterns, counted: Patterns) -> None:
-        """Look at one partition."""
-        by_any, by_counted = np.zeros((2, len(visits.ids)), dtype=bool)
+    def add(self, contacts: Contacts, contacted: Patterns, counted: Patterns) -> None:
+        """Check one partition.
+
+        Args:
+            contacts: The partition.
+            contacted: `contacts.contacted()`.
+            counted: `contacts.counted()`.
+        """
+        broke_by_any, broke_by_counted = np.zeros((2, len(contacts.ids)), dtype=bool)
         for rule in self._rules:
-            bad = np.flatnonzero(rule.measure(counted) < rule.least)
-            in_sums = counted.clients[bad]
-            asked = np.flatnonzero(rule.measure(contacted) < rule.least)
-            only_asked = asked[~np.isin(contacted.clients[asked], in_sums)]
-            by_counted[in_sums] = True
-            by_any[contacted.clients[asked]] = True
+            in_counted = np.flatnonzero(rule.measure(counted) < rule.least)
+            counted_clients = counted.clients[in_counted]
+            in_contacted = np.flatnonzero(rule.measure(contacted) < rule.least)
+            contacted_clients = contacted.clients[in_contacted]
+            in_contacted_only = in_contacted[~np.isin(contacted_clients, counted_clients)]
+            broke_by_counted[counted_clients] = True
+            broke_by_any[contacted_clients] = True
             worst = self._worst[rule.limit]
-            worst.extend(self._ranked(rule, visits.ids, counted, bad, True))
-            worst.extend(self._ranked(rule, visits.ids, contacted, only_asked, False))
+            worst.extend(self._ranked(rule, contacts.ids, counted, in_counted, True))
+            worst.extend(self._ranked(rule, contacts.ids, contacted, in_contacted_only, False))
             worst.sort(key=lambda entry: entry[0])
             del worst[MOST_SHOWN:]
-        self.clients += int(by_any.sum())
-        self.counted_clients += int(by_counted.sum())
+        self.clients += int(broke_by_any.sum())
+        self.counted_clients += int(broke_by_counted.sum())
 
     def _ranked(
-        self, rule: Rule, ids: "pl.Series", patterns: Patterns, bad: Integers, counted: bool
+        self, rule: Rule, ids: "pl.Series", patterns: Patterns, positions: Integers, counted: bool
     ) -> Iterator[tuple[Rank, Broken]]:
+        """The worst of the patterns at these positions, which all break the rule."""
         import polars as pl
 
-        found = pl.DataFrame(
+        broken_patterns = pl.DataFrame(
             {
-                "measure": rule.measure(patterns)[bad],
-                "client": ids.gather(patterns.clients[bad]),
-                "position": bad,
+                "measure": rule.measure(patterns)[positions],
+                "client": ids.gather(patterns.clients[positions]),
+                "position": positions,
             }
         )
-        for measure, client, position in found.sort("measure", "client").head(MOST_SHOWN).rows():
+        worst = broken_patterns.sort("measure", "client").head(MOST_SHOWN)
+        for measure, client, position in worst.rows():
             if rule.limit == "min_sep":
                 first, second = (t + self._first_round for t in patterns.closest(position))
                 broken = Broken(client, rule.limit, (first, second), None, counted)
@@ -311,34 +326,41 @@ class Offenders:
             yield (not counted, measure, client), broken
 
     def shown(self) -> tuple[Broken, ...]:
-        """The worst, some of both kinds where there are both."""
-        kinds = [[broken for _, broken in worst] for worst in self._worst.values()]
-        if len(kinds) == 2:
-            kinds[0] = kinds[0][: max(MOST_SHOWN // 2, MOST_SHOWN - len(kinds[1]))]
-        return tuple(broken for kind in kinds for broken in kind)[:MOST_SHOWN]
+        """The worst clients, up to MOST_SHOWN; some for each limit if both were broken."""
+        by_limit = [[broken for _, broken in worst] for worst in self._worst.values()]
+        if len(by_limit) == 2:
+            by_limit[0] = by_limit[0][: max(MOST_SHOWN // 2, MOST_SHOWN - len(by_limit[1]))]
+        return tuple(broken for limit in by_limit for broken in limit)[:MOST_SHOWN]
 
 
 def summarize(
-    partitions: Iterable[Visits], rounds: int, first_round: int, limits: Limits
+    partitions: Iterable[Contacts], rounds: int, first_round: int, limits: Limits
 ) -> Observed:
-    """Everything that `Observed` holds."""
+    """Summarize the partitions of a log.
+
+    Args:
+        partitions: The contacts of each partition; all rows of a client are in the same one.
+        rounds: Number of training rounds.
+        first_round: The number of the first round in the log.
+        limits: The limits to check.
+    """
     gaps, counts, counted_rounds = Histogram(), Histogram(), Histogram()
-    offenders = Offenders(limits, first_round)
-    clients, participations, contacted_clients, contacts, surplus = 0, 0, 0, 0, 0
+    broken_limits = BrokenLimits(limits, first_round)
+    clients, participations, contacted_clients, contact_count, duplicate_rows = 0, 0, 0, 0, 0
     contacted_min_sep, worst_duplicate = rounds, None
-    for visits in partitions:
-        contacted, counted = visits.contacted(), visits.counted()
+    for contacts in partitions:
+        contacted, counted = contacts.contacted(), contacts.counted()
         clients += len(counted)
         participations += len(counted.rounds)
         contacted_clients += len(contacted)
-        contacts += len(contacted.rounds)
+        contact_count += len(contacted.rounds)
         contacted_min_sep = min(contacted_min_sep, _min_sep(contacted))
         gaps.add(counted.gaps)
         counts.add(counted.counts)
         counted_rounds.add(counted.rounds)
-        surplus += int(np.maximum(visits.counted_rows - 1, 0).sum())
-        worst_duplicate = _worse(worst_duplicate, _most_repeated(visits, first_round))
-        offenders.add(visits, contacted, counted)
+        duplicate_rows += int(np.maximum(contacts.counted_rows - 1, 0).sum())
+        worst_duplicate = _worse(worst_duplicate, _most_repeated(contacts, first_round))
+        broken_limits.add(contacts, contacted, counted)
     return Observed(
         rounds=rounds,
         first_round=first_round,
@@ -350,33 +372,37 @@ def summarize(
         gaps=gaps.bins(),
         counts=counts.bins(),
         contacted_clients=contacted_clients,
-        contacts=contacts,
+        contacts=contact_count,
         contacted_min_sep=contacted_min_sep,
-        duplicate_rows=surplus,
+        duplicate_rows=duplicate_rows,
         duplicate_example=worst_duplicate,
         limits=limits,
-        broken=offenders.shown(),
-        broken_clients=offenders.clients,
-        broken_counted_clients=offenders.counted_clients,
+        broken=broken_limits.shown(),
+        broken_clients=broken_limits.clients,
+        broken_counted_clients=broken_limits.counted_clients,
     )
 
 
 def _min_sep(patterns: Patterns) -> int:
+    """The smallest gap of all clients; NO_GAP if no client took part twice."""
     return int(patterns.min_gaps.min(initial=NO_GAP))
 
 
-def _most_repeated(visits: Visits, first_round: int) -> Duplicate | None:
-    """The (client, round) with the most counted rows, if that is more than one."""
-    most = int(visits.counted_rows.max(initial=0))
+def _most_repeated(contacts: Contacts, first_round: int) -> Duplicate | None:
+    """The (client, round) with the most counted rows; None if no pair has more than one."""
+    most = int(contacts.counted_rows.max(initial=0))
     if most < 2:
         return None
-    where = np.flatnonzero(visits.counted_rows == most)
-    earliest = where[visits.rounds[where] == visits.rounds[where].min()]
-    client = visits.ids.gather(visits.owner[earliest]).min()
-    return Duplicate(str(client), int(visits.rounds[earliest[0]]) + first_round, most)
+    repeated = np.flatnonzero(contacts.counted_rows == most)
+    earliest = repeated[contacts.rounds[repeated] == contacts.rounds[repeated].min()]
+    client = contacts.ids.gather(contacts.owner[earliest]).min()
+    return Duplicate(str(client), int(contacts.rounds[earliest[0]]) + first_round, most)
 
 
-def _worse(one: Duplicate | None, other: Duplicate | None) -> Duplicate | None:
-    """More rows, then the earlier round, then the smaller id: whatever the partitions are."""
-    found = [duplicate for duplicate in (one, other) if duplicate is not None]
-    return min(found, key=lambda d: (-d.rows, d.round, d.client), default=None)
+def _worse(first: Duplicate | None, second: Duplicate | None) -> Duplicate | None:
+    """The duplicate with more rows, then the earlier round, then the smaller id.
+
+    This order does not depend on the partitions.
+    """
+    duplicates = [duplicate for duplicate in (first, second) if duplicate is not None]
+    return min(duplicates, key=lambda d: (-d.rows, d.round, d.client), default=None)
