@@ -1,7 +1,8 @@
-"""Checking a run from its files alone, by other means than the server that wrote them.
+"""Verification of a run: recompute its guarantee from its files, with independent code.
 
-What is here follows `docs/runs.md`. It shares no code with `dpftrl.federated`, `dpftrl.accounting`
-or `dpftrl.accounting.logs`, so that one mistake cannot be made and missed alike.
+The package follows the file formats in `docs/runs.md`. It shares no code with `dpftrl.federated`,
+`dpftrl.accounting` or `dpftrl.accounting.logs`, so that a mistake in the server is not repeated
+here.
 """
 
 from dpftrl.verify.run import verify_run

@@ -1,4 +1,8 @@
-"""Who was contacted when: the timers, checked from every single contact."""
+"""Checks of who was contacted when: cohort sizes, timers and participation caps.
+
+All checks here use every single contact in the journal, so they do not depend on the counters that
+the server kept.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,219 +13,281 @@ from numpy.typing import NDArray
 
 from dpftrl._internal.arrays import Matrix
 from dpftrl.errors import UnsafeState
-from dpftrl.verify.files import Told
+from dpftrl.verify.files import RunFiles
 from dpftrl.verify.journal import Attempt, Committed, Journal
 from dpftrl.verify.patterns import Limits
 
 Keys = NDArray[np.uint64]
 Numbers = NDArray[np.int64]
 
+# Clients counted in more than this share of the rounds: multiplying by the Gram matrix is cheaper
+# for them than adding up all pairs of their rounds.
+FREQUENT_SHARE: Final = 1 / 32
+# Clients multiplied by the Gram matrix in one call: bounds the memory to rounds x 256 numbers.
+CLIENTS_PER_BATCH: Final = 256
+
 
 @final
 @dataclass(frozen=True, eq=False)
 class Contacts:
-    """All contacts, those of one client together and in order.
+    """All contacts of a run, sorted by client and, within a client, by time.
+
+    The four arrays have one entry per contact.
 
     Attributes:
-        clients: Whose.
-        attempts: The index of the attempt.
-        rows: The row of noise that it was for.
-        place: Where each was before sorting: attempt after attempt.
+        clients: A number that identifies the client.
+        attempts: The index of the attempt that the client was contacted for.
+        rows: The noise row (the round) of that attempt.
+        journal_positions: The position of the contact in the journal, before sorting.
     """
 
     clients: Keys
     attempts: Numbers
     rows: Numbers
-    place: Numbers
+    journal_positions: Numbers
 
     @classmethod
     def of(cls, attempts: Sequence[Attempt]) -> "Contacts":
-        """The contacts of all attempts."""
-        clients = np.concatenate([np.empty(0, np.uint64), *_identities(attempts)])
+        """Collect and sort the contacts of all attempts."""
+        clients = np.concatenate([np.empty(0, np.uint64), *_client_numbers(attempts)])
         sizes = [len(attempt.clients) for attempt in attempts]
-        which = np.repeat(np.arange(len(attempts)), sizes)
-        rows = np.array([attempt.cohort.row for attempt in attempts], dtype=np.int64)
-        place = np.argsort(clients, kind="stable")
-        return cls(clients[place], which[place], rows[which[place]], place)
+        attempt_numbers = np.repeat(np.arange(len(attempts)), sizes)
+        attempt_rows = np.array([attempt.cohort.row for attempt in attempts], dtype=np.int64)
+        order = np.argsort(clients, kind="stable")
+        return cls(
+            clients[order], attempt_numbers[order], attempt_rows[attempt_numbers[order]], order
+        )
 
     def __len__(self) -> int:
         return len(self.clients)
 
-    def kept(self, which: NDArray[np.bool_]) -> "Contacts":
-        """Some of them."""
+    def select(self, mask: NDArray[np.bool_]) -> "Contacts":
+        """Return the contacts for which `mask` is true."""
         return Contacts(
-            self.clients[which], self.attempts[which], self.rows[which], self.place[which]
+            self.clients[mask],
+            self.attempts[mask],
+            self.rows[mask],
+            self.journal_positions[mask],
         )
 
-    def returns(self) -> tuple[Numbers, Numbers]:
-        """Where, in these arrays, a client's contact and its next one are."""
-        (again,) = np.nonzero(self.clients[1:] == self.clients[:-1])
-        return again, again + 1
+    def consecutive_pairs(self) -> tuple[Numbers, Numbers]:
+        """Return the indices of every contact that has a next one, and of that next one."""
+        (earlier,) = np.nonzero(self.clients[1:] == self.clients[:-1])
+        return earlier, earlier + 1
 
-    def least_gap(self) -> int | None:
-        """Fewest rows from one contact of a client to its next; None if nobody returned."""
-        sooner, later = self.returns()
-        gaps = self.rows[later] - self.rows[sooner]
+    def min_gap(self) -> int | None:
+        """Return the fewest rows between two contacts of one client, or None if there are none."""
+        earlier, later = self.consecutive_pairs()
+        gaps = self.rows[later] - self.rows[earlier]
         return int(gaps.min()) if len(gaps) else None
 
-    def each(self) -> Numbers:
-        """How many contacts each client has."""
-        return np.diff(np.flatnonzero(np.append(self._starts(), True)))
+    def counts(self) -> Numbers:
+        """Return the number of contacts of each client."""
+        return np.diff(np.flatnonzero(np.append(self._is_first_of_client(), True)))
 
-    def most(self) -> int:
-        """Contacts of the client that was contacted most often."""
-        return int(self.each().max(initial=0))
+    def max_count(self) -> int:
+        """Return the number of contacts of the client that was contacted most often."""
+        return int(self.counts().max(initial=0))
 
-    def _starts(self) -> NDArray[np.bool_]:
+    def _is_first_of_client(self) -> NDArray[np.bool_]:
         return np.append(len(self) > 0, self.clients[1:] != self.clients[:-1])[: len(self)]
 
 
-def _identities(attempts: Sequence[Attempt]) -> list[Keys]:
-    """Numbers that tell clients apart: by name where the run has names, as the ledger does."""
-    known: dict[str, int] = {}
+def _client_numbers(attempts: Sequence[Attempt]) -> list[Keys]:
+    """Return a number for each contacted client: one per name if the run records names."""
+    number_of_name: dict[str, int] = {}
     return [
         attempt.clients
         if (names := attempt.cohort.names) is None
-        else np.array([known.setdefault(name, len(known)) for name in names], np.uint64)
+        else np.array(
+            [number_of_name.setdefault(name, len(number_of_name)) for name in names], np.uint64
+        )
         for attempt in attempts
     ]
 
 
-def check_rounds_between(contacts: Contacts, min_sep: int) -> str:
-    """Refuse two contacts of one client that are too close, in rows."""
-    sooner, later = contacts.returns()
-    gaps = contacts.rows[later] - contacts.rows[sooner]
-    if len(gaps) and gaps.min() < min_sep:
-        at = int(gaps.argmin())
-        raise UnsafeState(
-            f"{int((gaps < min_sep).sum()):,} time(s) a client was contacted too early, such as "
-            f"for rows {contacts.rows[sooner[at]]} and {contacts.rows[later[at]]}; "
-            f"min-sep is {min_sep}"
-        )
-    closest = f"at least {gaps.min():,} rows apart" if len(gaps) else "nobody twice"
-    return f"{len(contacts):,} contacts, {closest} (min-sep {min_sep:,})"
+def check_cohorts(journal: Journal, run_files: RunFiles) -> str:
+    """Check the number of rounds, and the clients and reports of every attempt, against the plan.
 
-
-def check_hours_between(contacts: Contacts, times: NDArray[np.float64], hours: float) -> str:
-    """Refuse two contacts of one client that are too close, in time."""
-    sooner, later = contacts.returns()
-    waited = times[contacts.attempts[later]] - times[contacts.attempts[sooner]]
-    if not np.all(waited >= hours):
-        at = int(np.argmin(np.nan_to_num(waited, nan=-np.inf)))
-        raise UnsafeState(
-            f"{int((~(waited >= hours)).sum()):,} time(s) a client was contacted too early, such "
-            f"as after {waited[at]:g} hours; the timer is {hours:g} hours"
-        )
-    closest = f"at least {waited.min():g} hours apart" if len(waited) else "nobody twice"
-    return f"{len(contacts):,} contacts, {closest} (timer {hours:g} hours)"
-
-
-def check_cap(contacts: Contacts, cap: int) -> str:
-    """Refuse a client that was contacted too often."""
-    most = contacts.most()
-    if most > cap:
-        raise UnsafeState(
-            f"{int((contacts.each() > cap).sum()):,} client(s) were contacted more than {cap} "
-            f"times, one of them {most}"
-        )
-    return f"no client more than {most:,} time(s) (cap {cap:,})"
-
-
-# A client counted in more than this share of the rounds is cheaper to multiply out.
-OFTEN: Final = 1 / 32
-AT_ONCE: Final = 256
-
-
-def furthest_moved(gram: Matrix, counted: Contacts) -> float:
-    """The largest norm of the sum of a client's columns."""
-    if not len(counted):
-        return 0.0
-    each = counted.each()
-    is_often = np.repeat(each > OFTEN * len(gram), each)
-    squares = (_by_pairs(gram, counted.kept(~is_often)), _by_rows(gram, counted.kept(is_often)))
-    return max(squares) ** 0.5
-
-
-def _by_pairs(gram: Matrix, counted: Contacts) -> float:
-    """Add up the Gram entries of all pairs of rounds: next neighbours, then those beyond."""
-    if not len(counted):
-        return 0.0
-    clients, rows = counted.clients, counted.rows
-    sizes = counted.each()
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    total = np.bincount(owner, gram[rows, rows])
-    for lag in range(1, int(sizes.max())):
-        (first,) = np.nonzero(clients[lag:] == clients[:-lag])
-        pairs = 2 * gram[rows[first], rows[first + lag]]
-        total += np.bincount(owner[first], pairs, minlength=len(total))
-    return float(total.max())
-
-
-def _by_rows(gram: Matrix, counted: Contacts) -> float:
-    """Multiply the Gram matrix by who was counted, some clients at a time."""
-    sizes, worst = counted.each(), 0.0
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    for start in range(0, len(sizes), AT_ONCE):
-        here = (owner >= start) & (owner < start + AT_ONCE)
-        taken = np.zeros((len(gram), AT_ONCE))
-        taken[counted.rows[here], owner[here] - start] = 1.0
-        worst = max(worst, float(np.einsum("ij,ij->j", taken, gram @ taken).max()))
-    return worst
-
-
-def check_cohorts(journal: Journal, told: Told) -> str:
-    """Refuse cohorts, reports and rows that the plan has no room for."""
-    planned = told.promise.stream.participation.rounds
+    Raises:
+        UnsafeState: The plan does not allow one of them.
+    """
+    planned = run_files.promised.stream.participation.rounds
     if len(journal.commits) > planned:
-        raise UnsafeState(f"{len(journal.commits)} rounds were released, and {planned} planned")
+        raise UnsafeState(
+            f"{len(journal.commits)} rounds were released, but only {planned} were planned"
+        )
     for attempt in journal.attempts:
-        if why := _misfit(attempt, told):
-            raise UnsafeState(f"attempt {attempt.cohort.attempt}: {why}")
-    goal = told.fleet.report_goal
-    return f"{goal:,} to {told.cohort_size:,} clients contacted, {goal:,} reports in every sum"
+        if problem := _cohort_problem(attempt, run_files):
+            raise UnsafeState(f"attempt {attempt.cohort.attempt}: {problem}")
+    goal = run_files.fleet.report_goal
+    return (
+        f"every cohort has {goal:,} to {run_files.cohort_size:,} clients, "
+        f"and every sum has {goal:,} reports"
+    )
 
 
-def _misfit(attempt: Attempt, told: Told) -> str | None:
-    cohort, end, goal = attempt.cohort, attempt.end, told.fleet.report_goal
-    by_time, hashed = told.settings.timer_hours is not None, told.settings.hash_clients
-    if not goal <= len(attempt.clients) <= told.cohort_size:
-        return f"{len(attempt.clients)} clients, not {goal} to {told.cohort_size}"
+def _cohort_problem(attempt: Attempt, run_files: RunFiles) -> str | None:
+    """Say what is wrong with an attempt, or return None if nothing is."""
+    cohort, end, goal = attempt.cohort, attempt.end, run_files.fleet.report_goal
+    settings = run_files.settings
+    if not goal <= len(attempt.clients) <= run_files.cohort_size:
+        return (
+            f"{len(attempt.clients)} clients were contacted, expected {goal} to "
+            f"{run_files.cohort_size}"
+        )
     if isinstance(end, Committed) and end.reports != goal:
-        return f"{end.reports} reports in the sum, and the report goal is {goal}"
-    if by_time and cohort.time is None:
-        return "no time, and timers go by time"
-    if (cohort.names is None) != hashed:
-        return "names where the run hashes them, or none where it does not"
+        return f"the sum has {end.reports} reports, but the report goal is {goal}"
+    if settings.timer_hours is not None and cohort.time is None:
+        return "the time is missing, although the timer of this run is in hours"
+    if (cohort.names is None) != settings.hash_clients:
+        return (
+            "client names are in the journal, although this run hashes them"
+            if settings.hash_clients
+            else "client names are missing, although this run does not hash them"
+        )
     return None
 
 
-def check_timers(journal: Journal, contacts: Contacts, told: Told) -> str:
-    """Refuse a client that came back too early, for an attempt that was released or not."""
-    hours = told.settings.timer_hours
+def check_timers(journal: Journal, contacts: Contacts, run_files: RunFiles) -> str:
+    """Check that no client was contacted again too early, whether or not the round was released.
+
+    Raises:
+        UnsafeState: A client was contacted too early.
+    """
+    hours = run_files.settings.timer_hours
     if hours is None:
-        return check_rounds_between(contacts, told.promise.stream.participation.min_sep)
+        return check_rounds_between(contacts, run_files.promised.stream.participation.min_sep)
     check_rounds_between(contacts, 1)
     times = [attempt.cohort.time for attempt in journal.attempts]
     return check_hours_between(contacts, np.array(times, dtype=np.float64), hours)
 
 
-def limits_of(journal: Journal, contacts: Contacts, told: Told) -> tuple[Limits, Limits]:
-    """What guarantees are stated for: at the last release, and by now.
+def check_rounds_between(contacts: Contacts, min_sep: int) -> str:
+    """Check that contacts of one client are at least `min_sep` rows apart.
 
-    Where timers go by rounds the server enforces the plan, and both are the same. Where they go by
-    time, it is what was observed, of everyone who was contacted.
+    Raises:
+        UnsafeState: Two contacts are closer than that.
     """
-    rounds, planned = len(journal.commits), told.promise.stream.participation
-    if told.settings.timer_hours is None:
+    earlier, later = contacts.consecutive_pairs()
+    gaps = contacts.rows[later] - contacts.rows[earlier]
+    if len(gaps) and gaps.min() < min_sep:
+        closest = int(gaps.argmin())
+        raise UnsafeState(
+            f"{int((gaps < min_sep).sum()):,} time(s) a client was contacted too early, for example"
+            f" for rows {contacts.rows[earlier[closest]]} and {contacts.rows[later[closest]]}; "
+            f"min-sep is {min_sep}"
+        )
+    smallest_gap = (
+        f"at least {gaps.min():,} rows apart" if len(gaps) else "no client was contacted twice"
+    )
+    return f"{len(contacts):,} contacts, {smallest_gap} (min-sep {min_sep:,})"
+
+
+def check_hours_between(contacts: Contacts, times: NDArray[np.float64], hours: float) -> str:
+    """Check that contacts of one client are at least `hours` apart.
+
+    Args:
+        contacts: All contacts.
+        times: The time of each attempt, in hours. NaN fails the check.
+        hours: The timer of the run.
+
+    Raises:
+        UnsafeState: Two contacts are closer than that.
+    """
+    earlier, later = contacts.consecutive_pairs()
+    waits = times[contacts.attempts[later]] - times[contacts.attempts[earlier]]
+    if not np.all(waits >= hours):
+        shortest = int(np.argmin(np.nan_to_num(waits, nan=-np.inf)))
+        raise UnsafeState(
+            f"{int((~(waits >= hours)).sum()):,} time(s) a client was contacted too early, for "
+            f"example after {waits[shortest]:g} hours; the timer is {hours:g} hours"
+        )
+    smallest_gap = (
+        f"at least {waits.min():g} hours apart" if len(waits) else "no client was contacted twice"
+    )
+    return f"{len(contacts):,} contacts, {smallest_gap} (timer {hours:g} hours)"
+
+
+def check_cap(contacts: Contacts, cap: int) -> str:
+    """Check that no client was contacted more than `cap` times.
+
+    Raises:
+        UnsafeState: A client was contacted more often.
+    """
+    max_count = contacts.max_count()
+    if max_count > cap:
+        raise UnsafeState(
+            f"{int((contacts.counts() > cap).sum()):,} client(s) were contacted more than {cap} "
+            f"times; the highest count is {max_count}"
+        )
+    return f"no client was contacted more than {max_count:,} time(s) (cap {cap:,})"
+
+
+def limits_of(journal: Journal, contacts: Contacts, run_files: RunFiles) -> tuple[Limits, Limits]:
+    """Return the participation limits at the last release, and those after the last contact.
+
+    With a timer in rounds, the server enforces the planned limits, and both values are the same.
+    With a timer in hours, the limits are observed: they come from all contacts so far.
+    """
+    rounds, planned = len(journal.commits), run_files.promised.stream.participation
+    if run_files.settings.timer_hours is None:
         limits = Limits(rounds, planned.min_sep, planned.max_participations)
         return limits, limits
-    last = max(
+    last_released = max(
         number
         for number, attempt in enumerate(journal.attempts)
         if isinstance(attempt.end, Committed)
     )
-    return _observed(rounds, contacts.kept(contacts.attempts <= last)), _observed(rounds, contacts)
+    at_release = contacts.select(contacts.attempts <= last_released)
+    return _observed_limits(rounds, at_release), _observed_limits(rounds, contacts)
 
 
-def _observed(rounds: int, contacts: Contacts) -> Limits:
-    return Limits(rounds, contacts.least_gap() or rounds, max(1, contacts.most()))
+def _observed_limits(rounds: int, contacts: Contacts) -> Limits:
+    return Limits(rounds, contacts.min_gap() or rounds, max(1, contacts.max_count()))
+
+
+def largest_client_shift(gram: Matrix, counted: Contacts) -> float:
+    """Return the largest norm, over clients, of the sum of the columns of C of a client's rounds.
+
+    Args:
+        gram: C^T C.
+        counted: The contacts whose updates are in a sum.
+    """
+    if not len(counted):
+        return 0.0
+    counts = counted.counts()
+    is_frequent = np.repeat(counts > FREQUENT_SHARE * len(gram), counts)
+    squared_norms = (
+        _max_square_by_pairs(gram, counted.select(~is_frequent)),
+        _max_square_by_product(gram, counted.select(is_frequent)),
+    )
+    return max(squared_norms) ** 0.5
+
+
+def _max_square_by_pairs(gram: Matrix, counted: Contacts) -> float:
+    """Add up the Gram entries of all pairs of rounds of a client, one lag after the other."""
+    if not len(counted):
+        return 0.0
+    clients, rows = counted.clients, counted.rows
+    counts = counted.counts()
+    owner = np.repeat(np.arange(len(counts)), counts)
+    squares = np.bincount(owner, gram[rows, rows])
+    for lag in range(1, int(counts.max())):
+        (first,) = np.nonzero(clients[lag:] == clients[:-lag])
+        pairs = 2 * gram[rows[first], rows[first + lag]]
+        squares += np.bincount(owner[first], pairs, minlength=len(squares))
+    return float(squares.max())
+
+
+def _max_square_by_product(gram: Matrix, counted: Contacts) -> float:
+    """Compute x^T G x for each client's 0/1 vector x of rounds, one batch of clients at a time."""
+    counts, largest = counted.counts(), 0.0
+    owner = np.repeat(np.arange(len(counts)), counts)
+    for start in range(0, len(counts), CLIENTS_PER_BATCH):
+        in_batch = (owner >= start) & (owner < start + CLIENTS_PER_BATCH)
+        takes_part = np.zeros((len(gram), CLIENTS_PER_BATCH))
+        takes_part[counted.rows[in_batch], owner[in_batch] - start] = 1.0
+        squares = np.einsum("ij,ij->j", takes_part, gram @ takes_part)
+        largest = max(largest, float(squares.max()))
+    return largest

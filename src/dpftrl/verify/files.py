@@ -1,4 +1,7 @@
-"""What an audit reads out of the JSON files of a run; the rest of them it does not need."""
+"""The parts of a run's JSON files that the verification needs.
+
+Other fields of these files are ignored.
+"""
 
 import hashlib
 import math
@@ -14,7 +17,7 @@ from dpftrl.mechanisms.files import MechanismFile, mechanism_from
 
 
 class SettingsContent(msgspec.Struct, frozen=True):
-    """What the run was told, as far as it matters here."""
+    """The settings of a run, in `run.json`."""
 
     clip_norm: float
     hash_clients: bool
@@ -24,7 +27,7 @@ class SettingsContent(msgspec.Struct, frozen=True):
 
 
 class ParticipationContent(msgspec.Struct, frozen=True):
-    """Who may take part, in a file."""
+    """Which rounds one client may take part in."""
 
     kind: Literal["min-sep"]
     rounds: int
@@ -33,7 +36,7 @@ class ParticipationContent(msgspec.Struct, frozen=True):
 
 
 class StreamContent(msgspec.Struct, frozen=True):
-    """A stream of noise, in a file."""
+    """A noise stream: its mechanism, its participation limits and its noise."""
 
     mechanism: MechanismFile
     participation: ParticipationContent
@@ -45,7 +48,7 @@ class StreamContent(msgspec.Struct, frozen=True):
 
 
 class HypothesisContent(msgspec.Struct, frozen=True):
-    """What a guarantee rests on."""
+    """One hypothesis that a guarantee rests on."""
 
     name: str
     text: str
@@ -53,7 +56,7 @@ class HypothesisContent(msgspec.Struct, frozen=True):
 
 
 class GuaranteeFile(msgspec.Struct, frozen=True):
-    """`guarantee.json`, and the promise within `plan.json`."""
+    """The content of `guarantee.json`, and of the promised guarantee in `plan.json`."""
 
     format: Literal["dpftrl guarantee"]
     version: Literal[1, 2]
@@ -72,14 +75,20 @@ class GuaranteeFile(msgspec.Struct, frozen=True):
 
     @property
     def stream(self) -> StreamContent:
-        """The stream of noise of a guarantee that is for one run alone."""
+        """The noise stream of a guarantee for a single run.
+
+        Raises:
+            InvalidInput: The guarantee is not for exactly one run.
+        """
         if len(self.runs) != 1:
-            raise InvalidInput(f"a run has one stream of noise, and {len(self.runs)} are named")
+            raise InvalidInput(
+                f"expected a guarantee for one run, with one noise stream, got {len(self.runs)}"
+            )
         return self.runs[0]
 
 
 class EarlierRunContent(msgspec.Struct, frozen=True):
-    """A private run behind the start model, in `run.json`."""
+    """A private run that produced the start model, in `run.json`."""
 
     run: str | None
     test_key: bool
@@ -95,7 +104,7 @@ class StartContent(msgspec.Struct, frozen=True):
 
 
 class RunFile(msgspec.Struct, frozen=True):
-    """`run.json`."""
+    """The content of `run.json`."""
 
     format: Literal["dpftrl run"]
     version: Literal[1, 2]
@@ -107,14 +116,14 @@ class RunFile(msgspec.Struct, frozen=True):
 
 
 class FleetContent(msgspec.Struct, frozen=True):
-    """The devices, in a file."""
+    """The clients that the run was planned for, in `plan.json`."""
 
     report_goal: int
     over_selection: float
 
 
 class PlanFile(msgspec.Struct, frozen=True):
-    """`plan.json`."""
+    """The content of `plan.json`."""
 
     format: Literal["dpftrl plan"]
     version: Literal[1, 2]
@@ -123,65 +132,89 @@ class PlanFile(msgspec.Struct, frozen=True):
 
 
 @final
-class Told:
-    """What a run was told before it began.
+class RunFiles:
+    """What `run.json` and `plan.json` of a run say.
 
     Attributes:
-        settings: From `run.json`.
-        test_key: Whether anybody can guess its noise key.
-        fleet: From `plan.json`.
-        promise: From there too.
-        mechanism: What correlates the noise.
-        buffers: What the noise buffers are kept in.
-        start: The model file that it started from, if it was one.
-        version: Of `run.json`; version 1 did not record start models.
+        run_id: The identity of the run.
+        settings: The settings of the run, from `run.json`.
+        test_key: Whether the noise key is a test key, which anybody can guess.
+        buffers: The precision of the noise buffers.
+        start: The model file that the run started from, or None if it did not start from a file.
+        version: The version of `run.json`. Version 1 does not record start models.
+        fleet: The clients that the run was planned for, from `plan.json`.
+        promised: The guarantee of the plan, from `plan.json`.
+        mechanism: The mechanism that correlates the noise.
+
+    Raises:
+        InvalidInput: A file cannot be read, or its noise multiplier or delta is out of range.
     """
 
     def __init__(self, folder: Path):
         run = read_json(folder / "run.json", RunFile, "run")
         plan = read_json(folder / "plan.json", PlanFile, "plan")
-        self.run = run.run
+        self.run_id = run.run
         self.settings = run.settings
         self.test_key = run.test_key
         self.buffers = run.buffers
         self.start = run.start
         self.version = run.version
         self.fleet = plan.fleet
-        self.promise = plan.guarantee
+        self.promised = plan.guarantee
         self.mechanism = stream_mechanism(plan.guarantee.stream, folder / "plan.json")
         if not (0 < self.noise_multiplier < math.inf and 0 < self.delta < 1):
-            raise InvalidInput("plan.json has no noise, or no delta between 0 and 1")
+            raise InvalidInput(
+                "plan.json needs a positive noise multiplier and a delta between 0 and 1, got "
+                f"{self.noise_multiplier} and {self.delta}"
+            )
 
     def __repr__(self) -> str:
-        return f"Told({self.run}, {self.mechanism.name})"
+        return f"RunFiles({self.run_id}, {self.mechanism.name})"
 
     @property
     def noise_multiplier(self) -> float:
-        """The noise multiplier."""
-        return self.promise.stream.noise_multiplier
+        """The noise multiplier of the plan."""
+        return self.promised.stream.noise_multiplier
 
     @property
     def delta(self) -> float:
-        """Where epsilon is stated."""
-        return self.promise.delta
+        """The delta of the plan's guarantee."""
+        return self.promised.delta
 
     @property
     def cohort_size(self) -> int:
-        """Most clients that a round contacts."""
-        return math.ceil(self.fleet.report_goal * self.fleet.over_selection - 1e-9)
+        """The largest number of clients that one attempt may contact."""
+        return math.ceil(
+            self.fleet.report_goal * self.fleet.over_selection - 1e-9
+        )  # 1e-9: float error
 
 
 def stream_mechanism(stream: StreamContent, path: Path) -> Mechanism:
-    """The mechanism that a file speaks of; matrices beside it are checked by their digest."""
+    """Load the mechanism of a noise stream.
+
+    Args:
+        stream: The noise stream.
+        path: The file that describes it. Matrices are in files beside it, and their digests are
+            checked.
+    """
     return mechanism_from(stream.mechanism, path)
 
 
-def digest_must_be(path: Path, sha256: str, when: str) -> None:
-    """Refuse a file that is not what the journal says."""
+def check_digest(path: Path, sha256: str, when: str) -> None:
+    """Check that a file still has the digest that the journal recorded.
+
+    Args:
+        path: The file.
+        sha256: The recorded digest.
+        when: When it was recorded, for the error message.
+
+    Raises:
+        UnsafeState: The file cannot be read, or has another digest.
+    """
     try:
         with path.open("rb") as content:
-            found = hashlib.file_digest(content, "sha256").hexdigest()
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
     except OSError as error:
         raise UnsafeState(f"{path.name} cannot be read: {error.strerror}") from None
-    if found != sha256:
-        raise UnsafeState(f"{path.name} is not what it was when {when}")
+    if digest != sha256:
+        raise UnsafeState(f"{path.name} was changed: it is not what it was when {when}")

@@ -1,22 +1,23 @@
-"""From mu to epsilon, through the logarithm of the normal distribution function."""
+"""Conversion of a Gaussian DP parameter mu to epsilon, and the delta of the noise sampler.
+
+The conversion evaluates the exact formula through the logarithm of the normal distribution
+function, and solves for epsilon by bisection.
+"""
 
 import math
 from typing import Final, NamedTuple
 
 import numpy as np
 
-# Random bits behind the radius of a pair of normals, and coordinates times rounds: what the noise
-# is made with.
-RADIUS_BITS: Final = 76
-MOST_DRAWS: Final = 2.0**40
-HALVINGS: Final = 200
-# Beyond this mu nothing is private anyway; so many terms are enough up to it.
-MOST_MU: Final = 30.0
-TERMS: Final = 1_000
+RADIUS_BITS: Final = 76  # random bits that the sampler uses for the radius of a pair of normals
+MOST_DRAWS: Final = 2.0**40  # the largest number of normals in a run (coordinates times rounds)
+HALVINGS: Final = 200  # more than the halvings after which a float64 interval cannot shrink
+MOST_MU: Final = 30.0  # a larger mu gives no privacy, so `sampler_delta` need not be larger
+TERMS: Final = 1_000  # Poisson terms; their mean is at most MOST_MU**2 / 2 = 450
 
 
 def log_delta(epsilon: float, mu: float) -> float:
-    """Log of Phi(mu / 2 - epsilon / mu) - exp(epsilon) Phi(-mu / 2 - epsilon / mu)."""
+    """Return the log of Phi(mu / 2 - epsilon / mu) - exp(epsilon) Phi(-mu / 2 - epsilon / mu)."""
     from scipy.special import log_ndtr
 
     first = float(log_ndtr(mu / 2 - epsilon / mu))
@@ -26,7 +27,7 @@ def log_delta(epsilon: float, mu: float) -> float:
 
 
 def epsilon_of(delta: float, mu: float) -> float:
-    """The smallest epsilon at this delta, by halving an interval.
+    """Return the smallest epsilon at this delta, by bisection.
 
     >>> round(epsilon_of(1e-7, 1.0), 6)
     5.349345
@@ -46,53 +47,56 @@ def epsilon_of(delta: float, mu: float) -> float:
 
 
 def sampler_delta(mu: float) -> float:
-    """At least what the finite range of the sampler adds to delta: an honest file says no less.
+    """Return a lower bound on the delta that a correct file states for the sampler.
 
-    A normal in the plane, moved by mu, leaves the disc of radius R with the probability that a
-    noncentral chi-square exceeds R^2: a mixture of gamma tails with Poisson weights. The boundary
-    layers of the other draws come on top.
+    The sampler adds to delta because its normals have a finite range. A pair of normals, shifted
+    by mu, leaves the disc of radius R with the probability that a noncentral chi-square variable
+    exceeds R^2. This is a mixture of gamma tails with Poisson weights. The boundary layers of the
+    other draws are added.
     """
     from scipy.special import gammaincc, gammaln
 
     mu = min(abs(mu), MOST_MU)
-    square = 2 * math.log(2) * RADIUS_BITS
-    extra, mean = np.arange(TERMS), max(mu * mu / 2, 1e-300)
-    weights = np.exp(extra * math.log(mean) - mean - gammaln(extra + 1))
-    leaves = float(weights @ gammaincc(extra + 1, square / 2))
-    layers = mu * math.sqrt(square * MOST_DRAWS / 2) * 2.0**-RADIUS_BITS
-    return min(1.0, leaves + layers)
+    radius_squared = 2 * math.log(2) * RADIUS_BITS
+    terms = np.arange(TERMS)
+    mean = max(mu * mu / 2, 1e-300)  # not 0, so that its logarithm is finite
+    weights = np.exp(terms * math.log(mean) - mean - gammaln(terms + 1))
+    outside_disc = float(weights @ gammaincc(terms + 1, radius_squared / 2))
+    boundary_layers = mu * math.sqrt(radius_squared * MOST_DRAWS / 2) * 2.0**-RADIUS_BITS
+    return min(1.0, outside_disc + boundary_layers)
 
 
 def stated_epsilon(delta: float, mu: float, sampler_share: float = 1.0) -> float:
-    """Epsilon where the sampler's part of delta, at most half of it, is taken off first.
+    """Return epsilon at the delta that is left after the sampler's part, at least delta / 2.
 
     Args:
         delta: The delta of the guarantee.
-        mu: Its Gaussian differential privacy parameter.
-        sampler_share: How much to take off, as a multiple of `sampler_delta`.
+        mu: The Gaussian DP parameter of the guarantee.
+        sampler_share: The sampler's part, as a multiple of `sampler_delta`.
     """
     return epsilon_of(max(delta - sampler_share * sampler_delta(mu), delta / 2), mu)
 
 
 class MuRange(NamedTuple):
-    """The least and the most mu that an honest file states."""
+    """The smallest and the largest mu that a correct file may state."""
 
     least: float
     most: float
 
     def composed_with(self, other: "MuRange") -> "MuRange":
-        """Two runs together: the squares add up."""
+        """Return the mu of two runs together: the squares add up."""
         return MuRange(math.hypot(self.least, other.least), math.hypot(self.most, other.most))
 
     def epsilons(self, delta: float, is_v1: bool) -> tuple[float, float]:
-        """The least and the most epsilon that an honest file states.
+        """Return the smallest and the largest epsilon that a correct file may state.
 
         Args:
-            delta: Where it is stated.
-            is_v1: Whether a run of version 0.1 is in it: then the sampler's part of delta is not.
+            delta: The delta of the guarantee.
+            is_v1: Whether the guarantee covers a run of version 0.1. Version 0.1 did not subtract
+                the sampler's part of delta.
         """
         if is_v1:
             return epsilon_of(delta, self.least), epsilon_of(delta, self.most)
-        # The library bounds the sampler's part from above, by less than a factor of two.
+        # The library uses an upper bound on the sampler's part, less than twice `sampler_delta`.
         most = stated_epsilon(delta, self.most, sampler_share=2.0)
         return stated_epsilon(delta, self.least), most

@@ -1,4 +1,4 @@
-"""What was released: its sensitivity and epsilon, recomputed, and the claims about them."""
+"""Checks of the released rounds: sensitivity, epsilon, and what the files claim about them."""
 
 import math
 from collections.abc import Callable
@@ -10,9 +10,9 @@ import numpy as np
 
 from dpftrl._internal.storage import read_json
 from dpftrl.errors import InvalidInput, UnsafeState
-from dpftrl.verify.contacts import Contacts, furthest_moved, limits_of
+from dpftrl.verify.contacts import Contacts, largest_client_shift, limits_of
 from dpftrl.verify.earlier_runs import EarlierRuns
-from dpftrl.verify.files import GuaranteeFile, StreamContent, Told, stream_mechanism
+from dpftrl.verify.files import GuaranteeFile, RunFiles, StreamContent, stream_mechanism
 from dpftrl.verify.gaussian import sampler_delta
 from dpftrl.verify.journal import Journal
 from dpftrl.verify.ledger import Ledger
@@ -20,281 +20,366 @@ from dpftrl.verify.patterns import ROUNDING, Limits
 from dpftrl.verify.sensitivity import MOST_ROUNDS, Sensitivity, Strategy
 from dpftrl.verify.verdict import Check
 
-# How far two computations of epsilon may differ; below ours, only by rounding.
+# A claimed epsilon may exceed the recomputed one by this share: the two solvers differ. It may be
+# smaller only by ROUNDING.
 AGREEMENT: Final = 1e-6
-RESTS_ON: Final = {"participation", "clipping", "zero-out", "keystream", "secrecy", "identity"}
+# The hypotheses that every guarantee must name.
+REQUIRED_HYPOTHESES: Final = {
+    "participation",
+    "clipping",
+    "zero-out",
+    "keystream",
+    "secrecy",
+    "identity",
+}
+TOO_LARGE: Final = f"runs of more than {MOST_ROUNDS:,} rounds are too large for dense matrices"
+
+
+@final
+class ReleasedRounds:
+    """The checks of the released rounds of a run. There must be at least one released round.
+
+    Args:
+        root: The folder of the run.
+        journal: The journal of the run.
+        contacts: All contacts in the journal.
+        run_files: The settings and the plan.
+        earlier: The private runs behind the start model.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        journal: Journal,
+        contacts: Contacts,
+        run_files: RunFiles,
+        earlier: EarlierRuns,
+    ):
+        self._path = root / "guarantee.json"
+        self._journal = journal
+        self._run_files = run_files
+        self._earlier = earlier
+        self._contacts = contacts
+        self._limits_at_release, self._limits_now = limits_of(journal, contacts, run_files)
+        self._strategy = Strategy(run_files.mechanism, len(journal.commits))
+
+    def __repr__(self) -> str:
+        return f"ReleasedRounds({len(self._journal.commits)} rounds)"
+
+    def checks(self, ledger: Ledger | None) -> dict[str, Callable[[], str | Check]]:
+        """Return the checks by name. Without a ledger, there is no check client by client."""
+        checks: dict[str, Callable[[], str | Check]] = {
+            "noise": self._check_noise,
+            "sensitivity": self._check_sensitivity,
+            "rounding": self._check_rounding,
+            "journalled epsilon": self._check_journal_epsilons,
+            "guarantee.json": self._check_guarantee_file,
+            "budget": self._check_budget,
+        }
+        if ledger is not None:
+            checks["what happened"] = lambda: self._check_each_client(ledger)
+        return checks
+
+    def epsilon(self) -> float:
+        """Return the recomputed epsilon of the run, composed with the earlier runs."""
+        least, _ = self._epsilons(self._limits_at_release)
+        return least
+
+    def _epsilons(self, limits: Limits) -> tuple[float, float]:
+        """Return the smallest and the largest epsilon that a correct file may state."""
+        run_files, earlier = self._run_files, self._earlier
+        own_mu = self._strategy.mu_range(limits, run_files.noise_multiplier, run_files.buffers)
+        is_v1 = run_files.buffers == "float32" or earlier.is_v1
+        return own_mu.composed_with(earlier.mu).epsilons(run_files.delta, is_v1)
+
+    def _epsilon_alone(self) -> float:
+        """Return the epsilon of this run without the earlier runs, as a plan promises it."""
+        run_files = self._run_files
+        mu = self._strategy.mu_range(
+            self._limits_at_release, run_files.noise_multiplier, run_files.buffers
+        )
+        least, _ = mu.epsilons(run_files.delta, run_files.buffers == "float32")
+        return least
+
+    def _check_noise(self) -> str | Check:
+        if not self._strategy.is_small:
+            text = f"the noise stream was not compared with its strategy: {TOO_LARGE}"
+            return Check("noise", "warning", text)
+        return self._strategy.check_noise()
+
+    def _check_sensitivity(self) -> str | Check:
+        sensitivity = self._strategy.sensitivity(self._limits_at_release)
+        text = check_sensitivity(sensitivity.claimable, sensitivity)
+        if sensitivity.independent:
+            return f"{text}, recomputed from the strategy's columns"
+        reason = "the bounds are loose" if self._strategy.is_small else TOO_LARGE
+        text += f": not recomputed independently ({reason}); the library's own value was used"
+        return Check("sensitivity", "warning", text)
+
+    def _check_rounding(self) -> str | Check:
+        if self._run_files.buffers == "float32":
+            text = "not covered: version 0.1 kept its noise buffers in float32"
+            return Check("rounding", "warning", text)
+        sensitivity = self._strategy.sensitivity(self._limits_at_release)
+        ideal_mu = sensitivity.value / self._run_files.noise_multiplier
+        if not self._strategy.is_small:
+            text = f"not recomputed independently ({TOO_LARGE}); the library's own bound was used"
+            return Check("rounding", "warning", text)
+        share = self._strategy.least_mu(ideal_mu) / ideal_mu - 1
+        return (
+            f"rounding in the noise buffers increases mu by a factor of 1 + {share:.1e}; epsilon "
+            "includes it"
+        )
+
+    def _check_journal_epsilons(self) -> str:
+        epsilons = [committed.epsilon for committed in self._journal.commits]
+        for row, (before, after) in enumerate(pairwise(epsilons), start=1):
+            if not after >= before * (1 - ROUNDING):
+                raise UnsafeState(f"epsilon falls at row {row}, from {before:.7g} to {after:.7g}")
+        return check_epsilon(epsilons[-1], *self._epsilons(self._limits_at_release), "the journal")
+
+    def _check_guarantee_file(self) -> str:
+        claim = read_guarantee(self._path, len(self._journal.commits))
+        coverage = check_claim(
+            claim,
+            self._path,
+            self._run_files,
+            self._earlier,
+            at_release=self._limits_at_release,
+            now=self._limits_now,
+        )
+        limits = claimed_limits(claim)
+        check_sensitivity(own_stream(claim).sensitivity, self._strategy.sensitivity(limits))
+        epsilon = check_epsilon(claim.epsilon, *self._epsilons(limits), "the file")
+        return f"{coverage}; {epsilon}"
+
+    def _check_budget(self) -> str | Check:
+        spent = max(self.epsilon(), self._journal.commits[-1].epsilon)
+        budget, promised = self._run_files.settings.budget, self._run_files.promised.epsilon
+        if budget is not None and not spent <= budget * (1 + ROUNDING):
+            raise UnsafeState(f"epsilon is {spent:.7g}, but the budget is {budget:g}")
+        # The plan is for this run alone; the budget is for everything that is composed with it.
+        alone = self._epsilon_alone() if self._earlier.composed else spent
+        by_itself = " for this run by itself" if self._earlier.composed else ""
+        if not alone <= promised * (1 + ROUNDING):
+            text = f"epsilon is {alone:.7g}, but the plan promised {promised:.7g}"
+            if self._run_files.settings.timer_hours is None:
+                raise UnsafeState(text)
+            return Check("budget", "warning", text)
+        limit = "no budget was set" if budget is None else f"the budget is {budget:g}"
+        return f"epsilon is {spent:.6g}; {limit}, and the plan promised {promised:.6g}{by_itself}"
+
+    def _check_each_client(self, ledger: Ledger) -> str | Check:
+        """Check how far each client can move the release, from the rounds that counted it."""
+        if not self._strategy.is_small:
+            text = f"not recomputed client by client: {TOO_LARGE}; the timers and the cap bound it"
+            return Check("what happened", "warning", text)
+        counted = np.zeros(len(self._contacts), dtype=np.bool_)
+        ended = np.concatenate([np.empty(0, np.bool_), *ledger.counted])
+        counted[: len(ended)] = ended  # the attempt in flight, which is last, has counted nobody
+        counted = counted[self._contacts.journal_positions]
+        shift = largest_client_shift(self._strategy.gram, self._contacts.select(counted))
+        allowed = self._strategy.sensitivity(self._limits_at_release).claimable
+        if not shift <= allowed * (1 + ROUNDING):
+            raise UnsafeState(
+                f"a client can move the release by {shift:.7g} clip norms, but the sensitivity is "
+                f"{allowed:.7g}"
+            )
+        return (
+            f"in the rounds that counted it, no client can move the release by more than "
+            f"{shift:.7g} clip norms"
+        )
 
 
 def read_guarantee(path: Path, rounds: int) -> GuaranteeFile:
-    """`guarantee.json`, which must be for exactly the rounds that were released."""
+    """Read `guarantee.json`.
+
+    Args:
+        path: The file.
+        rounds: The number of released rounds.
+
+    Raises:
+        UnsafeState: The file is missing, or covers another number of rounds.
+    """
     if not path.exists():
-        raise UnsafeState(f"guarantee.json is missing, and {rounds} rounds were released")
+        raise UnsafeState(f"guarantee.json is missing, although {rounds} rounds were released")
     claim = read_json(path, GuaranteeFile, "guarantee")
     covered = own_stream(claim).participation.rounds
     if covered == rounds + 1:
         raise UnsafeState(
-            "guarantee.json is one round ahead: a server stopped while it committed a round; "
-            "resuming rewrites it"
+            "guarantee.json is one round ahead: the server stopped while it committed a round; "
+            "resuming the run rewrites the file"
         )
     if covered != rounds:
-        raise UnsafeState(f"it covers {covered} rounds, and {rounds} were released")
+        raise UnsafeState(f"it covers {covered} rounds, but {rounds} were released")
     return claim
 
 
 def own_stream(claim: GuaranteeFile) -> StreamContent:
-    """The stream of the run itself: the last, after those of the earlier runs."""
+    """Return the noise stream of the run itself: the last one, after those of earlier runs."""
     if not claim.runs:
-        raise UnsafeState("it names no stream of noise")
+        raise UnsafeState("guarantee.json names no noise stream")
     return claim.runs[-1]
 
 
 def claimed_limits(claim: GuaranteeFile) -> Limits:
-    """The participation that a guarantee is stated for."""
-    said = own_stream(claim).participation
-    if not (said.rounds >= 1 and said.min_sep >= 1 and said.max_participations >= 1):
-        raise InvalidInput("guarantee.json has a participation that nobody can keep to")
-    return Limits(said.rounds, said.min_sep, said.max_participations)
+    """Return the participation limits that a guarantee is stated for."""
+    limits = own_stream(claim).participation
+    if not (limits.rounds >= 1 and limits.min_sep >= 1 and limits.max_participations >= 1):
+        raise InvalidInput(
+            "guarantee.json needs rounds, min-sep and max participations of at least 1, got "
+            f"{limits.rounds}, {limits.min_sep} and {limits.max_participations}"
+        )
+    return Limits(limits.rounds, limits.min_sep, limits.max_participations)
 
 
 def check_claim(
     claim: GuaranteeFile,
     path: Path,
-    told: Told,
+    run_files: RunFiles,
     earlier: EarlierRuns,
-    narrow: Limits,
-    wide: Limits,
+    *,
+    at_release: Limits,
+    now: Limits,
 ) -> str:
-    """Whether it speaks of this run.
+    """Check that a guarantee file describes this run.
 
     Args:
-        claim: What `guarantee.json` says.
-        path: Where it is.
-        told: What the run was told.
-        earlier: The earlier runs on the same people.
-        narrow: What clients were held to, or what was observed, when the last round was released.
-        wide: The same by now: a resumed server counts contacts of rounds in flight as well.
+        claim: The content of `guarantee.json`.
+        path: The path of that file.
+        run_files: The settings and the plan of the run.
+        earlier: The private runs behind the start model.
+        at_release: The limits, enforced or observed, when the last round was released.
+        now: The same limits with all later contacts. A resumed server includes the contacts of the
+            attempt in flight.
+
+    Raises:
+        UnsafeState: The guarantee does not describe this run.
     """
     stream, limits = own_stream(claim), claimed_limits(claim)
-    secrecy = [one.text for one in claim.hypotheses if one.name == "secrecy"]
-    mu = math.hypot(*(one.sensitivity / _noise(one) + one.rounding for one in claim.runs))
+    names = {hypothesis.name for hypothesis in claim.hypotheses}
+    secrecy = [hypothesis.text for hypothesis in claim.hypotheses if hypothesis.name == "secrecy"]
+    says_not_private = "NOTHING IS PRIVATE" in "".join(secrecy)
+    mu = math.hypot(
+        *(run.sensitivity / _noise_multiplier(run) + run.rounding for run in claim.runs)
+    )
     kind = stream.sensitivity_kind if len(claim.runs) == 1 else "upper bound"
     for what, holds in (
-        ("the mechanism", stream_mechanism(stream, path) == told.mechanism),
-        ("the noise multiplier", stream.noise_multiplier == told.noise_multiplier),
-        ("the list of earlier runs", _same_runs(claim.runs[:-1], path, earlier)),
-        ("delta", claim.delta == told.delta),
-        ("min-sep", wide.min_sep <= limits.min_sep <= narrow.min_sep),
-        ("max participations", narrow.most <= limits.cap <= wide.most),
+        ("the mechanism", stream_mechanism(stream, path) == run_files.mechanism),
+        ("the noise multiplier", stream.noise_multiplier == run_files.noise_multiplier),
+        ("the list of earlier runs", _is_same_runs(claim.runs[:-1], path, earlier)),
+        ("delta", claim.delta == run_files.delta),
+        ("min-sep", now.min_sep <= limits.min_sep <= at_release.min_sep),
+        (
+            "max participations",
+            at_release.max_participations <= limits.cap <= now.max_participations,
+        ),
         ("the unit", (claim.unit, claim.devices, claim.common_cap) == ("device", 1, None)),
         ("the adjacency", claim.adjacency == "zero-out"),
-        ("the precision of the buffers", stream.buffers == told.buffers),
-        ("mu", _same(claim.mu, mu)),
-        ("rho", _same(claim.rho, claim.mu * (claim.mu / 2))),
+        ("the precision of the buffers", stream.buffers == run_files.buffers),
+        ("mu", _is_close(claim.mu, mu)),
+        ("rho", _is_close(claim.rho, claim.mu * (claim.mu / 2))),
         ("sampler_delta", sampler_delta(claim.mu) * (1 - AGREEMENT) <= claim.sampler_delta <= 1),
         ("kind", claim.kind == kind),
-        ("what it rests on", {one.name for one in claim.hypotheses} == _rests_on(claim, earlier)),
-        ("the basis", _bases_follow(claim, told)),
-        ("secrecy", ("NOTHING IS PRIVATE" in "".join(secrecy)) == _test_key(told, earlier)),
+        ("what it rests on", names == _required_hypotheses(claim, earlier)),
+        ("the basis", _has_correct_bases(claim, run_files)),
+        ("secrecy", says_not_private == (run_files.test_key or earlier.test_key)),
     ):
         if not holds:
             raise UnsafeState(f"{what} in guarantee.json is not that of this run")
-    together = f", composed with {len(claim.runs) - 1} earlier run(s)" if claim.runs[1:] else ""
+    composed = f", composed with {len(claim.runs) - 1} earlier run(s)" if claim.runs[1:] else ""
     return (
-        f"it covers {limits.rounds:,} rounds at min-sep {limits.min_sep:,}, as was released"
-        f"{together}"
+        f"it covers the {limits.rounds:,} released rounds at min-sep {limits.min_sep:,}{composed}"
     )
 
 
-def check_sensitivity(claimed: float, found: Sensitivity) -> str:
-    """Whether a claimed sensitivity is what follows from the strategy."""
-    if not claimed >= found.value * (1 - ROUNDING):
-        raise UnsafeState(f"{claimed:.7g} is claimed, and one client can reach {found.value:.7g}")
-    if not claimed <= found.claimable * (1 + ROUNDING):
-        raise UnsafeState(f"{claimed:.7g} is claimed, and {found.claimable:.7g} follows")
-    return f"no client can move the release by more than {found.value:.7g} clip norms"
+def check_sensitivity(claimed: float, recomputed: Sensitivity) -> str:
+    """Check that a claimed sensitivity agrees with the recomputed one.
+
+    Raises:
+        UnsafeState: The claimed sensitivity is too small, or larger than the library's own value.
+    """
+    if not claimed >= recomputed.value * (1 - ROUNDING):
+        raise UnsafeState(
+            f"the claimed sensitivity is {claimed:.7g}, but one client can reach "
+            f"{recomputed.value:.7g}"
+        )
+    if not claimed <= recomputed.claimable * (1 + ROUNDING):
+        raise UnsafeState(
+            f"the claimed sensitivity is {claimed:.7g}, but {recomputed.claimable:.7g} follows "
+            "from the mechanism"
+        )
+    return f"no client can move the release by more than {recomputed.value:.7g} clip norms"
 
 
-def check_epsilon(claimed: float, least: float, most: float, where: str) -> str:
-    """Whether a claimed epsilon lies between the least and the most that an honest file states."""
+def check_epsilon(claimed: float, least: float, most: float, source: str) -> str:
+    """Check that a claimed epsilon is one that a correct file may state.
+
+    Args:
+        claimed: The epsilon.
+        least: The smallest epsilon that a correct file may state.
+        most: The largest one.
+        source: Who claims it, as the subject of a sentence.
+
+    Raises:
+        UnsafeState: The claimed epsilon is out of that range.
+    """
     if not claimed >= least * (1 - ROUNDING):
-        raise UnsafeState(f"{where} says {claimed:.7g}, less than what follows: {least:.7g}")
-    if not claimed <= most * (1 + AGREEMENT) + 1e-12:
-        raise UnsafeState(f"{where} says {claimed:.7g}, and {most:.7g} follows")
-    return f"{where} says {claimed:.6g}, recomputed {least:.6g}"
+        raise UnsafeState(
+            f"{source} states epsilon {claimed:.7g}, less than recomputed: {least:.7g}"
+        )
+    if not claimed <= most * (1 + AGREEMENT) + 1e-12:  # 1e-12: for an epsilon of 0
+        raise UnsafeState(
+            f"{source} states epsilon {claimed:.7g}, more than recomputed: {most:.7g}"
+        )
+    return f"{source} states epsilon {claimed:.6g}; recomputed: {least:.6g}"
 
 
-def _same_runs(claimed: list[StreamContent], path: Path, earlier: EarlierRuns) -> bool:
-    """Whether the earlier runs in guarantee.json are those that run.json is sealed with."""
+def _is_same_runs(claimed: list[StreamContent], path: Path, earlier: EarlierRuns) -> bool:
+    """Return whether the earlier runs in `guarantee.json` are those recorded in `run.json`."""
     if len(claimed) != len(earlier.composed):
         return False
     return all(
-        (one.participation, one.noise_multiplier, one.buffers)
-        == (sealed.stream.participation, sealed.stream.noise_multiplier, sealed.stream.buffers)
-        and _same(one.sensitivity, sealed.stream.sensitivity)
-        and _same(one.rounding, sealed.stream.rounding)
-        and stream_mechanism(one, path) == sealed.mechanism
-        for one, sealed in zip(claimed, earlier.composed, strict=True)
+        (stream.participation, stream.noise_multiplier, stream.buffers)
+        == (run.stream.participation, run.stream.noise_multiplier, run.stream.buffers)
+        and _is_close(stream.sensitivity, run.stream.sensitivity)
+        and _is_close(stream.rounding, run.stream.rounding)
+        and stream_mechanism(stream, path) == run.mechanism
+        for stream, run in zip(claimed, earlier.composed, strict=True)
     )
 
 
-def _rests_on(claim: GuaranteeFile, earlier: EarlierRuns) -> set[str]:
-    """Hypotheses that are stated; version 1 of the file knew nothing of rounding."""
-    uncovered = claim.version > 1 and any(stream.buffers == "float32" for stream in claim.runs)
-    return {*RESTS_ON, *(["rounding"] if uncovered else []), *earlier.hypotheses()}
+def _required_hypotheses(claim: GuaranteeFile, earlier: EarlierRuns) -> set[str]:
+    """Return the names of the hypotheses that a guarantee must state."""
+    # Version 1 of the file did not name the rounding of float32 buffers.
+    is_rounding_named = claim.version > 1 and any(run.buffers == "float32" for run in claim.runs)
+    rounding = ["rounding"] if is_rounding_named else []
+    return {*REQUIRED_HYPOTHESES, *rounding, *earlier.hypotheses()}
 
 
-def _bases_follow(claim: GuaranteeFile, told: Told) -> bool:
-    """Whether nothing is called enforced or observed but what a server of this run sees to."""
-    own = {"participation": _participation_basis(told), "clipping": "enforced"}
+def _has_correct_bases(claim: GuaranteeFile, run_files: RunFiles) -> bool:
+    """Return whether every hypothesis has the basis that the server of this run gives it."""
+    own = {"participation": _participation_basis(run_files), "clipping": "enforced"}
     # The run's own hypotheses come first; the participation of an earlier run is assumed.
-    return all(one.basis == own.pop(one.name, "assumed") for one in claim.hypotheses)
+    return all(
+        hypothesis.basis == own.pop(hypothesis.name, "assumed") for hypothesis in claim.hypotheses
+    )
 
 
-def _test_key(told: Told, earlier: EarlierRuns) -> bool:
-    return told.test_key or earlier.test_key
+def _participation_basis(run_files: RunFiles) -> str:
+    if run_files.settings.identity == "unregistered":
+        return "assumed"
+    return "enforced" if run_files.settings.timer_hours is None else "observed"
 
 
-def _noise(stream: StreamContent) -> float:
+def _noise_multiplier(stream: StreamContent) -> float:
     if not 0 < stream.noise_multiplier < math.inf:
-        raise InvalidInput("guarantee.json has a noise multiplier that is none")
+        raise InvalidInput(
+            "guarantee.json needs a positive, finite noise multiplier, got "
+            f"{stream.noise_multiplier}"
+        )
     return stream.noise_multiplier
 
 
-def _same(claimed: float, follows: float) -> bool:
-    return math.isclose(claimed, follows, rel_tol=ROUNDING)
-
-
-def _participation_basis(told: Told) -> str:
-    if told.settings.identity == "unregistered":
-        return "assumed"
-    return "enforced" if told.settings.timer_hours is None else "observed"
-
-
-TOO_LARGE: Final = f"more than {MOST_ROUNDS:,} rounds are not written down"
-
-
-@final
-class Released:
-    """The rounds that were released, of which there is at least one."""
-
-    def __init__(
-        self, root: Path, journal: Journal, contacts: Contacts, told: Told, earlier: EarlierRuns
-    ):
-        self._path = root / "guarantee.json"
-        self._journal = journal
-        self._told = told
-        self._earlier = earlier
-        self._contacts = contacts
-        self._narrow, self._wide = limits_of(journal, contacts, told)
-        self._strategy = Strategy(told.mechanism, len(journal.commits))
-
-    def __repr__(self) -> str:
-        return f"Released({len(self._journal.commits)} rounds)"
-
-    def examinations(self, ledger: Ledger | None) -> dict[str, Callable[[], str | Check]]:
-        """The checks, by name."""
-        checks: dict[str, Callable[[], str | Check]] = {
-            "noise": self._check_noise,
-            "sensitivity": self._check_sensitivity,
-            "rounding": self._check_rounding,
-            "journalled epsilon": self._check_journalled,
-            "guarantee.json": self._check_guarantee,
-            "budget": self._check_budget,
-        }
-        if ledger is not None:
-            checks["what happened"] = lambda: self._check_happened(ledger)
-        return checks
-
-    def epsilon(self) -> float:
-        """What all of it guarantees, with the earlier runs on the same people, recomputed."""
-        least, _ = self._epsilons(self._narrow)
-        return least
-
-    def _epsilons(self, limits: Limits) -> tuple[float, float]:
-        """The least and the most that an honest file states, if clients keep to these limits."""
-        told, earlier = self._told, self._earlier
-        mu = self._strategy.mu_range(limits, told.noise_multiplier, told.buffers).composed_with(
-            earlier.mu
-        )
-        return mu.epsilons(told.delta, told.buffers == "float32" or earlier.is_v1)
-
-    def _epsilon_alone(self) -> float:
-        """What this run guarantees by itself, which is what its plan promises."""
-        told = self._told
-        mu = self._strategy.mu_range(self._narrow, told.noise_multiplier, told.buffers)
-        least, _ = mu.epsilons(told.delta, told.buffers == "float32")
-        return least
-
-    def _check_noise(self) -> str | Check:
-        if not self._strategy.is_small:
-            return Check("noise", "warning", f"the stream was not compared with C: {TOO_LARGE}")
-        return self._strategy.check_noise()
-
-    def _check_sensitivity(self) -> str | Check:
-        found = self._strategy.sensitivity(self._narrow)
-        text = check_sensitivity(found.claimable, found)
-        if found.independent:
-            return f"{text}, recomputed from its columns"
-        why = "its bounds are loose" if self._strategy.is_small else TOO_LARGE
-        text += f": not recomputed independently ({why}); the library's own value was used"
-        return Check("sensitivity", "warning", text)
-
-    def _check_rounding(self) -> str | Check:
-        if self._told.buffers == "float32":
-            text = "not covered: version 0.1 kept its noise buffers in float32"
-            return Check("rounding", "warning", text)
-        ideal = self._strategy.sensitivity(self._narrow).value / self._told.noise_multiplier
-        if not self._strategy.is_small:
-            text = f"not recomputed independently ({TOO_LARGE}); the library's own bound was used"
-            return Check("rounding", "warning", text)
-        share = self._strategy.least_mu(ideal) / ideal - 1
-        return f"rounding in the noise buffers costs {share:.1e} of mu, which epsilon covers"
-
-    def _check_journalled(self) -> str:
-        said = [committed.epsilon for committed in self._journal.commits]
-        for row, (before, after) in enumerate(pairwise(said), start=1):
-            if not after >= before * (1 - ROUNDING):
-                raise UnsafeState(f"epsilon falls at row {row}, from {before:.7g} to {after:.7g}")
-        return check_epsilon(said[-1], *self._epsilons(self._narrow), "the journal")
-
-    def _check_guarantee(self) -> str:
-        claim: GuaranteeFile = read_guarantee(self._path, len(self._journal.commits))
-        covered = check_claim(
-            claim, self._path, self._told, self._earlier, self._narrow, self._wide
-        )
-        limits = claimed_limits(claim)
-        check_sensitivity(own_stream(claim).sensitivity, self._strategy.sensitivity(limits))
-        epsilon = check_epsilon(claim.epsilon, *self._epsilons(limits), "it")
-        return f"{covered}; {epsilon}"
-
-    def _check_budget(self) -> str | Check:
-        spent = max(self.epsilon(), self._journal.commits[-1].epsilon)
-        budget, promised = self._told.settings.budget, self._told.promise.epsilon
-        if budget is not None and not spent <= budget * (1 + ROUNDING):
-            raise UnsafeState(f"epsilon is {spent:.7g}, and the budget {budget:g}")
-        # The plan is for this run alone; the budget for all that is composed with it.
-        alone = self._epsilon_alone() if self._earlier.composed else spent
-        by_itself = " for this run by itself" if self._earlier.composed else ""
-        if not alone <= promised * (1 + ROUNDING):
-            text = f"epsilon is {alone:.7g}, more than the plan promised: {promised:.7g}"
-            if self._told.settings.timer_hours is None:
-                raise UnsafeState(text)
-            return Check("budget", "warning", text)
-        limit = "no budget was set" if budget is None else f"the budget is {budget:g}"
-        return f"epsilon is {spent:.6g}; {limit}, and the plan promises {promised:.6g}{by_itself}"
-
-    def _check_happened(self, ledger: Ledger) -> str | Check:
-        if not self._strategy.is_small:
-            text = f"not recomputed client by client: {TOO_LARGE}; timers and cap hold it in bounds"
-            return Check("what happened", "warning", text)
-        counted = np.zeros(len(self._contacts), dtype=np.bool_)
-        ended = np.concatenate([np.empty(0, np.bool_), *ledger.counted])
-        counted[: len(ended)] = ended  # an attempt in flight has counted nobody yet
-        counted = counted[self._contacts.place]
-        moved = furthest_moved(self._strategy.gram, self._contacts.kept(counted))
-        claimed = self._strategy.sensitivity(self._narrow).claimable
-        if not moved <= claimed * (1 + ROUNDING):
-            raise UnsafeState(
-                f"a client could move the release by {moved:.7g}, above {claimed:.7g}"
-            )
-        return f"by its own rounds, no client can move the release by more than {moved:.7g}"
+def _is_close(claimed: float, recomputed: float) -> bool:
+    return math.isclose(claimed, recomputed, rel_tol=ROUNDING)

@@ -1,4 +1,8 @@
-"""The journal: whether it is whole, and what it tells."""
+"""The journal of a run: reading it, checking its keyed digests and the order of its records.
+
+Each line holds a record and a MAC. The MAC covers the record and the MAC of the line before, so
+that no line can be changed, removed or inserted without the noise key.
+"""
 
 import hmac
 from collections.abc import Iterator
@@ -18,23 +22,33 @@ KEY_BYTES: Final = 32
 
 
 def read_key(path: Path) -> bytes:
-    """The noise key of a run."""
+    """Read the noise key of a run.
+
+    Raises:
+        UnsafeState: The file does not have the size of a key.
+    """
     key = read_file(path, limit=2**20)
     if len(key) != KEY_BYTES:
-        raise UnsafeState(f"{path} is no noise key: it has {len(key)} bytes, not {KEY_BYTES}")
+        raise UnsafeState(
+            f"{path} is not a noise key: it has {len(key)} bytes, expected {KEY_BYTES}"
+        )
     return key
 
 
-def derived(key: bytes, purpose: bytes) -> bytes:
-    """HMAC-SHA256 of three parts, each with its length before it; the last two are empty."""
+def derive_key(key: bytes, purpose: bytes) -> bytes:
+    """Derive a key for one purpose from the noise key.
+
+    This is HMAC-SHA256 of three parts: the purpose and two empty strings. Each part follows its
+    length, as four bytes.
+    """
     parts = (purpose, b"", b"")
     message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     return hmac.digest(key, message, "sha256")
 
 
 def fingerprint(key: bytes) -> str:
-    """What tells keys apart and gives nothing away."""
-    return derived(key, b"fingerprint")[:8].hex()
+    """Return a short identifier of a key. It reveals nothing else about the key."""
+    return derive_key(key, b"fingerprint")[:8].hex()
 
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -45,12 +59,12 @@ Pseudonyms = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{16})+\Z")]
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
-    """One line."""
+    """The record of one journal line."""
 
 
 @final
 class Created(Record, frozen=True, tag="created"):
-    """The first line."""
+    """The run was created. This is always the first record."""
 
     run: SixteenBytes
     settings_sha256: Sha256
@@ -61,7 +75,7 @@ class Created(Record, frozen=True, tag="created"):
 
 @final
 class Cohort(Record, frozen=True, tag="cohort"):
-    """Clients are contacted."""
+    """An attempt: these clients are contacted for this noise row."""
 
     attempt: Count
     row: Count
@@ -72,7 +86,7 @@ class Cohort(Record, frozen=True, tag="cohort"):
 
 @final
 class Committed(Record, frozen=True, tag="committed"):
-    """A round was released."""
+    """An attempt was committed, and its round released."""
 
     attempt: Count
     row: Count
@@ -86,7 +100,7 @@ class Committed(Record, frozen=True, tag="committed"):
 
 @final
 class Abandoned(Record, frozen=True, tag="abandoned"):
-    """An attempt came to nothing."""
+    """An attempt was abandoned, and nothing released."""
 
     attempt: Count
     row: Count
@@ -97,12 +111,12 @@ class Abandoned(Record, frozen=True, tag="abandoned"):
 
 AnyRecord = Created | Cohort | Committed | Abandoned
 
-decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(AnyRecord)
-
+RECORD_DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(AnyRecord)
 
 Keys = NDArray[np.uint64]
 
-# A line is these, with 64 hexadecimal digits and a record between them, and nothing else at all.
+# A line has exactly this form: BEFORE_MAC, 64 hexadecimal digits, BEFORE_RECORD, a record,
+# AFTER_RECORD.
 BEFORE_MAC: Final = b'{"mac":"'
 BEFORE_RECORD: Final = b'","record":'
 AFTER_RECORD: Final = b"}\n"
@@ -113,12 +127,12 @@ RECORD_FROM: Final = MAC_AT.stop + len(BEFORE_RECORD)
 @final
 @dataclass(frozen=True, eq=False)
 class Attempt:
-    """Clients that were contacted for a row, and what became of it.
+    """One attempt at a round: who was contacted, and how it ended.
 
     Attributes:
-        cohort: The line that says so, without its clients.
-        clients: Their pseudonyms as numbers, rising.
-        end: The line that ended it; None while it is in flight.
+        cohort: The record of the attempt, with `clients` emptied to save memory.
+        clients: The pseudonyms of the contacted clients as numbers, in rising order.
+        end: The record that ended the attempt, or None while it is in flight.
     """
 
     cohort: Cohort
@@ -129,13 +143,13 @@ class Attempt:
 @final
 @dataclass(frozen=True, eq=False)
 class Journal:
-    """What the whole lines of a journal tell.
+    """The content of a journal.
 
     Attributes:
-        created: The first.
+        created: The first record.
         attempts: All attempts, in order.
-        macs: The keyed digest of each line.
-        torn: Whether half a line is left at the end.
+        macs: The MAC of each complete line, in hexadecimal.
+        torn: Whether the file ends with an incomplete line.
     """
 
     created: Created
@@ -145,8 +159,9 @@ class Journal:
 
     @property
     def commits(self) -> tuple[Committed, ...]:
-        """The rounds that were released."""
-        return tuple(one.end for one in self.attempts if isinstance(one.end, Committed))
+        """The records of the released rounds, in order."""
+        ends = (attempt.end for attempt in self.attempts)
+        return tuple(end for end in ends if isinstance(end, Committed))
 
     @property
     def in_flight(self) -> bool:
@@ -155,28 +170,42 @@ class Journal:
 
 
 def read_journal(path: Path, key: bytes) -> Journal:
-    """Go through all lines, and refuse the first that was changed or makes no sense."""
-    story, torn = _Story(), False
+    """Read a journal and check every line.
+
+    Args:
+        path: The journal file.
+        key: The noise key of the run.
+
+    Raises:
+        InvalidInput: The file cannot be read.
+        UnsafeState: A line was changed, or a record cannot follow the records before it.
+    """
+    history, torn = _History(), False
     macs: list[str] = []
-    for number, (mac, record) in enumerate(_lines(path, derived(key, b"journal")), start=1):
+    for number, (mac, record) in enumerate(_lines(path, derive_key(key, b"journal")), start=1):
         if mac is None:
             torn = True
             break
         macs.append(mac)
         try:
-            story.follow(decoder.decode(record))
+            history.append(RECORD_DECODER.decode(record))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise UnsafeState(f"line {number} is no record of a run: {error}") from None
+            raise UnsafeState(f"line {number} is not a valid journal record: {error}") from None
         except InvalidInput as error:
             raise UnsafeState(f"line {number}: {error}") from None
-    if story.created is None:
-        raise UnsafeState("it has no line that can be trusted")
-    return Journal(story.created, tuple(story.attempts), tuple(macs), torn)
+    if history.created is None:
+        raise UnsafeState("the journal has no complete line")
+    return Journal(history.created, tuple(history.attempts), tuple(macs), torn)
 
 
 def _lines(path: Path, key: bytes) -> Iterator[tuple[str | None, bytes]]:
-    """Each line's keyed digest and record; no digest for half a line at the end."""
-    before = bytes(32)
+    """Yield the MAC and the record of each line, with None as MAC for an incomplete last line.
+
+    Raises:
+        InvalidInput: The file cannot be read.
+        UnsafeState: The MAC of a line does not fit.
+    """
+    previous_mac = bytes(32)
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -184,22 +213,22 @@ def _lines(path: Path, key: bytes) -> Iterator[tuple[str | None, bytes]]:
                     yield None, line
                     return
                 record = line[RECORD_FROM : -len(AFTER_RECORD)]
-                mac = hmac.digest(key, before + record, "sha256")
-                wanted = mac.hex().encode().join((BEFORE_MAC, BEFORE_RECORD))
-                if not hmac.compare_digest(line, wanted + record + AFTER_RECORD):
+                mac = hmac.digest(key, previous_mac + record, "sha256")
+                expected = mac.hex().encode().join((BEFORE_MAC, BEFORE_RECORD))
+                if not hmac.compare_digest(line, expected + record + AFTER_RECORD):
                     raise UnsafeState(
                         f"line {number} was changed, or a line before it is missing; "
-                        "nothing from there on can be trusted"
+                        "this line and all later lines cannot be trusted"
                     )
                 yield mac.hex(), record
-                before = mac
+                previous_mac = mac
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
 
 
 @final
-class _Story:
-    """The rules of which line may follow which."""
+class _History:
+    """The records read so far, and the rules for which record may come next."""
 
     def __init__(self) -> None:
         self.created: Created | None = None
@@ -208,47 +237,59 @@ class _Story:
         self.ledger_bytes = 0
         self.time: float | None = None
 
-    def follow(self, record: AnyRecord) -> None:
+    def append(self, record: AnyRecord) -> None:
+        """Add the next record.
+
+        Raises:
+            InvalidInput: The record cannot follow the records before it.
+        """
         if isinstance(record, Created):
             if self.created is not None:
-                raise InvalidInput("the run is created a second time")
+                raise InvalidInput("the run was already created; only the first line may create it")
             self.created = record
         elif self.created is None:
             raise InvalidInput("the first line does not create the run")
         elif isinstance(record, Cohort):
-            self._begin(record)
+            self._start_attempt(record)
         else:
-            self._end(record)
+            self._end_attempt(record)
 
-    def _begin(self, cohort: Cohort) -> None:
+    def _start_attempt(self, cohort: Cohort) -> None:
         if self.attempts and self.attempts[-1].end is None:
-            raise InvalidInput("clients are contacted while another attempt is open")
+            raise InvalidInput("an attempt starts before the attempt before it has ended")
         if (cohort.attempt, cohort.row) != (len(self.attempts), self.rows):
             raise InvalidInput(
-                f"this is attempt {len(self.attempts)} for row {self.rows}, but it says attempt "
+                f"expected attempt {len(self.attempts)} for row {self.rows}, got attempt "
                 f"{cohort.attempt} for row {cohort.row}"
             )
         clients = np.frombuffer(bytes.fromhex(cohort.clients), ">u8").astype(np.uint64)
         if not np.all(clients[1:] > clients[:-1]):
-            raise InvalidInput("the clients of a cohort are not in rising order, each once")
+            raise InvalidInput("the clients of a cohort must be in rising order, each of them once")
         if cohort.names is not None and len(set(cohort.names)) != len(clients):
-            raise InvalidInput("the names of a cohort are not those of its clients, each once")
+            raise InvalidInput("a cohort must have one name per client, and each name once")
         times = [time for time in (self.time, cohort.time) if time is not None]
         if not all(later >= sooner for sooner, later in pairwise(times)):
             raise InvalidInput(f"the clock goes backwards, from {times[0]} to {times[1]} hours")
         self.time = cohort.time
-        kept = msgspec.structs.replace(cohort, clients="")  # the numbers take half the room
-        self.attempts.append(Attempt(kept, clients))
+        # The pseudonyms as numbers take half the memory of the hexadecimal string.
+        without_clients = msgspec.structs.replace(cohort, clients="")
+        self.attempts.append(Attempt(without_clients, clients))
 
-    def _end(self, end: Committed | Abandoned) -> None:
-        what = type(end).__name__.lower()
+    def _end_attempt(self, end: Committed | Abandoned) -> None:
+        outcome = type(end).__name__.lower()
         if not self.attempts or self.attempts[-1].end is not None:
-            raise InvalidInput(f"an attempt is {what} that nobody began")
-        begun = self.attempts[-1]
-        if (end.attempt, end.row) != (begun.cohort.attempt, begun.cohort.row):
-            raise InvalidInput(f"another attempt or row is {what} than was begun")
+            raise InvalidInput(f"an attempt is {outcome}, but no attempt is in flight")
+        attempt = self.attempts[-1]
+        if (end.attempt, end.row) != (attempt.cohort.attempt, attempt.cohort.row):
+            raise InvalidInput(
+                f"attempt {end.attempt} for row {end.row} is {outcome}, but attempt "
+                f"{attempt.cohort.attempt} for row {attempt.cohort.row} is in flight"
+            )
         if not end.ledger_bytes > self.ledger_bytes:
-            raise InvalidInput("the ledger did not grow")
-        self.attempts[-1] = Attempt(begun.cohort, begun.clients, end)
+            raise InvalidInput(
+                f"the ledger must grow with every attempt, but has {end.ledger_bytes} bytes after "
+                f"{self.ledger_bytes}"
+            )
+        self.attempts[-1] = Attempt(attempt.cohort, attempt.clients, end)
         self.ledger_bytes = end.ledger_bytes
         self.rows += isinstance(end, Committed)

@@ -1,4 +1,4 @@
-"""The audit of a run: every check, in the order in which they build on each other."""
+"""Verification of a run: all checks, in the order in which they depend on each other."""
 
 import os
 from collections.abc import Callable
@@ -8,12 +8,12 @@ from typing import final
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.verify.contacts import Contacts, check_cap, check_cohorts, check_timers
 from dpftrl.verify.earlier_runs import EarlierRuns
-from dpftrl.verify.files import Told, digest_must_be
+from dpftrl.verify.files import RunFiles, check_digest
 from dpftrl.verify.folder import check_checkpoints, check_modes, check_witness, witness_folder
-from dpftrl.verify.guarantee import Released
+from dpftrl.verify.guarantee import ReleasedRounds
 from dpftrl.verify.journal import Journal, fingerprint, read_journal, read_key
 from dpftrl.verify.ledger import Ledger, read_ledger
-from dpftrl.verify.verdict import Check, Verdict, tried
+from dpftrl.verify.verdict import Check, Verdict, run_check
 
 
 def verify_run(
@@ -22,59 +22,76 @@ def verify_run(
     *,
     witness: bool = True,
 ) -> Verdict:
-    """Check a run from its files, while no server works on it.
+    """Verify a run from its files. No server may be using the run at the same time.
 
     Args:
         folder: The folder of the run.
-        state_folder: Where its witness is; by default $DPFTRL_STATE, or the user's state folder.
-        witness: Whether to ask for one: without it, nobody can tell a folder from an older copy.
+        state_folder: The folder of the run's witness. The default is $DPFTRL_STATE, or the user's
+            state folder.
+        witness: Whether to compare the run with its witness. Without a witness, an older copy of
+            the run cannot be recognized.
+
+    Returns:
+        The results of all checks, and the recomputed epsilon. A failed check does not raise.
+
+    Raises:
+        InvalidInput: The folder does not contain a run.
 
     Guarantees:
-        Anything that was changed, dropped or added in the journal, the ledger, the plan, the
-        settings or the kept checkpoints since they were written fails a check, unless it was done
-        with the noise key and the witness at hand. Whatever the files say, they pass only if no
-        client came too early or too often and the stated epsilon follows from what they hold,
-        composed with the earlier runs that the start model was recorded with.
+        A check fails if anything was changed, removed or added in the journal, the ledger, the
+        plan, the settings or the kept checkpoints after they were written, unless whoever did it
+        had the noise key and the witness. Whatever the files say, they pass only if no client was
+        contacted too early or too often, and if the stated epsilon follows from their content,
+        composed with the earlier runs that are recorded for the start model.
     """
     root = Path(folder)
     if not any((root / name).exists() for name in ("run.json", "private/journal.jsonl")):
-        raise InvalidInput(f"{root} holds no run: there is neither run.json nor a journal in it")
-    place = (witness_folder() if state_folder is None else Path(state_folder)) if witness else None
-    return _Audit(root, place).verdict()
+        raise InvalidInput(
+            f"{root} holds no run: it has neither run.json nor private/journal.jsonl"
+        )
+    if not witness:
+        return _Verification(root, None).verdict()
+    return _Verification(
+        root, witness_folder() if state_folder is None else Path(state_folder)
+    ).verdict()
 
 
 @final
-class _Audit:
-    """One audit: what was read, and what was found."""
+class _Verification:
+    """The state of one verification: the files read so far, and the results of the checks.
 
-    def __init__(self, root: Path, witness: Path | None):
+    A file that could not be read, or failed its check, is None.
+    """
+
+    def __init__(self, root: Path, witness_folder: Path | None):
         self.root = root
-        self.witness = witness
+        self.witness_folder = witness_folder
         self.checks: list[Check] = []
         self.journal: Journal | None = None
-        self.told: Told | None = None
+        self.run_files: RunFiles | None = None
         self.earlier: EarlierRuns | None = None
         self.ledger: Ledger | None = None
         self.epsilon: float | None = None
 
     def verdict(self) -> Verdict:
+        """Run all checks."""
         self._check("file modes", lambda: check_modes(self.root / "private"))
         self._check("journal", self._read_journal)
         if self.journal is None:
-            self._warn("everything else", "not looked at: the journal cannot be trusted")
+            self._warn("everything else", "not checked, because the journal cannot be trusted")
         else:
-            self._after_journal(self.journal)
-        made = self.journal
+            self._check_other_files(self.journal)
+        journal = self.journal
         return Verdict(
-            run=made.created.run if made else None,
+            run=journal.created.run if journal else None,
             checks=tuple(self.checks),
-            rounds=len(made.commits) if made else 0,
+            rounds=len(journal.commits) if journal else 0,
             epsilon=self.epsilon,
-            delta=self.told.delta if self.told else None,
+            delta=self.run_files.delta if self.run_files else None,
         )
 
-    def _check(self, name: str, examine: Callable[[], str | Check]) -> None:
-        self.checks.append(tried(name, examine))
+    def _check(self, name: str, check: Callable[[], str | Check]) -> None:
+        self.checks.append(run_check(name, check))
 
     def _warn(self, name: str, text: str) -> None:
         self.checks.append(Check(name, "warning", text))
@@ -83,83 +100,87 @@ class _Audit:
         key = read_key(self.root / "private" / "noise.key")
         journal = read_journal(self.root / "private" / "journal.jsonl", key)
         if journal.created.key_fingerprint != fingerprint(key):
-            raise UnsafeState("the noise key is not the one that the run began with")
+            raise UnsafeState("the noise key is not the key that the run was created with")
         self.journal = journal
-        flight = ", the last of them in flight" if journal.in_flight else ""
+        in_flight = ", the last of them in flight" if journal.in_flight else ""
         return (
-            f"{len(journal.macs):,} lines, unbroken: {len(journal.attempts):,} attempts{flight}, "
-            f"{len(journal.commits):,} rounds released"
+            f"{len(journal.macs):,} lines, all unchanged: {len(journal.attempts):,} attempts"
+            f"{in_flight}, {len(journal.commits):,} rounds released"
         )
 
-    def _after_journal(self, journal: Journal) -> None:
+    def _check_other_files(self, journal: Journal) -> None:
         self._check_witness(journal)
-        self._check("settings and plan", lambda: self._read_told(journal))
+        self._check("settings and plan", lambda: self._read_run_files(journal))
         if self.earlier is not None:
             self._check("start model", self.earlier.check)
         checkpoints = self.root / "private" / "checkpoints"
         self._check("checkpoints", lambda: check_checkpoints(checkpoints, journal))
         self._check("ledger", lambda: self._read_ledger(journal))
-        if self.told is None or self.earlier is None:
-            self._warn("guarantee", "not looked at: the settings or the plan cannot be trusted")
+        if self.run_files is None or self.earlier is None:
+            text = "not checked, because the settings or the plan cannot be trusted"
+            self._warn("guarantee", text)
             return
-        told, earlier, contacts = self.told, self.earlier, Contacts.of(journal.attempts)
-        most = told.promise.stream.participation.max_participations
-        self._check("cohorts", lambda: check_cohorts(journal, told))
-        self._check("timers", lambda: check_timers(journal, contacts, told))
-        self._check("cap", lambda: check_cap(contacts, most))
-        self._check("epsilon", lambda: self._look_at_release(journal, contacts, told, earlier))
-        if told.test_key:
-            text = "NOT PRIVATE: the noise key is a fixed one for tests, which anybody can guess"
+        run_files, earlier = self.run_files, self.earlier
+        contacts = Contacts.of(journal.attempts)
+        cap = run_files.promised.stream.participation.max_participations
+        self._check("cohorts", lambda: check_cohorts(journal, run_files))
+        self._check("timers", lambda: check_timers(journal, contacts, run_files))
+        self._check("cap", lambda: check_cap(contacts, cap))
+        self._check("epsilon", lambda: self._check_epsilon(journal, contacts, run_files, earlier))
+        if run_files.test_key:
+            text = "NOT PRIVATE: the noise key is a fixed key for tests, which anybody can guess"
             self._warn("noise key", text)
 
     def _check_witness(self, journal: Journal) -> None:
-        place = self.witness
-        if place is None:
-            self._warn("witness", "not asked: this may be an older copy of the run")
+        folder = self.witness_folder
+        if folder is None:
+            self._warn("witness", "not compared: this may be an older copy of the run")
         else:
-            self._check("witness", lambda: check_witness(journal, place))
+            self._check("witness", lambda: check_witness(journal, folder))
         if not journal.torn:
             return
-        seen = place is not None and self.checks[-1].outcome == "passed"
-        text = "half a line is left at its end"
-        if seen:
-            text += "; nothing followed from it, and resuming cuts it off"
-        self.checks.append(Check("journal's end", "warning" if seen else "failed", text))
+        witness_passed = folder is not None and self.checks[-1].outcome == "passed"
+        text = "the journal ends with half a line"
+        if witness_passed:
+            text += "; it had no effect, and resuming the run removes it"
+        self.checks.append(Check("journal's end", "warning" if witness_passed else "failed", text))
 
-    def _read_told(self, journal: Journal) -> str:
+    def _read_run_files(self, journal: Journal) -> str:
         created = journal.created
-        digest_must_be(self.root / "run.json", created.settings_sha256, "the run began")
-        digest_must_be(self.root / "plan.json", created.plan_sha256, "the run began")
-        told = Told(self.root)
-        if told.run != created.run:
-            raise UnsafeState("run.json is that of another run")
-        self.earlier = EarlierRuns(told, self.root / "run.json")
-        self.told = told
-        return "run.json, plan.json and the mechanism are what they were when the run began"
+        check_digest(self.root / "run.json", created.settings_sha256, "the run was created")
+        check_digest(self.root / "plan.json", created.plan_sha256, "the run was created")
+        run_files = RunFiles(self.root)
+        if run_files.run_id != created.run:
+            raise UnsafeState("run.json belongs to another run")
+        self.earlier = EarlierRuns(run_files, self.root / "run.json")
+        self.run_files = run_files
+        return "run.json, plan.json and the mechanism are unchanged since the run was created"
 
     def _read_ledger(self, journal: Journal) -> str | Check:
         self.ledger = read_ledger(self.root / "ledger.csv", journal.attempts)
-        counted = sum(int(each.sum()) for each in self.ledger.counted)
-        text = f"every contact once, {counted:,} of them counted"
-        if not self.ledger.bytes_after:
+        counted = sum(int(mask.sum()) for mask in self.ledger.counted)
+        text = f"every contact is there once; {counted:,} of them were counted"
+        if not self.ledger.trailing_bytes:
             return text
         if not journal.in_flight:
             raise UnsafeState(
-                f"it has {self.ledger.bytes_after:,} bytes that no round accounts for"
+                f"ledger.csv ends with {self.ledger.trailing_bytes:,} bytes that belong to no "
+                "attempt of the journal"
             )
-        text += f"; {self.ledger.bytes_after:,} bytes at its end are of the round in flight"
+        text += f"; its last {self.ledger.trailing_bytes:,} bytes belong to the attempt in flight"
         return Check("ledger", "warning", text)
 
-    def _look_at_release(
-        self, journal: Journal, contacts: Contacts, told: Told, earlier: EarlierRuns
+    def _check_epsilon(
+        self, journal: Journal, contacts: Contacts, run_files: RunFiles, earlier: EarlierRuns
     ) -> str:
+        """Run the checks of the released rounds, and recompute their epsilon."""
         if not journal.commits:
             if (self.root / "guarantee.json").exists():
-                raise UnsafeState("there is a guarantee.json, and nothing was released")
+                raise UnsafeState("there is a guarantee.json, although no round was released")
             self.epsilon = earlier.epsilon()
-            return "nothing was released yet"
-        released = Released(self.root, journal, contacts, told, earlier)
-        for name, examine in released.examinations(self.ledger).items():
-            self._check(name, examine)
+            return "no round was released yet"
+        released = ReleasedRounds(self.root, journal, contacts, run_files, earlier)
+        for name, check in released.checks(self.ledger).items():
+            self._check(name, check)
         self.epsilon = released.epsilon()
-        return f"epsilon is {self.epsilon:.6g} at delta {told.delta:g}, recomputed"
+        return f"epsilon is {self.epsilon:.6g} at delta {run_files.delta:g}, recomputed"

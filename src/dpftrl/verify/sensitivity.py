@@ -1,4 +1,4 @@
-"""The strategy of a run: its columns, and how far a client can move the sum of some of them."""
+"""The strategy C of a run: its sensitivity, its mu, and a check of its noise stream."""
 
 from functools import cached_property, lru_cache
 from typing import Final, NamedTuple, final
@@ -10,24 +10,22 @@ from dpftrl.errors import UnsafeState
 from dpftrl.mechanisms import Mechanism, ToeplitzMechanism
 from dpftrl.participation import MinSep
 from dpftrl.verify.gaussian import MuRange
-from dpftrl.verify.patterns import ROUNDING, Limits, Reach, worst_of_all
-from dpftrl.verify.rounding import rounding_of, worst_shift
-from dpftrl.verify.trees import worst_nested
+from dpftrl.verify.patterns import ROUNDING, Limits, SensitivityBounds, bound_sensitivity
+from dpftrl.verify.rounding import rounding_cost, worst_shift
+from dpftrl.verify.trees import nested_sensitivity
 
-# Rounds to which the Gram matrix is written down.
-MOST_ROUNDS: Final = 3_000
-# Vectors that are sent through the noise stream, and how far they may come out changed.
-PROBES: Final = 4
-AGREEMENT: Final = 1e-6
+MOST_ROUNDS: Final = 3_000  # up to here C and C^T C are computed as dense matrices (72 MB each)
+PROBES: Final = 4  # random vectors that are sent through the noise stream
+AGREEMENT: Final = 1e-6  # largest absolute error of what comes out
 
 
 class Sensitivity(NamedTuple):
-    """What was found out about the worst client.
+    """The sensitivity of a strategy.
 
     Attributes:
-        value: No client can move the release further.
-        claimable: The most that an honest file says: the library's own value.
-        independent: Whether `value` was found without the library's sensitivity.
+        value: No client can move C X by more clip norms than this.
+        claimable: The library's own value: a correct file does not state more.
+        independent: Whether `value` was computed without the library's sensitivity.
     """
 
     value: float
@@ -37,7 +35,7 @@ class Sensitivity(NamedTuple):
 
 @final
 class Strategy:
-    """C of a mechanism, for the rounds that were released."""
+    """The strategy matrix C of a mechanism, for a number of rounds."""
 
     def __init__(self, mechanism: Mechanism, rounds: int):
         self.mechanism = mechanism
@@ -49,81 +47,109 @@ class Strategy:
 
     @property
     def is_small(self) -> bool:
-        """Whether it can be written down."""
+        """Whether C is small enough to be computed as a dense matrix."""
         return self.rounds <= MOST_ROUNDS
 
     def mu_range(self, limits: Limits, noise_multiplier: float, buffers: str) -> MuRange:
-        """What sensitivity, noise and the rounding of the buffers give."""
-        found = self.sensitivity(limits)
-        ideal = MuRange(found.value / noise_multiplier, found.claimable / noise_multiplier)
-        if buffers == "float32":  # version 0.1: rounding was not in it
+        """Return the mu that follows from the sensitivity, the noise and the rounding of buffers.
+
+        Args:
+            limits: The rounds that one client may take part in.
+            noise_multiplier: The noise multiplier.
+            buffers: The precision of the noise buffers.
+        """
+        sensitivity = self.sensitivity(limits)
+        ideal = MuRange(
+            sensitivity.value / noise_multiplier, sensitivity.claimable / noise_multiplier
+        )
+        if buffers == "float32":  # version 0.1 did not account for rounding
             return ideal
         return MuRange(self.least_mu(ideal.least), self.most_mu(ideal.most))
 
     def least_mu(self, ideal: float) -> float:
-        """At least this is the mu of the stream with its float64 buffers, at an ideal mu."""
-        return ideal + (rounding_of(self._gain, self.rounds, ideal) if self.is_small else 0.0)
+        """Return a lower bound on the stated mu: `ideal` plus the recomputed cost of rounding."""
+        return ideal + (
+            rounding_cost(self._worst_shift, self.rounds, ideal) if self.is_small else 0.0
+        )
 
     def most_mu(self, ideal: float) -> float:
-        """At most this is what an honest file says: with the library's own bound on rounding."""
+        """Return an upper bound on the stated mu: `ideal` plus the library's cost of rounding."""
         gain = self.mechanism.rounding_gain(self.rounds)
-        return ideal + rounding_of(gain, self.rounds, ideal)
+        return ideal + rounding_cost(gain, self.rounds, ideal)
 
     @cached_property
-    def _gain(self) -> float:
+    def _worst_shift(self) -> float:
         return worst_shift(self.mechanism, self.rounds)
 
     @cached_property
     def dense(self) -> Matrix:
-        """C itself."""
+        """C as a dense matrix."""
         return self.mechanism.strategy(self.rounds)
 
     @cached_property
     def gram(self) -> Matrix:
-        """The inner products of its columns."""
+        """The Gram matrix C^T C: the inner products of the columns of C."""
         return self.dense.T @ self.dense
 
     def check_noise(self) -> str:
-        """Send C x through the noise stream: what comes out must be x, or C is another strategy."""
+        """Check that the noise stream of the mechanism multiplies by the inverse of C.
+
+        Rows C x are sent through the noise stream. If it belongs to C, then x comes out.
+
+        Raises:
+            UnsafeState: Something else comes out.
+        """
         generator = np.random.default_rng(0)
-        wanted = generator.standard_normal((self.rounds, PROBES))
-        rows, state = self.dense @ wanted, self.mechanism.init(PROBES)
-        worst = 0.0
-        for number in wanted:
-            made, state = self.mechanism.step(state, lambda i: rows[i])
-            worst = max(worst, float(np.abs(made - number).max()))
-        if not worst <= AGREEMENT:
+        inputs = generator.standard_normal((self.rounds, PROBES))
+        rows, state = self.dense @ inputs, self.mechanism.init(PROBES)
+        largest_error = 0.0
+        for expected in inputs:
+            noise, state = self.mechanism.step(state, lambda i: rows[i])
+            largest_error = max(largest_error, float(np.abs(noise - expected).max()))
+        if not largest_error <= AGREEMENT:
             raise UnsafeState(
-                f"the noise stream of {self.mechanism.name} does not undo its strategy: "
-                f"off by {worst:.2g}; sensitivity says nothing about such noise"
+                f"the noise stream of {self.mechanism.name} does not invert its strategy: the "
+                f"error is {largest_error:.2g}, so its sensitivity is not that of the strategy"
             )
-        return f"the stream of {self.mechanism.name} undoes its strategy in {self.rounds:,} rounds"
+        return (
+            f"the noise stream of {self.mechanism.name} inverts its strategy in {self.rounds:,} "
+            "rounds"
+        )
 
     def _sensitivity(self, limits: Limits) -> Sensitivity:
         claimed = self.mechanism.sensitivity(MinSep(self.rounds, limits.min_sep, limits.cap)).value
-        found = self._reach(limits)
-        settled = found is not None and not (
-            found.attained * (1 - ROUNDING) <= claimed < found.bound * (1 - ROUNDING)
+        bounds = self._bounds(limits)
+        # Loose bounds around the library's value neither confirm nor refute it.
+        settled = bounds is not None and not (
+            bounds.attained * (1 - ROUNDING) <= claimed < bounds.bound * (1 - ROUNDING)
         )
-        return Sensitivity(found.bound if settled and found else claimed, claimed, settled)
+        return Sensitivity(bounds.bound if settled and bounds else claimed, claimed, settled)
 
-    def _reach(self, limits: Limits) -> Reach | None:
+    def _bounds(self, limits: Limits) -> SensitivityBounds | None:
+        """Return independent bounds, or None if there are none for so many rounds."""
         if self.is_small:
-            found = worst_of_all(self.gram, limits)
-            if not found.exact and (best := worst_nested(self.dense, limits)) is not None:
-                found = found.or_better(Reach(best, best))
-            return found
+            bounds = bound_sensitivity(self.gram, limits)
+            if bounds.is_exact:
+                return bounds
+            exact = nested_sensitivity(self.dense, limits)
+            return (
+                bounds if exact is None else bounds.combined_with(SensitivityBounds(exact, exact))
+            )
         if isinstance(self.mechanism, ToeplitzMechanism):
             return _by_coefficients(self.mechanism.coefficients(self.rounds), limits)
         return None
 
 
-def _by_coefficients(c: Matrix, limits: Limits) -> Reach:
-    """Raise |c| until it falls; for coefficients that fall, earliest is worst."""
-    raised = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
+def _by_coefficients(c: Matrix, limits: Limits) -> SensitivityBounds:
+    """Bound the sensitivity of a Toeplitz strategy from its coefficients.
+
+    The upper bound is that of the smallest decreasing sequence above |c|: for decreasing
+    coefficients, the earliest pattern is the worst one.
+    """
+    decreasing = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
     sums = np.zeros((2, limits.rounds))
-    for start in limits.earliest():
-        reach = min(len(c), limits.rounds - start)
-        sums[0, start : start + reach] += c[:reach]
-        sums[1, start : start + reach] += raised[:reach]
-    return Reach(*(float(norm) for norm in np.linalg.norm(sums, axis=1)))
+    for start in limits.earliest_pattern():
+        length = min(len(c), limits.rounds - start)
+        sums[0, start : start + length] += c[:length]
+        sums[1, start : start + length] += decreasing[:length]
+    return SensitivityBounds(*(float(norm) for norm in np.linalg.norm(sums, axis=1)))

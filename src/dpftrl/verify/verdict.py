@@ -1,4 +1,4 @@
-"""What an audit finds."""
+"""The result of a verification: a list of checks, and the recomputed epsilon."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +12,13 @@ Outcome = Literal["passed", "failed", "warning"]
 @final
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        name: What it is about.
-        outcome: How it went; a warning is something that an audit cannot settle, or must not hide.
-        text: What was found, in one line.
+        name: The subject of the check, such as "journal".
+        outcome: The result. A warning is something that the verification cannot decide, or that
+            the reader must know.
+        text: What the check found, in one line.
     """
 
     name: str
@@ -28,14 +29,14 @@ class Check:
 @final
 @dataclass(frozen=True)
 class Verdict:
-    """The audit of a run.
+    """The result of verifying a run.
 
     Attributes:
-        run: The identity of the run, where it could be learnt.
-        checks: All that was looked at.
-        rounds: Rounds released, as far as the journal could be read.
-        epsilon: What they guarantee, recomputed; None where that was not possible.
-        delta: The delta that it is stated at.
+        run: The identity of the run, or None if the journal could not be read.
+        checks: The results of all checks.
+        rounds: The number of released rounds, or 0 if the journal could not be read.
+        epsilon: The recomputed epsilon of these rounds, or None if it could not be recomputed.
+        delta: The delta of that epsilon.
     """
 
     run: str | None
@@ -46,14 +47,20 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed."""
+        """Whether no check failed. Warnings do not count as failures."""
         return not any(check.outcome == "failed" for check in self.checks)
 
 
-def tried(name: str, examine: Callable[[], str | Check]) -> Check:
-    """A check that fails if looking raises one of our errors, and else says what was found."""
+def run_check(name: str, check: Callable[[], str | Check]) -> Check:
+    """Run a check and return its result.
+
+    Args:
+        name: The subject of the check.
+        check: Returns the text of a passed check, or a `Check` of its own. It fails by raising a
+            `DpftrlError`.
+    """
     try:
-        found = examine()
+        result = check()
     except DpftrlError as error:
         return Check(name, "failed", str(error))
-    return found if isinstance(found, Check) else Check(name, "passed", found)
+    return result if isinstance(result, Check) else Check(name, "passed", result)

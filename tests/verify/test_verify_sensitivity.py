@@ -12,11 +12,11 @@ from dpftrl import MinSep, mechanism
 from dpftrl.errors import UnsafeState
 from dpftrl.verify import sensitivity as strategy
 from dpftrl.verify import trees as nested
-from dpftrl.verify.contacts import Contacts, furthest_moved
+from dpftrl.verify.contacts import Contacts, largest_client_shift
 from dpftrl.verify.gaussian import epsilon_of, sampler_delta
-from dpftrl.verify.patterns import Limits, worst_of_all
+from dpftrl.verify.patterns import Limits, bound_sensitivity
 from dpftrl.verify.sensitivity import Strategy
-from dpftrl.verify.trees import worst_nested
+from dpftrl.verify.trees import nested_sensitivity
 
 NAMES = [
     "independent",
@@ -36,7 +36,7 @@ NAMES = [
 
 
 def every_pattern(limits: Limits):
-    for count in range(1, limits.most + 1):
+    for count in range(1, limits.max_participations + 1):
         for pattern in combinations(range(limits.rounds), count):
             if all(later - sooner >= limits.min_sep for sooner, later in pairwise(pattern)):
                 yield list(pattern)
@@ -72,7 +72,7 @@ def test_no_matrix_is_underestimated(data):
     generator = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     dense = generator.standard_normal((rounds, rounds)) + data.draw(st.sampled_from([0, 1]))
     gram = np.tril(dense).T @ np.tril(dense)
-    found = worst_of_all(gram, limits)
+    found = bound_sensitivity(gram, limits)
     attained, true = brute_force(gram, limits)
     assert found.attained <= attained * (1 + 1e-9)
     assert found.bound >= true * (1 - 1e-9)
@@ -83,8 +83,8 @@ def test_few_bands_are_exact(bands):
     generator = np.random.default_rng(bands)
     dense = np.tril(generator.uniform(size=(10, 10))) * (np.tri(10) - np.tri(10, k=-bands))
     limits = Limits(10, 3, 4)
-    found = worst_of_all(dense.T @ dense, limits)
-    assert found.exact
+    found = bound_sensitivity(dense.T @ dense, limits)
+    assert found.is_exact
     assert found.bound == pytest.approx(brute_force(dense.T @ dense, limits)[1])
 
 
@@ -93,14 +93,16 @@ def test_few_bands_are_exact(bands):
 def test_nested_blocks_are_exact(name, rounds, min_sep, cap):
     limits = Limits(rounds, min_sep, cap)
     dense = mechanism(name, MinSep(rounds, min_sep)).strategy(rounds)
-    assert worst_nested(dense, limits) == pytest.approx(brute_force(dense.T @ dense, limits)[1])
+    assert nested_sensitivity(dense, limits) == pytest.approx(
+        brute_force(dense.T @ dense, limits)[1]
+    )
 
 
 def test_blocks_that_cross_are_not_nested():
     crossing = np.array([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]])
-    assert worst_nested(crossing, Limits(3, 1, 3)) is None
-    assert worst_nested(np.array([[1.0, 0.0, 1.0]]), Limits(3, 1, 3)) is None
-    assert worst_nested(np.array([[0.5]]), Limits(1, 1, 1)) is None
+    assert nested_sensitivity(crossing, Limits(3, 1, 3)) is None
+    assert nested_sensitivity(np.array([[1.0, 0.0, 1.0]]), Limits(3, 1, 3)) is None
+    assert nested_sensitivity(np.array([[0.5]]), Limits(1, 1, 1)) is None
 
 
 def test_what_cannot_be_settled_is_the_librarys(monkeypatch):
@@ -125,7 +127,7 @@ def test_many_rounds_go_by_coefficients(monkeypatch, name):
 def test_a_stream_of_another_strategy_is_refused():
     made = Strategy(mechanism("blt-b400"), 10)
     made.__dict__["dense"] = mechanism("sqrt").strategy(10)
-    with pytest.raises(UnsafeState, match="does not undo"):
+    with pytest.raises(UnsafeState, match="does not invert"):
         made.check_noise()
 
 
@@ -142,15 +144,15 @@ def test_a_library_that_claims_too_little_is_found_out(monkeypatch):
 
 @pytest.mark.parametrize("often", [0.0, 0.2, 1.0])
 def test_what_happened_is_the_worst_client(monkeypatch, often):
-    monkeypatch.setattr("dpftrl.verify.contacts.OFTEN", often)
-    monkeypatch.setattr("dpftrl.verify.contacts.AT_ONCE", 3)
+    monkeypatch.setattr("dpftrl.verify.contacts.FREQUENT_SHARE", often)
+    monkeypatch.setattr("dpftrl.verify.contacts.CLIENTS_PER_BATCH", 3)
     generator = np.random.default_rng(0)
     dense = np.tril(generator.standard_normal((12, 12)))
     taken = generator.uniform(size=(12, 9)) < generator.uniform(size=9)
     clients, rows = np.nonzero(taken.T)
     contacts = Contacts(clients.astype(np.uint64), rows, rows, np.arange(len(rows)))
     worst = np.linalg.norm(dense @ taken, axis=0).max()
-    assert furthest_moved(dense.T @ dense, contacts) == pytest.approx(worst)
+    assert largest_client_shift(dense.T @ dense, contacts) == pytest.approx(worst)
 
 
 @pytest.mark.parametrize("mu", [1e-3, 0.05, 1.0, 7.0, 40.0])

@@ -8,7 +8,7 @@ import dpftrl
 from conformance import EVERY, Family, draw_case
 from dpftrl import BLT, GeneralBLT, Mechanism
 from dpftrl.accounting.finite_precision import mu_with_rounding
-from dpftrl.verify.rounding import rounding_of, worst_shift
+from dpftrl.verify.rounding import rounding_cost, worst_shift
 
 every = pytest.mark.parametrize("family", EVERY, ids=str)
 
@@ -48,7 +48,7 @@ def test_the_audit_finds_most_of_what_the_library_states(name: str, rounds: int)
 @pytest.mark.parametrize("mu", [0.05, 1.0, 8.0])
 def test_both_make_the_same_mu_of_it(name: str, mu: float):
     mechanism: Mechanism = EXAMPLES.get(name) or dpftrl.mechanism(name)
-    ours = mu + rounding_of(mechanism.rounding_gain(2000), 2000, mu)
+    ours = mu + rounding_cost(mechanism.rounding_gain(2000), 2000, mu)
     assert ours == pytest.approx(mu_with_rounding(mu, mechanism, 2000), rel=1e-15)
 
 

@@ -21,18 +21,18 @@ PLAN = Plan(
 )
 
 
-class Place(NamedTuple):
+class RunFolders(NamedTuple):
     """A run and the folder of its witness."""
 
     folder: Path
     state: Path
 
-    def copy_to(self, root: Path) -> "Place":
+    def copy_to(self, root: Path) -> "RunFolders":
         shutil.copytree(self.folder, root / "run")
         shutil.copytree(self.state, root / "state")
-        return Place(root / "run", root / "state")
+        return RunFolders(root / "run", root / "state")
 
-    def audit(self, **options) -> Verdict:
+    def verify(self, **options) -> Verdict:
         return verify_run(self.folder, self.state, **options)
 
     @property
@@ -52,20 +52,22 @@ class Place(NamedTuple):
         return Server.resume(self.folder, state_folder=self.state)
 
 
-def begin(root: Path, plan: Plan = PLAN, test_key: int | None = None, **settings) -> Place:
-    place = Place(root / "run", root / "state")
+def create_run(
+    root: Path, plan: Plan = PLAN, test_key: int | None = None, **settings
+) -> RunFolders:
+    run = RunFolders(root / "run", root / "state")
     Server.create(
-        place.folder,
+        run.folder,
         plan,
         Settings(clip_norm=1.0, **settings),
         {"w": np.zeros(5)},
-        state_folder=place.state,
+        state_folder=run.state,
         insecure_test_key=test_key,
     ).close()
-    return place
+    return run
 
 
-def play(server: Server, abandon: bool = False, now: float | None = None) -> None:
+def run_attempt(server: Server, abandon: bool = False, now: float | None = None) -> None:
     """One attempt."""
     attempt = server.begin(PEOPLE, now)
     for client in list(attempt.clients)[: 1 if abandon else 3]:
@@ -76,12 +78,12 @@ def play(server: Server, abandon: bool = False, now: float | None = None) -> Non
         server.commit(attempt)
 
 
-def made(root: Path, rounds: int, plan: Plan = PLAN, **settings) -> Place:
-    place = begin(root, plan, **settings)
-    with place.open() as server:
+def record_run(root: Path, rounds: int, plan: Plan = PLAN, **settings) -> RunFolders:
+    run = create_run(root, plan, **settings)
+    with run.open() as server:
         for _ in range(rounds):
-            play(server)
-    return place
+            run_attempt(server)
+    return run
 
 
 def failed(verdict: Verdict) -> dict[str, str]:
@@ -95,16 +97,18 @@ def warned(verdict: Verdict) -> dict[str, str]:
 # --- What only somebody with the key can do ---------------------------------------------------
 
 
-def records(place: Place) -> list[dict]:
-    return [json.loads(line)["record"] for line in place.journal.read_text().splitlines()]
+def read_records(run: RunFolders) -> list[dict]:
+    return [json.loads(line)["record"] for line in run.journal.read_text().splitlines()]
 
 
-def rewrite(place: Place, said: list[dict], statuses: dict[int, list[str]] | None = None) -> None:
+def rewrite(
+    run: RunFolders, records: list[dict], statuses: dict[int, list[str]] | None = None
+) -> None:
     """Write journal, ledger and witness anew, so that all digests fit."""
     ledger, cohort, lines, mac = b"round,client,status\n", {}, [], bytes(32)
-    secret = (place.folder / "private" / "noise.key").read_bytes()
+    secret = (run.folder / "private" / "noise.key").read_bytes()
     key = hmac.digest(secret, b"\0\0\0\x07journal" + bytes(8), "sha256")
-    for record in said:
+    for record in records:
         if record["kind"] == "cohort":
             cohort = record
         elif record["kind"] != "created":
@@ -114,10 +118,10 @@ def rewrite(place: Place, said: list[dict], statuses: dict[int, list[str]] | Non
         content = json.dumps(record, separators=(",", ":")).encode()
         mac = hmac.digest(key, mac + content, "sha256")
         lines.append(b'{"mac":"%s","record":%s}\n' % (mac.hex().encode(), content))
-    place.journal.write_bytes(b"".join(lines))
-    place.ledger.write_bytes(ledger)
-    witness = json.loads(place.witness.read_text())
-    place.witness.write_text(json.dumps(witness | {"lines": len(lines), "mac": mac.hex()}))
+    run.journal.write_bytes(b"".join(lines))
+    run.ledger.write_bytes(ledger)
+    witness = json.loads(run.witness.read_text())
+    run.witness.write_text(json.dumps(witness | {"lines": len(lines), "mac": mac.hex()}))
 
 
 def ledger_rows(record: dict, cohort: dict, statuses: list[str] | None) -> bytes:

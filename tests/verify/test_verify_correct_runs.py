@@ -1,0 +1,158 @@
+"""What an honest server leaves behind passes, whenever it stops."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from recorded_runs import (
+    PEOPLE,
+    PLAN,
+    RunFolders,
+    create_run,
+    failed,
+    record_run,
+    run_attempt,
+    warned,
+)
+
+from dpftrl import MinSep, account, mechanism
+from dpftrl.errors import InvalidInput
+from dpftrl.federated.store.journal import Journal
+from dpftrl.plan import Fleet, Plan
+from dpftrl.verify import verify_run
+
+
+def test_every_round_of_a_run_passes_and_states_its_epsilon(tmp_path):
+    run = create_run(tmp_path)
+    verdict = run.verify()
+    assert (failed(verdict), verdict.rounds, verdict.epsilon) == ({}, 0, 0.0)
+    with run.open() as server:
+        for rounds in range(1, 9):
+            run_attempt(server)
+            verdict = run.verify()
+            assert (failed(verdict), warned(verdict), verdict.rounds) == ({}, {}, rounds)
+            assert verdict.epsilon == pytest.approx(server.epsilon, rel=1e-7)
+            assert verdict.passed
+
+
+def test_abandoned_attempts_and_one_in_flight_pass(tmp_path):
+    run = create_run(tmp_path, plan=PLAN, budget=100.0)
+    with run.open() as server:
+        run_attempt(server)
+        run_attempt(server, abandon=True)
+        run_attempt(server)
+        run_attempt(server, abandon=True)
+        assert failed(run.verify()) == {}
+        server.begin(PEOPLE)
+    assert failed(run.verify()) == {}
+    with run.ledger.open("a") as ledger:
+        ledger.write("2,c00")  # a server killed while it wrote the rows of the round in flight
+    checkpoints = run.folder / "private" / "checkpoints"
+    shutil.copy(checkpoints / "00000002.safetensors", checkpoints / "00000003.safetensors")
+    verdict = run.verify()
+    assert failed(verdict) == {}
+    assert "in flight" in warned(verdict)["ledger"]
+    with run.open() as server:
+        run_attempt(server)
+    assert (failed(run.verify()), warned(run.verify())) == ({}, {})
+
+
+def test_timers_by_time_are_observed(tmp_path):
+    run = create_run(tmp_path, timer_hours=2.0)
+    with run.open() as server:
+        for number in range(7):
+            run_attempt(server, abandon=number == 4, now=0.7 * number)
+            assert failed(run.verify()) == {}
+        server.begin(PEOPLE, 5.0)
+    assert failed(run.verify()) == {}
+    with run.open():
+        pass  # rewrites the guarantee with the contacts of the round in flight
+    verdict = run.verify()
+    assert failed(verdict) == {}
+    assert "hours apart" in next(one.text for one in verdict.checks if one.name == "timers")
+
+
+def test_names_that_are_not_hashed(tmp_path):
+    assert failed(record_run(tmp_path, 5, hash_clients=False).verify()) == {}
+
+
+def test_a_test_key_is_called_out(tmp_path):
+    verdict = record_run(tmp_path, 1, test_key=1).verify()
+    assert "NOT PRIVATE" in warned(verdict)["noise key"]
+    assert verdict.passed
+
+
+@pytest.mark.parametrize("name", ["tree", "banded:3", "toeplitz:1,0.2,0.6", "smooth-tree", "sqrt"])
+def test_other_mechanisms(tmp_path, name):
+    clients = MinSep(6, 2)
+    plan = Plan(
+        Fleet(population=24, report_goal=3), account(mechanism(name, clients), clients, 2.0, 1e-6)
+    )
+    verdict = record_run(tmp_path, 6, plan).verify()
+    assert (failed(verdict), warned(verdict)) == ({}, {})
+
+
+def test_a_server_killed_between_the_guarantee_and_the_commit(tmp_path, monkeypatch):
+    run = record_run(tmp_path, 3)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with run.open() as server:
+        attempt = server.begin(PEOPLE)
+        for client in attempt.clients[:3]:
+            attempt.report(client, np.ones(5), attempt.attempt)
+        monkeypatch.setattr(Journal, "append", killed)
+        with pytest.raises(KeyboardInterrupt):
+            server.commit(attempt)
+        monkeypatch.undo()
+    (why,) = failed(run.verify()).values()
+    assert "one round ahead" in why
+    run.open().close()
+    assert failed(run.verify()) == {}
+
+
+def test_half_a_line_that_the_witness_never_saw(tmp_path):
+    run = record_run(tmp_path, 2)
+    with run.journal.open("a") as journal:
+        journal.write('{"mac":"12')
+    verdict = run.verify()
+    assert failed(verdict) == {}
+    assert "half a line" in warned(verdict)["journal's end"]
+    assert "journal's end" in failed(run.verify(witness=False))
+
+
+def test_a_witness_one_line_behind(tmp_path):
+    run = record_run(tmp_path, 2)
+    before = run.witness.read_bytes()
+    with run.open() as server:
+        server.begin(PEOPLE)
+    run.witness.write_bytes(before)
+    assert failed(run.verify()) == {}
+    with run.open() as server:
+        run_attempt(server)
+    run.witness.write_bytes(before)
+    assert "one line ahead" in failed(run.verify())["witness"]
+
+
+def test_nothing_secret_is_shown(tmp_path):
+    run = record_run(tmp_path, 2)
+    lines = [json.loads(line) for line in run.journal.read_text().splitlines()]
+    secrets = [(run.folder / "private" / "noise.key").read_bytes().hex()]
+    for line in lines:
+        secrets += [line["mac"], line["record"].get("digest", "?" * 32)]
+    (run.folder / "private" / "checkpoints" / "00000002.safetensors").write_bytes(b"")
+    shown = repr(run.verify())
+    assert not any(secret in shown for secret in secrets)
+
+
+def test_no_run_at_all(tmp_path):
+    with pytest.raises(InvalidInput, match="holds no run"):
+        verify_run(tmp_path)
+
+
+def test_a_run_without_its_journal_fails(tmp_path):
+    run: RunFolders = record_run(tmp_path, 1)
+    run.journal.unlink()
+    assert "journal" in failed(run.verify())

@@ -1,0 +1,249 @@
+"""Who has the key can make all digests fit. What they then say must still be sound."""
+
+import math
+
+import pytest
+from recorded_runs import (
+    PLAN,
+    RunFolders,
+    failed,
+    read_records,
+    record_run,
+    rewrite,
+    run_attempt,
+    split,
+)
+
+from dpftrl.verify.gaussian import epsilon_of
+from dpftrl.verify.journal import Journal, read_journal
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory) -> RunFolders:
+    run = record_run(tmp_path_factory.mktemp("original"), 5, budget=1000.0)
+    with run.open() as server:
+        run_attempt(server, abandon=True)
+        run_attempt(server)
+    return run
+
+
+@pytest.fixture
+def run(original, tmp_path) -> RunFolders:
+    return original.copy_to(tmp_path)
+
+
+def cohorts(records: list[dict]) -> list[dict]:
+    return [record for record in records if record["kind"] == "cohort"]
+
+
+def commits(records: list[dict]) -> list[dict]:
+    return [record for record in records if record["kind"] == "committed"]
+
+
+def test_a_faithful_copy_passes(run):
+    """The negative control of everything below."""
+    rewrite(run, read_records(run))
+    assert failed(run.verify()) == {}
+
+
+def test_a_client_that_came_too_early(run):
+    records = read_records(run)
+    first, second = cohorts(records)[1], cohorts(records)[3]
+    early = split(first["clients"])[0]
+    others = split(second["clients"])[1:]
+    second["clients"] = "".join(sorted([early, *others]))
+    rewrite(run, records)
+    verdict = failed(run.verify())
+    assert "rows 1 and 3" in verdict["timers"]
+    assert set(verdict) <= {"timers", "cap", "what happened"}  # every digest fits
+
+
+def test_a_client_that_came_too_early_to_an_abandoned_attempt(run):
+    records = read_records(run)
+    abandoned = next(record for record in records if record["kind"] == "abandoned")
+    target = cohorts(records)[abandoned["attempt"]]
+    before = cohorts(records)[abandoned["attempt"] - 1]
+    moved = [split(before["clients"])[0], *split(target["clients"])[1:]]
+    target["clients"] = "".join(sorted(moved))
+    rewrite(run, records)
+    assert "timers" in failed(run.verify())
+
+
+def test_a_client_in_every_round_moves_the_release_too_far(run):
+    records = read_records(run)
+    for cohort in cohorts(records):
+        cohort["clients"] = "".join(["0" * 16, *split(cohort["clients"])[1:]])
+    rewrite(run, records)
+    assert {"timers", "cap", "what happened"} <= set(failed(run.verify()))
+
+
+def test_a_client_twice_in_a_cohort(run):
+    records = read_records(run)
+    clients = split(cohorts(records)[2]["clients"])
+    cohorts(records)[2]["clients"] = "".join([clients[0], clients[0], *clients[2:]])
+    rewrite(run, records)
+    assert "rising order" in failed(run.verify())["journal"]
+
+
+def test_too_many_clients_or_reports(run):
+    records = read_records(run)
+    cohorts(records)[2]["clients"] += "f" * 16
+    rewrite(run, records)
+    assert "cohorts" in failed(run.verify())
+    records = read_records(run)
+    cohorts(records)[2]["clients"] = cohorts(records)[2]["clients"][:-16]
+    commits(records)[2]["reports"] = 4
+    rewrite(run, records)
+    assert "report goal" in failed(run.verify())["cohorts"]
+
+
+@pytest.mark.parametrize(
+    "statuses",
+    [
+        ["counted", "counted", "contacted", "contacted"],
+        ["counted", "counted", "counted", "counted"],
+        ["counted", "counted", "counted", "abandoned"],
+        ["counted", "counted", "counted", "unheard"],
+    ],
+    ids=lambda statuses: statuses[-1] + statuses[2],
+)
+def test_a_ledger_that_contradicts_the_journal(run, statuses):
+    rewrite(run, read_records(run), {2: statuses})
+    assert "attempt 2" in failed(run.verify())["ledger"]
+
+
+def test_an_abandoned_attempt_that_counts(run):
+    records = read_records(run)
+    attempt = next(record for record in records if record["kind"] == "abandoned")["attempt"]
+    rewrite(run, records, {attempt: ["counted"] + ["abandoned"] * 3})
+    assert "abandoned" in failed(run.verify())["ledger"]
+
+
+def test_an_epsilon_that_does_not_follow(run):
+    for factor in (0.9, 1 - 1e-6, 1 + 1e-5, 2.0):
+        records = read_records(run)
+        commits(records)[-1]["epsilon"] *= factor
+        rewrite(run, records)
+        assert "journalled epsilon" in failed(run.verify())
+        commits(records)[-1]["epsilon"] /= factor
+        rewrite(run, records)
+    assert failed(run.verify()) == {}
+
+
+def test_an_epsilon_that_falls(run):
+    records = read_records(run)
+    commits(records)[1]["epsilon"] *= 5
+    rewrite(run, records)
+    assert "epsilon falls at row 2" in failed(run.verify())["journalled epsilon"]
+
+
+def swapped(records: list[dict]) -> None:
+    records[1], records[3] = records[3], records[1]
+
+
+def skipped_row(records: list[dict]) -> None:
+    records[3]["row"] = records[4]["row"] = 2
+
+
+def no_cohort(records: list[dict]) -> None:
+    del records[3]
+
+
+def no_end(records: list[dict]) -> None:
+    del records[4]
+
+
+def twice_created(records: list[dict]) -> None:
+    records.append(records[0])
+
+
+def never_created(records: list[dict]) -> None:
+    del records[0]
+
+
+def other_attempt(records: list[dict]) -> None:
+    records[4]["attempt"] = 7
+
+
+def unknown_field(records: list[dict]) -> None:
+    records[1]["more"] = 1
+
+
+def negative(records: list[dict]) -> None:
+    records[2]["reports"] = -3
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        swapped,
+        skipped_row,
+        no_cohort,
+        no_end,
+        twice_created,
+        never_created,
+        other_attempt,
+        unknown_field,
+        negative,
+    ],
+)
+def test_a_journal_that_makes_no_sense(run, edit):
+    records = read_records(run)
+    edit(records)
+    rewrite(run, records)
+    assert "line" in failed(run.verify())["journal"]
+
+
+def timed(root) -> RunFolders:
+    run = record_run(root, 0, timer_hours=2.0)
+    with run.open() as server:
+        for number in range(6):
+            run_attempt(server, now=0.7 * number)
+    assert failed(run.verify()) == {}
+    return run
+
+
+def test_a_client_that_came_too_early_by_time(tmp_path):
+    run = timed(tmp_path)
+    records = read_records(run)
+    for cohort in cohorts(records):
+        cohort["time"] *= 0.5
+    rewrite(run, records)
+    assert "the timer is 2 hours" in failed(run.verify())["timers"]
+
+
+def test_times_that_run_backwards_or_are_missing(tmp_path):
+    run = timed(tmp_path)
+    records = read_records(run)
+    cohorts(records)[3]["time"] = 0.1
+    rewrite(run, records)
+    assert "backwards" in failed(run.verify())["journal"]
+    cohorts(records)[3]["time"] = None
+    rewrite(run, records)
+    assert {"cohorts", "timers"} & set(failed(run.verify()))
+
+
+def test_a_budget_that_was_passed(tmp_path):
+    mu = PLAN.guarantee.mu
+    run = record_run(tmp_path, 8, budget=math.nextafter(PLAN.guarantee.epsilon, math.inf))
+    assert failed(run.verify()) == {}
+    assert run.verify().epsilon == pytest.approx(epsilon_of(1e-6, mu), rel=1e-7)
+    spent = run.verify().epsilon
+    other = record_run(tmp_path / "other", 0, budget=spent * 0.9)
+    with other.open() as server:
+        while server.ended() is None:
+            run_attempt(server)
+        assert server.rounds < 8
+    assert failed(other.verify()) == {}
+    forged = record_run(tmp_path / "forged", 4, budget=spent * 0.9)
+    records = read_records(forged)
+    commits(records)[-1]["epsilon"] = spent
+    rewrite(forged, records)
+    assert "budget" in failed(forged.verify())
+
+
+def test_a_journal_of_many_lines_is_read_once(run):
+    key = (run.folder / "private" / "noise.key").read_bytes()
+    journal = read_journal(run.journal, key)
+    assert isinstance(journal, Journal)
+    assert [attempt.cohort.clients for attempt in journal.attempts] == [""] * 7
