@@ -619,11 +619,11 @@ def test_what_was_stated_stands_beside_it_if_it_was_kept(log):
     assert (found["stated"]["min_sep"], found["stated"]["max_participations"]) == (4, 4)
     _, table, err = run("account", "tree", "--log", log, *stated, *NOISE)
     assert err == ""
-    shown = cells(table, "stated: min-sep 4")
+    shown = cells(table, "planned: min-sep 4")
     assert Decimal(shown[-1]) >= Decimal(repr(promise.epsilon))
     assert Decimal(cells(table, "observed gap and count")[-1]) >= Decimal(repr(found["epsilon"]))
     worst = found["worst_pattern"]["epsilon"]
-    assert Decimal(cells(table, "worst client there")[-1]) >= Decimal(repr(worst))
+    assert Decimal(cells(table, "worst client in the log")[-1]) >= Decimal(repr(worst))
 
 
 @pytest.mark.parametrize(
@@ -704,7 +704,7 @@ def test_a_log_in_which_nobody_counted(tmp_path):
     assert found["epsilon"] > 0
     code, table, _ = run("account", "tree", "--log", path, *LOGGED, *NOISE)
     assert code == 0
-    assert cells(table, "worst client there") == ["0"] * 4
+    assert cells(table, "worst client in the log") == ["0"] * 4
 
 
 def test_a_log_and_a_file_to_save_to(log, tmp_path):

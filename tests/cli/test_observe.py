@@ -65,7 +65,7 @@ def test_json_has_the_promised_keys(run, log):
 def test_the_table_is_for_people(run, log):
     code, out, err = run(log)
     assert (code, err) == (0, "")
-    for words in ("log.csv: what really happened", "6 (0 to 5)", "participations", "min-sep"):
+    for words in ("log.csv: observed participation", "6 (0 to 5)", "participations", "min-sep"):
         assert words in out
     assert "\x1b" not in out
 

@@ -223,7 +223,7 @@ def test_the_manual_tells_defaults():
         "choose": "blt",
     }.items():
         assert re.search(rf" --{option} [^-]*(--out [^-]*)?\[default: {default}\]", words)
-    assert "Save the row blt" in words
+    assert "Save one row as a plan" in words
 
 
 @pytest.mark.parametrize(("delta", "warned"), [("0.1", 1), ("0.018", 1), ("0.017", 0)])

@@ -213,7 +213,7 @@ def test_writing_over_the_input_or_nowhere(run, plan, folder, tmp_path):
         [plan, "--out", tmp_path / "run 1" / ".." / "plan.json"],
         [plan, "--run", folder, "--out", folder / "guarantee"],
     ):
-        assert "is what the statement is made from" in refused(run, *arguments)
+        assert "is an input of the statement" in refused(run, *arguments)
     assert plan.read_bytes() == before
     assert "cannot be written" in refused(run, plan, "--out", tmp_path / "nowhere" / "x")
 

@@ -1,1 +1,1 @@
-"""The `dpftrl` command: one file a command, no maths."""
+"""The `dpftrl` command: one file per command, no mathematics."""

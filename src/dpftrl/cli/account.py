@@ -1,4 +1,4 @@
-"""`dpftrl account`: what a mechanism with its noise guarantees."""
+"""`dpftrl account`: the privacy guarantee of a mechanism with given noise."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -40,8 +40,13 @@ from dpftrl.plan import load_plan
 from dpftrl.plan import mechanism as mechanism_by_name
 
 
-class Seen(NamedTuple):
-    """What a log adds: the summary, and the worst client that was really there."""
+class LogResult(NamedTuple):
+    """What the log shows.
+
+    Attributes:
+        observed: Summary of the participation in the log.
+        worst: The client in the log with the largest sensitivity.
+    """
 
     observed: Observed
     worst: WorstPattern
@@ -54,18 +59,23 @@ class Seen(NamedTuple):
     "--noise-multiplier",
     type=float,
     help="Standard deviation of the independent noise Z, in units of the clip norm.  "
-    "[required, unless PLAN says it]",
+    "[required, unless PLAN is given]",
 )
-@click.option("--delta", type=float, help="Where to state epsilon.  [default: that of PLAN]")
-@click.option("--epsilon", type=float, help="Instead of --delta: the delta at this epsilon.")
-@click.option("--devices", type=int, default=1, help="Devices of one person, protected as one.")
-@click.option("--first-round", type=Count(), help="Number of the first round in the log.")
+@click.option(
+    "--delta", type=float, help="Delta at which epsilon is stated.  [default: the delta of PLAN]"
+)
+@click.option("--epsilon", type=float, help="Instead of --delta: state delta at this epsilon.")
+@click.option(
+    "--devices", type=int, default=1, help="Devices of one person that are protected together."
+)
+@click.option("--first-round", type=Count(), help="Number that the log gives to the first round.")
 @click.option(
     "--repeated-rows",
     is_flag=True,
-    help="Rows that repeat a client and round were written twice; no update was summed twice.",
+    help="Accept repeated rows of one client and round in the log: only the row was written "
+    "twice, and no update was summed twice.",
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Save the guarantee to this .json.")
+@click.option("--out", type=click.Path(path_type=Path), help="Save the guarantee as FILE.json.")
 @json_option
 @click.pass_context
 def account_command(
@@ -83,63 +93,67 @@ def account_command(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Epsilon, rho and mu of one mechanism with its noise.
+    """Compute epsilon, rho and mu of a mechanism with its noise.
 
-    MECH is a name or a .json file. PLAN is a plan as `dpftrl plan --out` saves it: it says the
-    mechanism, the noise, the participation and delta.
+    MECH is a name or a .json file. PLAN is a file that `dpftrl plan --out` saved: it contains the
+    mechanism, the noise multiplier, the participation and delta.
 
-    With --log the guarantee is that of the participation which the log shows: its smallest gap and
-    its largest count, over all rounds that were planned. Beside it stands the bound for the worst
-    single client that was really there, which is tighter, and, if you state a participation, what
-    that would have given. The exit code is 1 if the log breaks what was stated or planned. A
-    mechanism that is built for a participation, such as `banded`, is built for the planned one.
+    With --log, the guarantee is computed for the smallest gap and the largest count in the log,
+    over all planned rounds. A second row gives the tighter bound for the worst single client in
+    the log. A third row gives the guarantee of the planned participation, if you state one. The
+    exit code is 1 if the log breaks the planned participation. A mechanism that is built for a
+    participation, such as `blt` or `banded`, is built for the planned one.
     """
     if log is None and (repeated_rows or first_round is not None):
-        raise InvalidInput("--repeated-rows and --first-round go with --log")
-    asked = _asked(name, participation, rounds, noise_multiplier, delta, epsilon, log is not None)
-    covered, seen = asked.planned, None
+        raise InvalidInput("--repeated-rows and --first-round need --log")
+    request = _request(
+        name, participation, rounds, noise_multiplier, delta, epsilon, log is not None
+    )
+    covered, log_result = request.planned, None
     if log is not None:
-        seen = _look(log, asked, first_round or 0, repeated_rows)
-        observed = seen.observed
+        log_result = _read_log(log, request, first_round or 0, repeated_rows)
+        observed = log_result.observed
         covered = observed.participation if covered is None else observed.within(covered)
-    assert covered is not None  # `_asked` refuses to do with neither
+    assert covered is not None  # `_request` requires a participation or a log
     with working(f"computing {name}"):
-        run = Run.of(asked.mechanism, covered, asked.noise_multiplier, asked.buffers)
-        at = _delta(run, devices, asked.delta, epsilon)
-        guarantee = guarantee_of([run], at).for_devices(devices)
+        run = Run.of(request.mechanism, covered, request.noise_multiplier, request.buffers)
+        stated_delta = _delta(run, devices, request.delta, epsilon)
+        guarantee = guarantee_of([run], stated_delta).for_devices(devices)
         planned = None
-        if seen is not None:
+        if log_result is not None:
             guarantee = guarantee.resting_on(replace(run.hypothesis, basis="observed"))
-            if asked.planned is not None:
-                stated = Run.of(
-                    asked.mechanism, asked.planned, asked.noise_multiplier, asked.buffers
+            if request.planned is not None:
+                planned_run = Run.of(
+                    request.mechanism, request.planned, request.noise_multiplier, request.buffers
                 )
-                planned = guarantee_of([stated], at).for_devices(devices)
+                planned = guarantee_of([planned_run], stated_delta).for_devices(devices)
     if out is not None:
         save_guarantee(guarantee, out)
     if as_json:
-        print_json(_as_json(guarantee, seen, planned))
+        print_json(_as_json(guarantee, log_result, planned))
     else:
-        print_table(_table(guarantee, seen, planned))
-    if seen is not None and asked.planned is not None and _breaks(seen.observed, asked.planned):
-        click.echo(
-            f"the log breaks what was stated: min-sep {seen.observed.min_sep:,} and "
-            f"{seen.observed.max_participations:,} participation(s) were observed",
-            err=True,
-        )
-        context.exit(1)
+        print_table(_table(guarantee, log_result, planned))
+    if log_result is not None and request.planned is not None:
+        observed = log_result.observed
+        if _breaks(observed, request.planned):
+            click.echo(
+                f"the log breaks the planned participation: min-sep {observed.min_sep:,} and "
+                f"{observed.max_participations:,} participation(s) were observed",
+                err=True,
+            )
+            context.exit(1)
 
 
-class Asked(NamedTuple):
-    """What to account for, put together from the plan and the options.
+class Request(NamedTuple):
+    """What to account for, as the plan and the options state it.
 
     Attributes:
-        mechanism: As it was run.
-        noise_multiplier: The noise multiplier.
-        delta: Where to state epsilon, if that was said.
-        planned: The participation that was planned, if it is known.
-        rounds: Rounds that were released, if that was said.
-        buffers: What the noise buffers were kept in.
+        mechanism: The mechanism as it was run.
+        noise_multiplier: Standard deviation of Z in units of the clip norm.
+        delta: Delta at which epsilon is stated, if it was given.
+        planned: The planned participation, if it is known.
+        rounds: The planned number of rounds, if the options gave it.
+        buffers: Floating-point type of the noise buffers.
     """
 
     mechanism: Mechanism
@@ -150,7 +164,7 @@ class Asked(NamedTuple):
     buffers: BufferType = "float64"
 
 
-def _asked(
+def _request(
     name: str,
     stated: Participation | None,
     rounds: int | None,
@@ -158,53 +172,63 @@ def _asked(
     delta: float | None,
     epsilon: float | None,
     with_log: bool,
-) -> Asked:
+) -> Request:
+    """Read the request from the plan or from the options, and refuse a mix of both."""
     if is_plan(name):
         if stated is not None or rounds is not None or noise_multiplier is not None:
             raise InvalidInput(
-                f"{name} is a plan and says the rounds, the separation and the noise multiplier; "
-                "leave these options out"
+                f"{name} is a plan and already states the rounds, the min-sep and the noise "
+                "multiplier; leave these options out"
             )
         plan = load_plan(name)
-        at = plan.guarantee.delta if delta is None and epsilon is None else delta
-        buffers = plan.guarantee.runs[0].buffers
-        return Asked(plan.mechanism, plan.noise_multiplier, at, plan.participation, None, buffers)
+        return Request(
+            plan.mechanism,
+            plan.noise_multiplier,
+            plan.guarantee.delta if delta is None and epsilon is None else delta,
+            plan.participation,
+            rounds=None,
+            buffers=plan.guarantee.runs[0].buffers,
+        )
     if noise_multiplier is None:
-        raise InvalidInput("give the --noise-multiplier, or a plan in place of the mechanism")
+        raise InvalidInput("give --noise-multiplier, or a plan instead of the mechanism")
     positive_number("--noise-multiplier", noise_multiplier)
     if rounds is None and with_log:
         raise InvalidInput(
-            "say how many --rounds were planned, or give a plan in place of the mechanism: a "
-            "client still moves the rounds after the last one that a log has"
+            "give the planned --rounds, or a plan instead of the mechanism: an update also affects "
+            "the rounds after the last round in the log"
         )
     if rounds is None:
         raise InvalidInput("give --rounds and --min-sep, or a --log")
     if stated is None and not with_log:
         raise InvalidInput("give one of --min-sep and --rounds-between")
-    return Asked(mechanism_by_name(name, stated), noise_multiplier, delta, stated, rounds)
+    return Request(mechanism_by_name(name, stated), noise_multiplier, delta, stated, rounds)
 
 
-def _look(log: Path, asked: Asked, first_round: int, repeated_rows: bool) -> Seen:
+def _read_log(log: Path, request: Request, first_round: int, repeated_rows: bool) -> LogResult:
+    """Summarize the log; refuse rows that count one client twice in a round."""
     with (
-        progress_bar("reading the log") as report,
-        open_log(log, rounds=asked.rounds, first_round=first_round, report=report) as opened,
+        progress_bar("reading the log") as on_progress,
+        open_log(
+            log, rounds=request.rounds, first_round=first_round, on_progress=on_progress
+        ) as opened,
     ):
         observed = opened.summary()
         example = observed.duplicate_example
         if example is not None and not repeated_rows:
             raise InvalidInput(
                 f"{log}: client {example.client} is counted {example.rows} times in round "
-                f"{example.round}; an update summed twice has no guarantee; if rows were only "
-                "written twice, say --repeated-rows"
+                f"{example.round}; the guarantee does not hold for an update summed twice; if only "
+                "the row was written twice, give --repeated-rows"
             )
-        planned = 0 if asked.planned is None else asked.planned.rounds
-        rounds = max(planned, observed.rounds)
-        return Seen(observed, opened.worst_pattern(asked.mechanism, rounds))
+        planned_rounds = 0 if request.planned is None else request.planned.rounds
+        rounds = max(planned_rounds, observed.rounds)
+        return LogResult(observed, opened.worst_pattern(request.mechanism, rounds))
 
 
 def _breaks(observed: Observed, planned: Participation) -> bool:
-    often, gap = observed.max_participations, planned.min_sep
-    if often > planned.max_participations or (often > 1 and observed.min_sep < gap):
+    """Whether the observed participation is outside the planned one."""
+    count, gap = observed.max_participations, planned.min_sep
+    if count > planned.max_participations or (count > 1 and observed.min_sep < gap):
         return True
     if observed.rounds > planned.rounds:
         return True
@@ -222,7 +246,9 @@ def _delta(run: Run, devices: int, delta: float | None, epsilon: float | None) -
     return found
 
 
-def _as_json(guarantee: Guarantee, seen: Seen | None, planned: Guarantee | None) -> dict[str, Any]:
+def _as_json(
+    guarantee: Guarantee, log_result: LogResult | None, planned: Guarantee | None
+) -> dict[str, Any]:
     run = guarantee.runs[0]
     content: dict[str, Any] = {
         "mechanism": run.mechanism.name,
@@ -237,15 +263,15 @@ def _as_json(guarantee: Guarantee, seen: Seen | None, planned: Guarantee | None)
         "adjacency": guarantee.adjacency,
         "hypotheses": [asdict(hypothesis) for hypothesis in guarantee.hypotheses],
     }
-    if seen is not None:
+    if log_result is not None:
         content["basis"] = "observed"
-        content["observed"] = seen.observed.as_json()
-        worst = _worst(guarantee, seen.worst)
+        content["observed"] = log_result.observed.as_json()
+        worst = _worst(guarantee, log_result.worst)
         content["worst_pattern"] = {
-            "client": seen.worst.client,
-            "pattern": seen.worst.pattern,
-            "sensitivity": seen.worst.value,
-            "sensitivity_kind": seen.worst.kind,
+            "client": log_result.worst.client,
+            "pattern": log_result.worst.pattern,
+            "sensitivity": log_result.worst.value,
+            "sensitivity_kind": log_result.worst.kind,
             "mu": worst.mu,
             "rho": worst.rho,
             "epsilon": worst.epsilon(guarantee.delta) if worst.mu > 0 else 0.0,
@@ -269,17 +295,17 @@ def _numbers(guarantee: Guarantee) -> dict[str, float]:
 
 
 def _worst(guarantee: Guarantee, worst: WorstPattern) -> Spent:
-    """What the releases say at most of the worst client that was there."""
+    """The privacy spent by the worst client in the log."""
     run = guarantee.runs[0]
-    # The two are computed on different ways, and where they are equal may differ in the last bit.
+    # The two norms are computed in different ways: equal ones may differ in the last bit.
     norm = min(worst.value, run.sensitivity.value)
     return Spent(run.participation.rounds, run.mu_of(norm) * guarantee.devices)
 
 
-def _table(guarantee: Guarantee, seen: Seen | None, planned: Guarantee | None) -> Table:
+def _table(guarantee: Guarantee, log_result: LogResult | None, planned: Guarantee | None) -> Table:
     run = guarantee.runs[0]
-    noise_multiplier = f"sigma {run.noise_multiplier:g}"
-    title = f"{run.mechanism.name}, {noise_multiplier}, {run.participation}"
+    noise = f"noise multiplier {run.noise_multiplier:g}"
+    title = f"{run.mechanism.name}, {noise}, {run.participation}"
     table = Table(
         title=title,
         min_width=len(title),
@@ -290,20 +316,20 @@ def _table(guarantee: Guarantee, seen: Seen | None, planned: Guarantee | None) -
     for heading in ("sensitivity", "mu", "rho", "epsilon"):
         table.add_column(heading, justify="right")
 
-    def row(label: str, sensitivity: str, mu: float, epsilon: float) -> None:
+    def add_row(label: str, sensitivity: str, mu: float, epsilon: float) -> None:
         numbers = (mu, mu * (mu / 2), epsilon)
         table.add_row(label, sensitivity, *(rounded_up(number) for number in numbers))
 
-    label = "guarantee" if seen is None else "observed gap and count"
-    row(label, sensitivity_text(run.sensitivity), guarantee.mu, guarantee.epsilon)
-    if seen is not None:
-        worst = _worst(guarantee, seen.worst)
+    label = "guarantee" if log_result is None else "observed gap and count"
+    add_row(label, sensitivity_text(run.sensitivity), guarantee.mu, guarantee.epsilon)
+    if log_result is not None:
+        worst = _worst(guarantee, log_result.worst)
         epsilon = worst.epsilon(guarantee.delta) if worst.mu > 0 else 0.0
-        sign = "≤ " if seen.worst.value > 0 else ""
-        norm = sign + rounded_up(seen.worst.value, 5)
-        row("worst client there", norm, worst.mu, epsilon)
+        sign = "≤ " if log_result.worst.value > 0 else ""
+        norm = sign + rounded_up(log_result.worst.value, 5)
+        add_row("worst client in the log", norm, worst.mu, epsilon)
     if planned is not None:
-        stated = planned.runs[0]
-        label = f"stated: min-sep {stated.participation.min_sep:,}"
-        row(label, sensitivity_text(stated.sensitivity), planned.mu, planned.epsilon)
+        planned_run = planned.runs[0]
+        label = f"planned: min-sep {planned_run.participation.min_sep:,}"
+        add_row(label, sensitivity_text(planned_run.sensitivity), planned.mu, planned.epsilon)
     return table

@@ -1,4 +1,4 @@
-"""`dpftrl calibrate`: the noise that keeps a promise."""
+"""`dpftrl calibrate`: the smallest noise multiplier for a privacy budget."""
 
 import click
 from rich.table import Table
@@ -16,10 +16,12 @@ from dpftrl.plan import mechanism as mechanism_by_name
 @click.command("calibrate")
 @click.argument("name", metavar="MECH")
 @participation_options
-@click.option("--epsilon", type=float, help="What epsilon must not pass.")
-@click.option("--delta", type=float, help="The delta that goes with it.")
-@click.option("--rho", type=float, help="Instead of --epsilon: what rho of zCDP must not pass.")
-@click.option("--devices", type=int, default=1, help="Devices of one person, protected as one.")
+@click.option("--epsilon", type=float, help="Largest epsilon allowed.")
+@click.option("--delta", type=float, help="Delta at which --epsilon is stated.")
+@click.option("--rho", type=float, help="Instead of --epsilon: largest rho of zCDP allowed.")
+@click.option(
+    "--devices", type=int, default=1, help="Devices of one person that are protected together."
+)
 @json_option
 def calibrate_command(
     name: str,
@@ -30,29 +32,33 @@ def calibrate_command(
     devices: int,
     as_json: bool,
 ) -> None:
-    """The smallest noise multiplier that keeps to an epsilon at a delta, or to a rho.
+    """Compute the smallest noise multiplier for an epsilon at a delta, or for a rho.
 
-    The multiplier is the standard deviation of the independent noise Z in units of the clip norm,
-    with the mechanism as it is given. Multipliers do not compare between mechanisms; losses do.
+    The noise multiplier is the standard deviation of the independent noise Z in units of the clip
+    norm. Noise multipliers of different mechanisms are not comparable; compare losses instead.
     """
     if (epsilon is None) == (rho is None):
         raise InvalidInput("give one of --epsilon (with --delta) and --rho")
     if epsilon is not None and delta is None:
         raise InvalidInput("--epsilon needs a --delta, such as 1e-10")
-    together = whole_number("devices", devices)
+    devices = whole_number("devices", devices)
     with working(f"calibrating {name}"):
         mechanism = mechanism_by_name(name, participation)
         if epsilon is not None and delta is not None:
-            noise_multiplier = calibrate(mechanism, participation, epsilon, delta, together)
+            noise_multiplier = calibrate(mechanism, participation, epsilon, delta, devices)
         else:
             assert rho is not None
-            noise_multiplier = calibrate_rho(mechanism, participation, rho, together)
-        at = 0.5 if delta is None else delta  # without one, epsilon is not shown
-        found = account(mechanism, participation, noise_multiplier, at).for_devices(together)
-    sensitivity = found.runs[0].sensitivity
-    numbers = {"noise_multiplier": noise_multiplier, "mu": found.mu, "rho": found.rho}
+            noise_multiplier = calibrate_rho(mechanism, participation, rho, devices)
+        any_delta = (
+            0.5  # mu and rho do not depend on delta, and without a delta epsilon is not shown
+        )
+        stated_delta = any_delta if delta is None else delta
+        guarantee = account(mechanism, participation, noise_multiplier, stated_delta)
+        guarantee = guarantee.for_devices(devices)
+    sensitivity = guarantee.runs[0].sensitivity
+    numbers = {"noise_multiplier": noise_multiplier, "mu": guarantee.mu, "rho": guarantee.rho}
     if delta is not None:
-        numbers |= {"epsilon": found.epsilon, "delta": delta}
+        numbers |= {"epsilon": guarantee.epsilon, "delta": delta}
     if as_json:
         print_json(
             {
@@ -61,7 +67,7 @@ def calibrate_command(
                 **numbers,
                 "sensitivity": sensitivity.value,
                 "sensitivity_kind": sensitivity.kind,
-                "devices": together,
+                "devices": devices,
             }
         )
         return

@@ -1,4 +1,4 @@
-"""`dpftrl compare`: mechanisms side by side."""
+"""`dpftrl compare`: losses and memory of several mechanisms for one participation."""
 
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from dpftrl.participation import Participation
 from dpftrl.plan import mechanism as mechanism_by_name
 from dpftrl.plots import Rival, plot_comparison
 
-RIVALS = (
+# Mechanisms that are compared if none is named.
+DEFAULT_NAMES = (
     "blt-b100",
     "blt-b400",
     "blt-b1000",
@@ -27,7 +28,7 @@ RIVALS = (
     "smooth-tree",
     "independent",
 )
-BAR = 24
+BAR = 24  # characters of the longest bar
 
 
 @click.command()
@@ -38,12 +39,12 @@ BAR = 24
     type=click.Choice(["rms", "max"]),
     default="rms",
     show_default=True,
-    help="Which loss to order by.",
+    help="Loss to sort by.",
 )
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw it: FILE.png, .svg or .pdf.",
+    help="Draw the comparison to FILE.png, .svg or .pdf.",
 )
 @json_option
 def compare(
@@ -53,44 +54,46 @@ def compare(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Compare mechanisms for one participation, the best first.
+    """Compare the losses of mechanisms for one participation, the smallest loss first.
 
-    Without MECH it takes all that need no further choice. A mechanism that does not support so many
-    rounds, or would take too long, is listed with the reason.
+    Without MECH, it compares all mechanisms that need no further parameter. A mechanism that does
+    not support the number of rounds, or is too large to compute, is listed with the reason.
     """
-    found: list[Rival] = []
+    compared: list[Rival] = []
     left_out: dict[str, str] = {}
-    for name in dict.fromkeys(names or RIVALS):
+    for name in dict.fromkeys(names or DEFAULT_NAMES):
         with working(f"computing {name}"):
             try:
                 mechanism = mechanism_by_name(name, participation)
                 label = name if name.endswith(".json") else mechanism.name
-                found.append(Rival(label, mechanism, mechanism.error_report(participation)))
+                compared.append(Rival(label, mechanism, mechanism.error_report(participation)))
             except (RoundsExceeded, TooLarge) as reason:
                 left_out[name] = str(reason)
-    found.sort(key=lambda rival: _loss(rival, sort))
+    compared.sort(key=lambda rival: _loss(rival, sort))
     if plot is not None:
         with working(f"drawing {plot}"):
-            plot_comparison(found, participation, plot)
+            plot_comparison(compared, participation, plot)
     if as_json:
-        rows = [loss_as_json(rival.mechanism, participation, rival.error_report) for rival in found]
+        rows = [
+            loss_as_json(rival.mechanism, participation, rival.error_report) for rival in compared
+        ]
         print_json({"mechanisms": rows, "left_out": left_out})
         return
-    print_table(_table(found, participation, sort))
+    print_table(_table(compared, participation, sort))
     for name, reason in left_out.items():
         click.echo(f"left out: {name}: {reason}", err=True)
     if plot is not None:
-        click.echo(f"picture: {plot}", err=True)
+        click.echo(f"plot: {plot}", err=True)
 
 
-def _table(found: list[Rival], participation: Participation, sort: str) -> Table:
+def _table(compared: list[Rival], participation: Participation, sort: str) -> Table:
     table = Table(title=str(participation))
     table.add_column("mechanism", no_wrap=True)
     for heading in ("max loss", "rms loss", "sensitivity", "memory"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column(f"{sort} loss", no_wrap=True)
-    scale = max((_loss(rival, sort) for rival in found), default=1.0)
-    for rival in found:
+    scale = max((_loss(rival, sort) for rival in compared), default=1.0)
+    for rival in compared:
         table.add_row(
             rival.label,
             number(rival.error_report.max_loss),

@@ -1,4 +1,4 @@
-"""`dpftrl compose`: one guarantee for several runs on the same people."""
+"""`dpftrl compose`: one guarantee for several runs on the same clients."""
 
 from pathlib import Path
 
@@ -14,14 +14,16 @@ from dpftrl.errors import InvalidInput
 
 @click.command("compose")
 @click.argument("files", metavar="GUARANTEE.json...", nargs=-1, required=True)
-@click.option("--delta", type=float, required=True, help="Where to state epsilon.")
+@click.option("--delta", type=float, required=True, help="Delta at which epsilon is stated.")
 @click.option(
     "--max-participations",
     type=Count(),
-    help="Most rounds of one device over all the runs together, where that was enforced.",
+    help="Most rounds of one client over all runs together, if the server enforced such a cap.",
 )
-@click.option("--devices", type=int, default=1, help="Devices of one person, protected as one.")
-@click.option("--out", type=click.Path(path_type=Path), help="Save the guarantee to this .json.")
+@click.option(
+    "--devices", type=int, default=1, help="Devices of one person that are protected together."
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Save the guarantee as FILE.json.")
 @json_option
 def compose_command(
     files: tuple[str, ...],
@@ -31,16 +33,19 @@ def compose_command(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """One guarantee for several runs that the same devices could take part in.
+    """Compute one guarantee for several runs that the same clients could take part in.
 
-    For restarts, changed mechanisms and later models; files come from `dpftrl account --out`. Each
-    run counts at its own worst, so the result is an upper bound.
+    Use it for restarts, changed mechanisms and later models. `dpftrl account --out` writes the
+    files. Each run is taken at its own worst participation pattern: the result is an upper bound.
     """
     with working("composing"):
-        each = [load_guarantee(file) for file in files]
-        if any(guarantee.devices != 1 for guarantee in each):
-            raise InvalidInput("compose guarantees for one device; --devices widens the result")
-        together = compose(each, delta, max_participations).for_devices(devices)
+        guarantees = [load_guarantee(file) for file in files]
+        if any(guarantee.devices != 1 for guarantee in guarantees):
+            raise InvalidInput(
+                "a file has a guarantee for several devices of one person; compose guarantees for "
+                "one device, and give --devices for the result"
+            )
+        together = compose(guarantees, delta, max_participations).for_devices(devices)
     if out is not None:
         save_guarantee(together, out)
     if as_json:

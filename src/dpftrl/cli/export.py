@@ -1,4 +1,4 @@
-"""`dpftrl export`: the model of a run, and nothing else of it."""
+"""`dpftrl export`: write the model of a run to a file that can be shared."""
 
 from pathlib import Path
 
@@ -12,17 +12,26 @@ from dpftrl.federated import Server
 @click.command("export")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("model", metavar="MODEL.safetensors", type=click.Path(path_type=Path))
-@click.option("--state-folder", type=click.Path(path_type=Path), help="Where its witness is kept.")
-@click.option("--trust-folder", is_flag=True, help="Do without the witness.")
+@click.option(
+    "--state-folder",
+    type=click.Path(path_type=Path),
+    help="Folder with the witness of the run.",
+    show_default="$DPFTRL_STATE, or ~/.local/state/dpftrl",
+)
+@click.option(
+    "--trust-folder",
+    is_flag=True,
+    help="Read the run without its witness: you know that the folder is its newest state.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def export_command(
     run: Path, model: Path, state_folder: Path | None, trust_folder: bool, as_json: bool
 ) -> None:
-    """Write the released model of RUN: the only file of a run that is meant to be shared.
+    """Write the released model of RUN to a file that can be shared.
 
-    It has the model's arrays by name, how many rounds it was trained, what these guarantee, and
-    which private runs are behind it, so that a training that starts from it can compose them: no
-    noise state, no key, nothing about who took part.
+    The file contains the arrays of the model by name, the number of rounds, their privacy
+    guarantee, and the list of private runs behind the model, so that a run that starts from it can
+    compose their guarantees. It contains no noise, no key and nothing about who took part.
     """
     with (
         working(f"reading {run}"),

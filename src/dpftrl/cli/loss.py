@@ -17,11 +17,12 @@ from dpftrl.plan import mechanism as mechanism_by_name
 @participation_options
 @json_option
 def loss(name: str, participation: Participation, as_json: bool) -> None:
-    """Error, sensitivity and loss of one mechanism.
+    """Compute error, sensitivity and loss of one mechanism.
 
-    Errors are standard deviations of the noise on prefix sums, the largest and the root mean square
-    over rounds, for independent noise of standard deviation 1. The loss is error times sensitivity:
-    the error at a fixed privacy level, by which mechanisms compare.
+    The error is the standard deviation of the noise on prefix sums, for independent noise Z of
+    standard deviation 1: its largest value (max) and its root mean square (rms) over the rounds.
+    The loss is error times sensitivity, which is the error at a fixed privacy level. Compare
+    mechanisms by their losses.
     """
     with working(f"computing {name}"):
         mechanism = mechanism_by_name(name, participation)
@@ -37,7 +38,7 @@ def loss(name: str, participation: Participation, as_json: bool) -> None:
     kind = result.sensitivity.kind
     table.add_row("sensitivity", f"{sensitivity_text(result.sensitivity)} ({kind})")
     if kind != "exact":
-        table.add_row("worst pattern found", number(result.sensitivity.lower_bound))
+        table.add_row("lower bound of sensitivity", number(result.sensitivity.lower_bound))
     table.add_row("memory", f"{mechanism.memory(participation.rounds):,} model-sized vectors")
     print_table(table)
 
@@ -45,7 +46,7 @@ def loss(name: str, participation: Participation, as_json: bool) -> None:
 def loss_as_json(
     mechanism: Mechanism, participation: Participation, result: ErrorReport
 ) -> dict[str, Any]:
-    """One mechanism's losses, as every command prints them."""
+    """Return the losses of one mechanism as the JSON object that all commands print."""
     return {
         "mechanism": mechanism.name,
         **describe(participation),

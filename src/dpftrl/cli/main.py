@@ -1,4 +1,4 @@
-"""The command group, and how mistakes are told."""
+"""The command group `dpftrl`, its exit codes, and how errors are printed."""
 
 import os
 import signal
@@ -13,8 +13,9 @@ import click
 from dpftrl import __version__
 from dpftrl.errors import DpftrlError
 
-# Each is in a file of its name, imported only when it is asked for: that takes up to a second, in
-# which Ctrl-C has to be told as it is later.
+# Command name -> name of the click command in the module `dpftrl.cli.<command name>`. A module is
+# imported only when its command is used: an import takes up to a second, and `main` must already
+# handle Ctrl-C during that time.
 COMMANDS = {
     "mechanisms": "mechanisms",
     "loss": "loss",
@@ -32,34 +33,35 @@ COMMANDS = {
     "export": "export_command",
     "reproduce": "reproduce_command",
 }
+# What a shell reports for a program that SIGINT ended: 128 + 2.
 INTERRUPTED = 130
-# What a shell says of a program that ended by SIGPIPE. Not 0: the reader has had enough, but a
-# `verify` whose last lines nobody read, or a `train` that stopped there, has not succeeded.
+# What a shell reports for a program that SIGPIPE ended: 128 + 13. It is not 0: a `verify` whose
+# last lines nobody read, or a `train` that stopped there, has not succeeded.
 READER_LEFT = 141
 
 
 @contextmanager
-def _until_the_reader_leaves() -> Generator[None]:
-    """Turn a broken pipe into its exit code, before click makes it a 1, which means a limit."""
+def _broken_pipe_to_exit_code() -> Generator[None]:
+    """Exit with 141 on a broken pipe; click would exit with 1, which means a broken limit."""
     try:
         yield
     except BrokenPipeError:
         raise click.exceptions.Exit(READER_LEFT) from None
     except SystemExit as stop:
-        if isinstance(stop.__context__, BrokenPipeError):  # so rich tells it
+        if isinstance(stop.__context__, BrokenPipeError):  # rich raises SystemExit instead
             raise click.exceptions.Exit(READER_LEFT) from None
         raise
 
 
 class Commands(click.Group):
-    """All commands, none of them imported yet."""
+    """Command group that imports a command when it is first used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's)
-        """Their names."""
+        """Names of all commands, sorted."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the one asked for, or all, from which click offers the nearest."""
+        """Import one command; for an unknown name import all, so that click can suggest one."""
         for name in [cmd_name] if cmd_name in COMMANDS else COMMANDS:
             self.add_command(getattr(import_module(f"dpftrl.cli.{name}"), COMMANDS[name]))
         return super().get_command(ctx, cmd_name)
@@ -71,13 +73,13 @@ class Commands(click.Group):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        """Where --help is printed."""
-        with _until_the_reader_leaves():
+        """Parse the arguments. `--help` is printed here."""
+        with _broken_pipe_to_exit_code():
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Where a command runs, until all it printed is written."""
-        with _until_the_reader_leaves():
+        """Run the command, and flush what it printed."""
+        with _broken_pipe_to_exit_code():
             result = super().invoke(ctx)
             sys.stdout.flush()
             return result
@@ -89,103 +91,107 @@ class Commands(click.Group):
 )
 @click.version_option(__version__, message="dpftrl %(version)s")
 def dpftrl() -> None:
-    """Correlated noise for private learning: which mechanism, how much noise, what guarantee.
+    """Differentially private training with correlated noise: plan it, run it, account for it.
 
-    A mechanism (MECH) is named, like `blt-b400` or `band-sqrt:342`, or is a .json file. A
-    participation says how often one client may take part: --rounds of training, --min-sep rounds
-    from one participation to the next (1 allows every round), and --max-participations.
+    MECH is the name of a mechanism, such as `blt`, `blt-b400` or `band-sqrt:342`, or a .json file.
+    Three options say how often one client can take part: --rounds of training, --min-sep (the
+    smallest difference between two rounds of one client; 1 allows every round) and
+    --max-participations.
 
-    \b
-    What is there, and what does it need?     dpftrl mechanisms
-    How much noise does one of them add?      dpftrl loss blt-b400 --rounds 2052 --min-sep 342
-    Which is best for my training?            dpftrl compare --rounds 2052 --min-sep 342
-    Can one be made for it?                   dpftrl optimize blt --rounds 2052 --min-sep 342
-    What is in this file?                     dpftrl show best.json
-
-    Before training, and after:
+    Choose a mechanism:
 
     \b
-    How much noise for my devices?            dpftrl plan --population 4.21M --report-goal 6500 ...
-    What does this noise guarantee?           dpftrl account blt-b400 ... --noise-multiplier 7.379
-    How much noise does it take?              dpftrl calibrate blt-b400 ... --epsilon 4
-    What do several runs come to?             dpftrl compose first.json second.json --delta 1e-10
-    Who really took part, and how often?      dpftrl observe ledger.csv
-    What may be published about it?           dpftrl statement plan.json
+    Which mechanisms are there?               dpftrl mechanisms
+    How large is the error of one of them?    dpftrl loss blt-b400 --rounds 2052 --min-sep 342
+    Which one is best for my training?        dpftrl compare --rounds 2052 --min-sep 342
+    Optimize one for my training              dpftrl optimize blt --rounds 2052 --min-sep 342
+    What does this file contain?              dpftrl show best.json
 
-    The training itself:
+    Before and after training:
 
     \b
-    Train on people's text, privately         dpftrl train --out run
-    Did the run keep what it promised?        dpftrl verify run
-    The model, and nothing else of the run    dpftrl export run model.safetensors
+    How much noise does my fleet need?        dpftrl plan --population 4.21M --report-goal 6500 ...
+    What does this noise guarantee?           dpftrl account plan.json
+    How much noise does this epsilon need?    dpftrl calibrate blt-b400 ... --epsilon 4
+    What do several runs guarantee together?  dpftrl compose first.json second.json --delta 1e-10
+    Who took part, and how often?             dpftrl observe ledger.csv
+    What can I publish about the privacy?     dpftrl statement plan.json
 
-    Numbers may be written 2052, 2_052, 6.5k, 4.21M or 1e9. Every command takes --json. Exit codes:
-    0 done, 1 when somebody broke a limit, 2 for input that makes no sense or output that cannot be
-    written (one line on standard error says what to do), 130 when interrupted, 141 when whoever
-    reads the output leaves before its end, as `head` does.
+    Training:
+
+    \b
+    Train on the text of simulated clients    dpftrl train --out run
+    Did the run keep its guarantee?           dpftrl verify run
+    Write the model alone, to share it        dpftrl export run model.safetensors
+
+    Numbers can be written 2052, 2_052, 6.5k, 4.21M or 1e9. Every command takes --json. Exit codes:
+    0 success; 1 a limit was broken or a check failed; 2 invalid input, or output that cannot be
+    written (one line on standard error says what to do); 130 interrupted; 141 the reader of the
+    output closed it early, as `head` does.
     """  # noqa: D301 (\b keeps click from reflowing the lines below it)
 
 
 def main() -> None:
-    """Run the command; a user's mistake is one line on standard error and exit code 2."""
+    """Run the command line; an error of the user is one line on standard error and exit code 2."""
     _make_streams_safe()
     try:
         code = dpftrl.main(standalone_mode=False, prog_name="dpftrl")
     except (click.Abort, KeyboardInterrupt):
-        code = _interrupted()
+        code = _exit_interrupted()
     except DpftrlError as error:
-        code = _mistake(str(error))
+        code = _print_error(str(error))
     except click.ClickException as error:
-        code = _usage(error)
+        code = _print_usage_error(error)
     except MemoryError:
-        code = _mistake("this needs more memory than there is; use fewer rounds")
+        code = _print_error("not enough memory for this computation; use fewer rounds")
     except OSError as error:
         _discard(sys.stdout)
-        what = error.filename or "the output cannot be written"
-        code = _mistake(f"{what}: {error.strerror or error}")
+        subject = error.filename or "the output cannot be written"
+        code = _print_error(f"{subject}: {error.strerror or error}")
     if code == READER_LEFT:
         _discard(sys.stdout)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _make_streams_safe() -> None:
+    """Make writing to standard output and error never raise for a closed or narrow stream."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by `>&-`: nobody wants to read it
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (for good)
-    # A stream that has no ≤ gets a ?, not a traceback.
+        if getattr(sys, name) is None:  # closed by the shell with `>&-`
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (stays open)
+    # A stream whose encoding has no ≤ gets a ? instead of a traceback.
     if (reconfigure := getattr(sys.stdout, "reconfigure", None)) is not None:
         reconfigure(errors="replace")
 
 
-def _interrupted() -> int:
-    with suppress(ValueError):  # signals are for the main thread
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # ending already; once is enough
-    _tell("interrupted")
+def _exit_interrupted() -> int:
+    with suppress(ValueError):  # only the main thread can set signal handlers
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program already ends
+    _print_to_stderr("interrupted")
     return INTERRUPTED
 
 
-def _usage(error: click.ClickException) -> int:
+def _print_usage_error(error: click.ClickException) -> int:
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
-        _tell(error.format_message())  # a manual has lines
+        _print_to_stderr(error.format_message())  # the whole help text, over several lines
         return error.exit_code
     context = getattr(error, "ctx", None)
     hint = f" ({context.command_path} --help)" if context else ""
-    return _mistake(error.format_message() + hint)
+    return _print_error(error.format_message() + hint)
 
 
-def _mistake(message: str) -> int:
-    _tell(f"dpftrl: {' '.join(message.split())}")
+def _print_error(message: str) -> int:
+    _print_to_stderr(f"dpftrl: {' '.join(message.split())}")
     return 2
 
 
-def _tell(message: str) -> None:
+def _print_to_stderr(message: str) -> None:
     try:
         click.echo(message, err=True)
-    except OSError:  # nobody to tell; the exit code remains
+    except OSError:  # standard error is closed; the exit code still says what happened
         _discard(sys.stderr)
 
 
 def _discard(stream: TextIO) -> None:
-    """Drop what could not be written, which Python would try again, loudly, when it ends."""
+    """Drop unwritten output, or Python would try to write it at exit and print a traceback."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,4 +1,4 @@
-"""`dpftrl mechanisms`: what there is."""
+"""`dpftrl mechanisms`: the list of mechanisms."""
 
 from typing import Any
 
@@ -11,6 +11,7 @@ from dpftrl.mechanisms.registry import CATALOGUE
 from dpftrl.participation import MinSep
 from dpftrl.plan import mechanism
 
+# An example of each family whose name alone is not enough to build it.
 EXAMPLES = {
     "gblt": "gblt:0.9@0.2,0.5+0.1j@0.05",
     "toeplitz": "toeplitz:1,0.5,0.25",
@@ -20,19 +21,25 @@ EXAMPLES = {
 
 
 @click.command()
-@click.option("--rounds", type=Count(), default=2048, show_default=True, help="Rounds to run for.")
-@click.option("--min-sep", type=Count(), help="Bands where P is open.  [default: rounds / 6]")
+@click.option(
+    "--rounds",
+    type=Count(),
+    default=2048,
+    show_default=True,
+    help="Rounds of training, for the column memory.",
+)
+@click.option("--min-sep", type=Count(), help="Bands where P is not given.  [default: rounds / 6]")
 @json_option
 def mechanisms(rounds: int, min_sep: int | None, as_json: bool) -> None:
-    """List the mechanisms: what they are, the memory they take, the rounds they support.
+    """List the mechanisms, the memory they need and the rounds they support.
 
-    Memory is in model-sized vectors that a stream keeps between rounds. Where a name leaves P open,
-    the table takes P = min-sep.
+    Memory is the number of model-sized vectors that a noise stream keeps between rounds. Where a
+    name has an optional P, the table takes P = min-sep.
     """
-    wanted = MinSep(rounds, max(1, rounds // 6) if min_sep is None else min_sep)
+    participation = MinSep(rounds, max(1, rounds // 6) if min_sep is None else min_sep)
     rows: list[dict[str, Any]] = []
     for entry in CATALOGUE:
-        built = mechanism(EXAMPLES.get(entry.name, entry.name), wanted)
+        built = mechanism(EXAMPLES.get(entry.name, entry.name), participation)
         rows.append(
             {
                 "name": entry.form,
@@ -42,13 +49,13 @@ def mechanisms(rounds: int, min_sep: int | None, as_json: bool) -> None:
             }
         )
     if as_json:
-        print_json({"rounds": rounds, "min_sep": wanted.min_sep, "mechanisms": rows})
+        print_json({"rounds": rounds, "min_sep": participation.min_sep, "mechanisms": rows})
         return
-    table = Table(title=f"Mechanisms, at {rounds:,} rounds and min-sep {wanted.min_sep:,}")
+    table = Table(title=f"Mechanisms, at {rounds:,} rounds and min-sep {participation.min_sep:,}")
     table.add_column("MECH", no_wrap=True)
-    table.add_column("what it is")
+    table.add_column("description")
     table.add_column("memory", justify="right")
-    table.add_column("rounds", justify="right")
+    table.add_column("max rounds", justify="right")
     for row in rows:
         supported = row["rounds_supported"]
         table.add_row(

@@ -1,4 +1,4 @@
-"""`dpftrl observe`: what really happened, from a log of who took part."""
+"""`dpftrl observe`: the participation that a log shows, checked against limits."""
 
 from pathlib import Path
 
@@ -15,16 +15,22 @@ from dpftrl.cli.output import print_json, print_table, progress_bar, sparkline
 
 @click.command()
 @click.argument("log", type=click.Path(path_type=Path))
-@click.option("--rounds", type=Count(), help="Rounds of training.  [default: the log's last]")
+@click.option(
+    "--rounds", type=Count(), help="Rounds of training.  [default: up to the last round in the log]"
+)
 @click.option(
     "--first-round",
     type=Count(),
     default=0,
     show_default=True,
-    help="Number of the first round in the log.",
+    help="Number that the log gives to the first round.",
 )
-@click.option("--min-sep", type=Count(), help="Check this least difference between two rounds.")
-@click.option("--max-participations", type=Count(), help="Check this most rounds of one client.")
+@click.option(
+    "--min-sep", type=Count(), help="Limit to check: smallest difference of two rounds of a client."
+)
+@click.option(
+    "--max-participations", type=Count(), help="Limit to check: most rounds of one client."
+)
 @json_option
 @click.pass_context
 def observe(
@@ -36,93 +42,97 @@ def observe(
     max_participations: int | None,
     as_json: bool,
 ) -> None:
-    """What really happened, from a log of who took part.
+    """Summarize who took part in a run, from a participation log.
 
-    LOG is a .csv, .jsonl or .parquet file of any size, in any order, with columns `round`, `client`
-    and, if there is one, `status`: counted (the update is in a released sum; an empty status says
-    so too), contacted (it was not used) or abandoned (its round was not released).
+    LOG is a .csv, .jsonl or .parquet file of any size, with rows in any order. Its columns are
+    `round`, `client` and optionally `status`: counted (the update is in a released sum; an empty
+    status means the same), contacted (the client was asked, but its update was not used) or
+    abandoned (the round was not released).
 
-    Min-sep and participations are those of counted updates. The limits that you state are checked
-    on everyone who was contacted; the exit code is 1 if somebody broke one.
+    Min-sep and participations are computed from counted updates. The limits that you give are
+    checked for all contacts; the exit code is 1 if a client broke a limit.
     """
     limits = Limits(min_sep, max_participations)
-    with progress_bar("reading the log") as report:
-        found = observe_log(log, limits, rounds=rounds, first_round=first_round, report=report)
+    with progress_bar("reading the log") as on_progress:
+        observed = observe_log(
+            log, limits, rounds=rounds, first_round=first_round, on_progress=on_progress
+        )
     if as_json:
-        print_json(found.as_json())
+        print_json(observed.as_json())
     else:
-        _print_tables(log, found)
-    _warn(found)
-    if found.broken_clients:
+        _print_tables(log, observed)
+    _warn(observed)
+    if observed.broken_clients:
         context.exit(1)
 
 
-def _print_tables(log: Path, found: Observed) -> None:
-    table = Table(title=escape(f"{log.name}: what really happened"), show_header=False)
-    last = found.first_round + found.rounds - 1
-    table.add_row("rounds", f"{found.rounds:,} ({found.first_round:,} to {last:,})")
-    table.add_row("rounds with nobody counted", f"{found.empty_rounds:,}")
-    table.add_row("clients", f"{found.clients:,}")
-    table.add_row("participations", f"{found.participations:,}")
-    table.add_row("max participations", f"{found.max_participations:,}")
-    table.add_row("clients by participations", _spark(found.counts))
-    table.add_row("min-sep", f"{found.min_sep:,}{_once(found.min_sep, found)}")
-    table.add_row("gaps of one client", _spark(found.gaps))
-    contacts = f"{found.contacts:,} of {found.contacted_clients:,} clients"
-    table.add_row("contacted", contacts)
-    once = _once(found.contacted_min_sep, found)
-    table.add_row("min-sep of the contacted", f"{found.contacted_min_sep:,}{once}")
+def _print_tables(log: Path, observed: Observed) -> None:
+    table = Table(title=escape(f"{log.name}: observed participation"), show_header=False)
+    last = observed.first_round + observed.rounds - 1
+    table.add_row("rounds", f"{observed.rounds:,} ({observed.first_round:,} to {last:,})")
+    table.add_row("rounds without a counted update", f"{observed.empty_rounds:,}")
+    table.add_row("counted clients", f"{observed.clients:,}")
+    table.add_row("participations", f"{observed.participations:,}")
+    table.add_row("max participations", f"{observed.max_participations:,}")
+    table.add_row("clients by participations (histogram)", _histogram(observed.counts))
+    table.add_row("min-sep", f"{observed.min_sep:,}{_no_return_note(observed.min_sep, observed)}")
+    table.add_row("gaps between rounds of a client (histogram)", _histogram(observed.gaps))
+    contacts = f"{observed.contacts:,} of {observed.contacted_clients:,} clients"
+    table.add_row("contacts", contacts)
+    note = _no_return_note(observed.contacted_min_sep, observed)
+    table.add_row("min-sep of contacts", f"{observed.contacted_min_sep:,}{note}")
     print_table(table)
-    if found.broken:
-        _print_broken(found)
+    if observed.broken:
+        _print_broken(observed)
 
 
-def _once(min_sep: int, found: Observed) -> str:
-    return " (nobody twice)" if min_sep == found.rounds else ""
+def _no_return_note(min_sep: int, observed: Observed) -> str:
+    return " (no client came twice)" if min_sep == observed.rounds else ""
 
 
-def _spark(bins: tuple[Bin, ...]) -> str:
-    """The ends, and between them how many there are, on a logarithmic scale."""
+def _histogram(bins: tuple[Bin, ...]) -> str:
+    """Draw a histogram with its smallest and largest value, on a logarithmic scale."""
     if not bins:
         return "none"
-    drawn = sparkline(np.array([b.number for b in bins], dtype=np.float64))
+    drawn = sparkline(np.array([each.number for each in bins], dtype=np.float64))
     return f"{bins[0].low:,} {drawn} {bins[-1].high:,}"
 
 
-def _print_broken(found: Observed) -> None:
+def _print_broken(observed: Observed) -> None:
     table = Table(title="clients that broke a limit")
-    for heading in ("client", "limit", "what happened", "in released sums"):
+    for heading in ("client", "limit", "observed", "in released sums"):
         table.add_column(heading)
-    for one in found.broken:
-        happened = (
-            f"{one.count:,} participations"
-            if one.rounds is None
-            else f"rounds {one.rounds[0]:,} and {one.rounds[1]:,}"
+    for violation in observed.broken:
+        evidence = (
+            f"{violation.count:,} participations"
+            if violation.rounds is None
+            else f"rounds {violation.rounds[0]:,} and {violation.rounds[1]:,}"
         )
-        in_sums = "yes" if one.counted else "no, contacted only"
-        table.add_row(escape(_readable(one.client)), one.limit.replace("_", "-"), happened, in_sums)
+        in_sums = "yes" if violation.counted else "no, contacted only"
+        limit = violation.limit.replace("_", "-")
+        table.add_row(escape(_readable(violation.client)), limit, evidence, in_sums)
     print_table(table)
 
 
 def _readable(client: str) -> str:
-    """An id as it is, unless it would upset a terminal."""
+    """Return the id, with control characters escaped."""
     return client if client.isprintable() else repr(client)
 
 
-def _warn(found: Observed) -> None:
-    """Say on standard error what must not be overlooked."""
-    if (example := found.duplicate_example) is not None:
+def _warn(observed: Observed) -> None:
+    """Print on standard error what makes the guarantee invalid if it is overlooked."""
+    if (example := observed.duplicate_example) is not None:
         click.echo(
-            f"warning: {found.duplicate_rows:,} counted row(s) repeat a client and round, such as "
-            f"client {_readable(example.client)} in round {example.round:,} "
-            f"({example.rows:,} rows); each was taken once, which is wrong if an update was "
-            "summed twice",
+            f"warning: {observed.duplicate_rows:,} counted row(s) repeat a client and round, such "
+            f"as client {_readable(example.client)} in round {example.round:,} "
+            f"({example.rows:,} rows); each was counted once, which is wrong if an update "
+            "was summed twice",
             err=True,
         )
-    if found.broken_clients:
+    if observed.broken_clients:
         click.echo(
-            f"limits broken: {found.broken_clients:,} client(s), of which "
-            f"{found.broken_counted_clients:,} in released sums; account for what is observed, "
-            "not for what was stated",
+            f"limits broken: {observed.broken_clients:,} client(s), of which "
+            f"{observed.broken_counted_clients:,} in released sums; use the observed guarantee "
+            "(dpftrl account --log), not the promised one",
             err=True,
         )

@@ -39,14 +39,14 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Range(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
-    """A number, or two with dots between: 2000 or 1000..4000."""
+    """A number or a range of numbers: 2000 or 1000..4000."""
 
     name = "number[..number]"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, int]:
-        """Both ends."""
+        """Convert the text to the two ends of the range, which are equal for a number."""
         if isinstance(value, tuple):
             return value  # pyright: ignore[reportUnknownVariableType]
         low, dots, high = str(value).partition("..")
@@ -55,27 +55,32 @@ class Range(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
 
 
 def target_options(command: Command) -> Command:
-    """What every optimiser asks for."""
+    """Add the options that all families share: participation, workload and output."""
     options = [
         click.option("--rounds", type=Range(), required=True, help="Rounds of training."),
         click.option(
             "--min-sep",
             type=Range(),
             required=True,
-            help="Least difference between two rounds of one client.",
+            help="Smallest difference between two rounds of one client.",
         ),
         max_participations_option,
-        click.option("--momentum", type=float, default=0.0, help="Of the server's optimiser."),
-        click.option("--weight-decay", type=float, default=0.0, help="Of the server's optimiser."),
+        click.option(
+            "--momentum", type=float, default=0.0, help="Momentum of the server optimizer."
+        ),
+        click.option(
+            "--weight-decay", type=float, default=0.0, help="Weight decay of the server optimizer."
+        ),
         click.option(
             "--schedule",
-            help="Learning rates: numbers with commas, or cooldown:last-quarter:0.05.",
+            help="Learning rates per round: numbers separated by commas, or "
+            "cooldown:last-quarter:0.05.",
         ),
         click.option(
             "--out",
             type=click.Path(dir_okay=False, path_type=Path),
             callback=can_be_saved,
-            help="Save it as FILE.json.",
+            help="Save the mechanism as FILE.json.",
         ),
         json_option,
     ]
@@ -85,64 +90,76 @@ def target_options(command: Command) -> Command:
 
 
 def objective_option(default: Objective) -> Callable[[Command], Command]:
-    """Which loss to make small."""
+    """Add the option `--objective`: the loss to minimize."""
     return click.option(
-        "--objective", default=default, show_default=True, help="max for MaxLoss, rms for RmsLoss."
+        "--objective",
+        default=default,
+        show_default=True,
+        help="Loss to minimize: max for MaxLoss, rms for RmsLoss.",
     )
 
 
-bands_option = click.option("--bands", type=Count(), required=True, help="How many bands.")
+bands_option = click.option("--bands", type=Count(), required=True, help="Number of bands.")
 
 
 @click.group()
 def optimize() -> None:
-    """Find the best mechanism of a family for a participation.
+    """Optimize a mechanism of one family for a participation.
 
-    Results save to the same kind of .json that every other command reads.
+    --out saves the result as a .json file that every other command takes as MECH.
     """
 
 
 @optimize.command()
-@click.option("--buffers", default="auto", show_default=True, help="How many, or auto.")
+@click.option("--buffers", default="auto", show_default=True, help="Number of buffers, or auto.")
 @objective_option("max")
 @target_options
 def blt(buffers: str, objective: str, as_json: bool, out: Path | None, **target: Any) -> None:
-    """BLT, in milliseconds; or, for ranges, the BLT with the least regret.
+    """Optimize a BLT, in milliseconds, or one BLT for a whole range of settings.
 
-    With --rounds 1000..4000 or --min-sep 200..800 it finds the BLT whose loss is never far above
-    that of the BLT made for what turns out to be true, and prints the regrets.
+    With a range such as --rounds 1000..4000 or --min-sep 200..800, it finds the BLT with the
+    smallest worst regret. Regret is the loss divided by the loss of a BLT that is optimized for
+    exactly that number of rounds and min-sep. It prints the regret over the range.
     """
     size = "auto" if buffers == "auto" else Count().convert(buffers, None, None)
     chosen = check_objective(objective)
     if _is_range(target):
         if _workload(target) != PREFIX_SUM:
-            raise InvalidInput("ranges are for the prefix sum: leave out momentum and schedule")
-        with working("optimising over the ranges"):
+            raise InvalidInput(
+                "ranges work for the prefix sum only: leave out --momentum, --weight-decay and "
+                "--schedule"
+            )
+        with working("optimizing over the ranges"):
             robust = optimize_robust_blt(
                 target["rounds"], target["min_sep"], target["max_participations"], size, chosen
             )
         _print_robust(robust, as_json, out)
         return
-    with working("optimising"):
-        found = optimize_blt(_participation(target), size, chosen, _workload(target))
-        ratio = best_toeplitz_ratio(found, _workload(target))
-    extra: dict[str, Any] = {"theta": found.mechanism.theta, "omega": found.mechanism.omega}
+    with working("optimizing"):
+        optimized = optimize_blt(_participation(target), size, chosen, _workload(target))
+        ratio = best_toeplitz_ratio(optimized, _workload(target))
+    extra: dict[str, Any] = {"theta": optimized.mechanism.theta, "omega": optimized.mechanism.omega}
     if ratio is not None:
         extra["ratio_to_best_toeplitz"] = ratio
-    _print(found, extra, as_json, out)
+    _print(optimized, extra, as_json, out)
 
 
 @optimize.command()
-@click.option("--buffers", type=Count(), default=4, show_default=True, help="How many.")
+@click.option("--buffers", type=Count(), default=4, show_default=True, help="Number of buffers.")
 @objective_option("max")
 @target_options
 def gblt(buffers: int, objective: str, as_json: bool, out: Path | None, **target: Any) -> None:
-    """Generalised BLT: scales of any sign, and decays in conjugate pairs; seconds."""
+    """Optimize a generalized BLT: output scales of any sign, complex decays. Takes seconds."""
     if _workload(target) != PREFIX_SUM:
-        raise InvalidInput("gblt is for the prefix sum: leave out momentum and schedule")
-    with working("optimising"):
-        found = optimize_general_blt(_participation(target), buffers, check_objective(objective))
-    _print(found, found.mechanism.parameters(), as_json, out)
+        raise InvalidInput(
+            "gblt works for the prefix sum only: leave out --momentum, --weight-decay and "
+            "--schedule"
+        )
+    with working("optimizing"):
+        optimized = optimize_general_blt(
+            _participation(target), buffers, check_objective(objective)
+        )
+    _print(optimized, optimized.mechanism.parameters(), as_json, out)
 
 
 @optimize.command("band-toeplitz")
@@ -152,17 +169,21 @@ def gblt(buffers: int, objective: str, as_json: bool, out: Path | None, **target
 def band_toeplitz(
     bands: int, objective: str, as_json: bool, out: Path | None, **target: Any
 ) -> None:
-    """BandToep: banded Toeplitz coefficients."""
-    with progress_bar("optimising") as progress:
-        found = optimize_band_toeplitz(
-            _participation(target), bands, check_objective(objective), _workload(target), progress
+    """Optimize BandToep: a banded Toeplitz matrix."""
+    with progress_bar("optimizing") as on_progress:
+        optimized = optimize_band_toeplitz(
+            _participation(target),
+            bands,
+            check_objective(objective),
+            _workload(target),
+            on_progress,
         )
-    _print(found, {}, as_json, out)
+    _print(optimized, {}, as_json, out)
 
 
 @optimize.command()
 @bands_option
-@click.option("--seconds", type=float, help="Stop after so many.  [default: when it settles]")
+@click.option("--seconds", type=float, help="Time limit in seconds.  [default: until it converges]")
 @objective_option("rms")
 @target_options
 def bandmf(
@@ -173,17 +194,18 @@ def bandmf(
     out: Path | None,
     **target: Any,
 ) -> None:
-    """BandMF: a general banded matrix for RmsLoss; a minute for 2,052 rounds and 342 bands.
+    """Optimize BandMF: a general banded matrix, for RmsLoss.
 
-    Interrupted, it goes on next time from where it was; done, it is remembered.
+    2,052 rounds and 342 bands take up to a minute. An interrupted optimization resumes where it
+    stopped, and a finished one is cached.
     """
     if check_objective(objective) != "rms":
-        raise InvalidInput("BandMF is optimised for rms only; band-toeplitz and blt know max too")
-    with progress_bar("optimising") as progress:
-        found = optimize_bandmf(
-            _participation(target), bands, _workload(target), progress, seconds=seconds
+        raise InvalidInput("BandMF takes --objective rms only; band-toeplitz and blt also take max")
+    with progress_bar("optimizing") as on_progress:
+        optimized = optimize_bandmf(
+            _participation(target), bands, _workload(target), on_progress, seconds=seconds
         )
-    _print(found, {}, as_json, out)
+    _print(optimized, {}, as_json, out)
 
 
 @optimize.command("band-inverse")
@@ -193,12 +215,16 @@ def bandmf(
 def band_inverse(
     bands: int, objective: str, as_json: bool, out: Path | None, **target: Any
 ) -> None:
-    """BandInvMF: the coefficients of a banded inverse."""
-    with progress_bar("optimising") as progress:
-        found = optimize_band_inverse(
-            _participation(target), bands, check_objective(objective), _workload(target), progress
+    """Optimize BandInvMF: a Toeplitz matrix whose inverse is banded."""
+    with progress_bar("optimizing") as on_progress:
+        optimized = optimize_band_inverse(
+            _participation(target),
+            bands,
+            check_objective(objective),
+            _workload(target),
+            on_progress,
         )
-    _print(found, {}, as_json, out)
+    _print(optimized, {}, as_json, out)
 
 
 def _is_range(target: dict[str, Any]) -> bool:
@@ -207,7 +233,7 @@ def _is_range(target: dict[str, Any]) -> bool:
 
 def _participation(target: dict[str, Any]) -> MinSep:
     if _is_range(target):
-        raise InvalidInput("only optimize blt takes ranges of rounds and min-sep")
+        raise InvalidInput("only `dpftrl optimize blt` takes ranges of --rounds and --min-sep")
     return MinSep(target["rounds"][0], target["min_sep"][0], target["max_participations"])
 
 
@@ -230,34 +256,33 @@ def _save(mechanism: Mechanism, out: Path | None, about: dict[str, Any]) -> None
 
 
 def _print(
-    found: Optimized[Mechanism], extra: dict[str, Any], as_json: bool, out: Path | None
+    optimized: Optimized[Mechanism], extra: dict[str, Any], as_json: bool, out: Path | None
 ) -> None:
     facts = {
-        **loss_as_json(found.mechanism, found.participation, found.error_report),
-        "objective": found.objective,
-        "gradient_norm": found.gradient_norm,
-        "seconds": found.seconds,
+        **loss_as_json(optimized.mechanism, optimized.participation, optimized.error_report),
+        "objective": optimized.objective,
+        "gradient_norm": optimized.gradient_norm,
+        "seconds": optimized.seconds,
         **extra,
     }
-    _save(found.mechanism, out, {"optimised_for": str(found.participation), **facts})
+    _save(optimized.mechanism, out, {"optimised_for": str(optimized.participation), **facts})
     if as_json:
         print_json(facts)
         return
-    table = Table(title=f"{found.mechanism.name}, {found.participation}", show_header=False)
+    table = Table(title=f"{optimized.mechanism.name}, {optimized.participation}", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column()
-    table.add_row("value", repr(found.mechanism))
-    table.add_row("max loss", number(found.error_report.max_loss))
-    table.add_row("rms loss", number(found.error_report.rms_loss))
-    kind = found.error_report.sensitivity.kind
-    table.add_row("sensitivity", f"{sensitivity_text(found.error_report.sensitivity)} ({kind})")
+    table.add_row("Python value", repr(optimized.mechanism))
+    table.add_row("max loss", number(optimized.error_report.max_loss))
+    table.add_row("rms loss", number(optimized.error_report.rms_loss))
+    kind = optimized.error_report.sensitivity.kind
+    table.add_row("sensitivity", f"{sensitivity_text(optimized.error_report.sensitivity)} ({kind})")
     table.add_row("memory", f"{facts['memory']:,} model-sized vectors")
-    table.add_row("gradient", f"{found.gradient_norm:.1e} (of the log {found.objective} loss)")
+    gradient = f"{optimized.gradient_norm:.1e} (of the logarithm of the {optimized.objective} loss)"
+    table.add_row("gradient norm", gradient)
     if "ratio_to_best_toeplitz" in extra:
-        table.add_row(
-            "against Toeplitz", f"{extra['ratio_to_best_toeplitz']:.5f} of the best found"
-        )
-    table.add_row("seconds", f"{found.seconds:.3f}")
+        table.add_row("ratio to the best Toeplitz", f"{extra['ratio_to_best_toeplitz']:.5f}")
+    table.add_row("seconds", f"{optimized.seconds:.3f}")
     print_table(table)
 
 
@@ -288,8 +313,8 @@ def _print_robust(robust: RobustBlt, as_json: bool, out: Path | None) -> None:
         return
     columns = sorted({row["min_sep"] for row in rows})
     table = Table(
-        title=f"{robust.objective} loss over that of the specialist (worst here "
-        f"{robust.worst.ratio:.4f}, {robust.seconds:.1f} s)"
+        title=f"regret: {robust.objective} loss / loss of the BLT optimized for that cell "
+        f"(worst {robust.worst.ratio:.4f}, {robust.seconds:.1f} s)"
     )
     table.add_column("rounds \\ min-sep", justify="right")
     for min_sep in columns:

@@ -1,4 +1,4 @@
-"""What several commands ask for."""
+"""Options and argument types that several commands share."""
 
 import functools
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class Count(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number, exactly."""
+        """Convert the text to the exact whole number."""
         if isinstance(value, int):
             return value
         text, factor = str(value).replace("_", ""), 1
@@ -35,7 +35,7 @@ class Count(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
             whole = int(number)
         except (ArithmeticError, ValueError):
             self.fail(f"{value!r} is not a number like 2052, 6.5k or 4.21M", param, ctx)
-        if whole != number or abs(whole) > 10**18:
+        if whole != number or abs(whole) > 10**18:  # fits in 64 bits
             self.fail(f"{value!r} is not a whole number below 1e18", param, ctx)
         return whole
 
@@ -45,19 +45,19 @@ max_participations_option = click.option(
     type=Count(),
     default=UNCAPPED,
     show_default="rounds / min-sep, rounded up",
-    help="Most rounds of one client: a cap that the server enforces.",
+    help="Most rounds that one client can take part in, if the server enforces such a cap.",
 )
 
 
 def can_be_saved(_: click.Context, __: click.Parameter, out: Path | None) -> Path | None:
-    """Say now, not after a long search, that a result could not be saved."""
+    """Refuse an `--out` that cannot be written before a long optimization, not after."""
     if out is not None and (out.suffix != ".json" or not out.parent.is_dir()):
-        raise InvalidInput(f"--out must end in .json and lie in a folder that exists, got {out}")
+        raise InvalidInput(f"--out must end in .json and be in an existing folder, got {out}")
     return out
 
 
 def participation_options(command: Command) -> Command:
-    """Add --rounds and its companions; the command gets a `participation`."""
+    """Add --rounds, --min-sep and related options; the command gets a `participation`."""
 
     @_participation_flags(rounds_required=True)
     @functools.wraps(command)
@@ -71,21 +71,21 @@ def participation_options(command: Command) -> Command:
 
 
 def participation_or_log_options(command: Command) -> Command:
-    """Add --log beside them; the command gets `log` and, if stated, `rounds`, `participation`."""
+    """Add the same options and --log, all optional; the command gets what was given, or None."""
 
     @_participation_flags(rounds_required=False)
     @click.option(
         "--log",
         type=click.Path(path_type=Path),
-        help="Account for what a participation log shows (CSV, JSON lines or Parquet). Rounds and "
-        "separation that you state beside it are those that were planned.",
+        help="Account for the participation in this log (CSV, JSON lines or Parquet). The options "
+        "--rounds and --min-sep then state what was planned.",
     )
     @functools.wraps(command)
     def with_either(*args: Any, rounds: int | None, log: Path | None, **kwargs: Any) -> Any:
         chosen = None if rounds is None else _participation(rounds, kwargs)
         stated = chosen is not None or _take_flags(kwargs)
         if rounds is None and stated:
-            raise InvalidInput("a stated participation needs --rounds too")
+            raise InvalidInput("--min-sep and the other participation options need --rounds too")
         return command(*args, participation=chosen, log=log, rounds=rounds, **kwargs)
 
     return with_either  # type: ignore[return-value]
@@ -100,18 +100,19 @@ def _participation_flags(rounds_required: bool) -> Callable[[Command], Command]:
             click.option(
                 "--min-sep",
                 type=Count(),
-                help="Least difference between two rounds of one client; 1 allows every round.",
+                help="Smallest difference between two rounds of one client; 1 allows every round.",
             ),
             click.option(
                 "--rounds-between",
                 type=Count(),
-                help="Instead of --min-sep: the rounds strictly between, one less.",
+                help="Instead of --min-sep: rounds strictly between two rounds of one client "
+                "(min-sep minus 1).",
             ),
             max_participations_option,
             click.option(
                 "--fixed-epochs",
                 is_flag=True,
-                help="Clients come back after exactly --min-sep rounds, not at least.",
+                help="Clients return after exactly --min-sep rounds, instead of at least.",
             ),
         )
         for flag in reversed(flags):
@@ -122,14 +123,17 @@ def _participation_flags(rounds_required: bool) -> Callable[[Command], Command]:
 
 
 def _take_flags(given: dict[str, Any]) -> bool:
-    """Take the flags out of what was given; whether any of them says something."""
+    """Remove the participation options from `given`; return whether any of them was set."""
     min_sep, between = given.pop("min_sep", None), given.pop("rounds_between", None)
     cap, fixed = given.pop("max_participations", UNCAPPED), given.pop("fixed_epochs", False)
     return min_sep is not None or between is not None or cap != UNCAPPED or fixed
 
 
 def _participation(rounds: int, given: dict[str, Any]) -> Participation | None:
-    """What the flags say, taken out of what was given; None if they leave min-sep open."""
+    """Remove the participation options from `given` and return the participation they state.
+
+    Returns None if they state no min-sep.
+    """
     min_sep, between = given["min_sep"], given["rounds_between"]
     cap, fixed = given["max_participations"], given["fixed_epochs"]
     _take_flags(given)
@@ -150,23 +154,23 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 
 def is_plan(name: str) -> bool:
-    """Whether this is a .json file that says of itself that it is a plan."""
+    """Whether `name` is a .json file whose field `format` says that it is a plan."""
     if not name.endswith(".json"):
         return False
     try:
         return read_json(Path(name), Header, "plan or mechanism").format == "dpftrl plan"
     except InvalidInput:
-        return False  # whoever reads it as a mechanism says what is wrong
+        return False  # the caller reads it as a mechanism, and that reports the error
 
 
 class Header(msgspec.Struct):
-    """What tells the kind of a file."""
+    """The field of a .json file that says what kind of file it is."""
 
     format: str
 
 
 def describe(participation: Participation) -> dict[str, int]:
-    """The participation as JSON."""
+    """Return the participation as fields of a JSON object."""
     return {
         "rounds": participation.rounds,
         "min_sep": participation.min_sep,

@@ -1,4 +1,4 @@
-"""How commands print: tables for people, JSON for machines."""
+"""How commands print: tables, JSON, progress bars and numbers."""
 
 import sys
 from collections.abc import Callable, Generator
@@ -16,15 +16,15 @@ from rich.table import Column, Table
 from dpftrl._internal.formatting import rounded_up
 from dpftrl.mechanisms._sensitivity import Sensitivity
 
-# Without a terminal there is no width to fit into: tables are at least this wide if they like.
+# Characters that a table may be wide where there is no terminal that it has to fit into.
 PLAIN_WIDTH = 120
-# On a narrow terminal a word longer than this, or a bar, goes on in the next line.
+# On a narrow terminal, words and bars longer than this are broken over several lines.
 LONG_WORD = 16
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def print_json(content: Any) -> None:
-    """Indented JSON on standard output."""
+    """Print indented JSON on standard output."""
     encoded = msgspec.json.encode(content, enc_hook=_plain)
     click.echo(msgspec.json.format(encoded, indent=2).decode())
 
@@ -36,9 +36,9 @@ def _plain(value: Any) -> Any:
 
 
 def print_table(table: Table) -> None:
-    """A table, in colour only on a terminal, where it is as narrow as names and numbers allow."""
+    """Print a table; on a terminal it has colors and is fitted to the width of the terminal."""
     console = Console()
-    wide = console.options.update(max_width=1000)
+    wide = console.options.update(max_width=1000)  # wider than any table: measures the full width
     width = max(PLAIN_WIDTH, Measurement.get(console, wide, table).maximum)
     if console.is_terminal:
         width = max(console.width, _narrow(table, console, wide))
@@ -46,20 +46,20 @@ def print_table(table: Table) -> None:
 
 
 def _narrow(table: Table, console: Console, wide: ConsoleOptions) -> int:
-    """Fit the columns to the terminal if they can be; the width that the table has then.
+    """Shrink the columns to the width of the terminal, and return the resulting table width.
 
-    Rich would cut all columns alike. Here a text is wrapped, and a long word folded, but names and
-    numbers stay whole: rather than show half of one, the table is wider than the terminal.
+    Rich would shrink all columns in the same way. Here text is wrapped and long words are folded,
+    but names and numbers are never cut: if they do not fit, the table is wider than the terminal.
     """
-    table.min_width = min(table.min_width or 0, console.width)  # room for the title, which wraps
+    table.min_width = min(table.min_width or 0, console.width)  # the title can wrap
     whole = Measurement.get(console, wide, table).maximum
     sizes = [_sizes(table, column, console, wide) for column in table.columns]
-    widths = [most for _, most in sizes]
+    widths = [largest for _, largest in sizes]
     while whole > console.width:
-        spare = [place for place, (least, _) in enumerate(sizes) if widths[place] > least]
-        if not spare:
+        shrinkable = [i for i, (smallest, _) in enumerate(sizes) if widths[i] > smallest]
+        if not shrinkable:
             break
-        widths[max(spare, key=widths.__getitem__)] -= 1
+        widths[max(shrinkable, key=widths.__getitem__)] -= 1
         whole -= 1
     for column, column_width in zip(table.columns, widths, strict=True):
         column.width, column.no_wrap, column.overflow = column_width, False, "fold"
@@ -67,57 +67,61 @@ def _narrow(table: Table, console: Console, wide: ConsoleOptions) -> int:
 
 
 def _sizes(table: Table, column: Column, console: Console, wide: ConsoleOptions) -> tuple[int, int]:
-    """The least and the most that a column takes; names stand in the first one."""
+    """Smallest and largest useful width of a column; the first column holds names."""
     heading = Measurement.get(console, wide, column.header)
     cells = [Measurement.get(console, wide, cell) for cell in column.cells]
-    most = max((cell.maximum for cell in cells), default=0)
-    word = max([heading.minimum, *(cell.minimum for cell in cells)])
-    is_whole = column.justify == "right" or (column.no_wrap and column is table.columns[0])
-    least = max(heading.minimum, most) if is_whole else min(LONG_WORD, word)
-    return least, max(heading.maximum, most)
+    widest_cell = max((cell.maximum for cell in cells), default=0)
+    longest_word = max([heading.minimum, *(cell.minimum for cell in cells)])
+    is_never_cut = column.justify == "right" or (column.no_wrap and column is table.columns[0])
+    whole = max(heading.minimum, widest_cell)
+    smallest = whole if is_never_cut else min(LONG_WORD, longest_word)
+    return smallest, max(heading.maximum, widest_cell)
 
 
-def working(what: str) -> AbstractContextManager[Any]:
-    """Show on standard error that something is being computed, if a person is looking."""
+def working(message: str) -> AbstractContextManager[Any]:
+    """Show a spinner with a message while the body runs, if standard error is a terminal."""
     if not sys.stderr.isatty():
         return nullcontext()
-    return Console(stderr=True).status(what)
+    return Console(stderr=True).status(message)
 
 
 @contextmanager
-def progress_bar(what: str) -> Generator[Callable[[float | None, str], None] | None]:
-    """Show on standard error how far a computation is, if a person is looking."""
+def progress_bar(title: str) -> Generator[Callable[[float | None, str], None] | None]:
+    """Show a progress bar if standard error is a terminal; yield its callback, or else None.
+
+    The callback takes the fraction done (None if it is not known) and a message.
+    """
     if not sys.stderr.isatty():
         yield None
         return
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as shown:
-        task = shown.add_task(what, total=None)
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(title, total=None)
 
-        def report(done: float | None, message: str) -> None:
-            shown.update(task, total=None if done is None else 1.0, completed=done or 0.0)
-            shown.update(task, description=f"{what}: {message}")
+        def on_progress(done: float | None, message: str) -> None:
+            bar.update(task, total=None if done is None else 1.0, completed=done or 0.0)
+            bar.update(task, description=f"{title}: {message}")
 
-        yield report
+        yield on_progress
 
 
 def number(value: float) -> str:
-    """Four significant places or so, as a table wants them."""
+    """Format a number for a table, with three decimals or four significant digits."""
     return f"{value:,.3f}" if 0.01 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
 def sensitivity_text(sensitivity: Sensitivity) -> str:
-    """The value, with a sign for a bound."""
+    """Format a sensitivity for a table; `≤` marks an upper bound, which is rounded up."""
     exact = sensitivity.kind == "exact"
     return number(sensitivity.value) if exact else f"≤ {rounded_up(sensitivity.value, 5)}"
 
 
 def sparkline(values: np.ndarray[Any, np.dtype[np.float64]], width: int = 60) -> str:
-    """The size of numbers as a row of blocks, the largest full height, on a logarithmic scale."""
+    """Draw the absolute values as a row of blocks on a logarithmic scale of four decades."""
     size = np.abs(values[:width])
     if not size.max() > 0:
         return BLOCKS[0] * len(size)
-    floor = size.max() * 1e-4
+    floor = size.max() * 1e-4  # four decades below the largest value
     height = 1 + np.log10(np.maximum(size, floor) / size.max()) / 4
     return "".join(BLOCKS[round(h * (len(BLOCKS) - 1))] for h in height)

@@ -1,4 +1,4 @@
-"""`dpftrl plan`: which mechanism, how much noise, what epsilon, before training."""
+"""`dpftrl plan`: compare mechanisms for a fleet before training, and save one of them as a plan."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +34,8 @@ from dpftrl.plan import (
 )
 from dpftrl.plots import check_plot_path, plot_extrapolation
 
-CHOSEN = "blt"
+# The row that `--out` saves unless `--choose` names another one.
+DEFAULT_ROW = "blt"
 HEADINGS = {
     "min_sep_half": "min-sep ÷ 2",
     "min_sep_double": "min-sep x 2",
@@ -44,58 +45,83 @@ HEADINGS = {
 
 
 @click.command("plan")
-@click.option("--population", type=Count(), required=True, help="Devices that may take part.")
-@click.option("--report-goal", type=Count(), required=True, help="Reports that close a round.")
+@click.option("--population", type=Count(), required=True, help="Clients that may take part.")
+@click.option(
+    "--report-goal", type=Count(), required=True, help="Client reports that a round needs."
+)
 @click.option("--rounds", type=Count(), required=True, help="Rounds of training.")
-@click.option("--delta", type=float, required=True, help="Well below 1 / population.")
-@click.option("--epsilon", type=float, help="What every mechanism is calibrated to.")
-@click.option("--noise-multiplier", type=float, help="Instead: the sigma of the optimised BLT.")
+@click.option(
+    "--delta",
+    type=float,
+    required=True,
+    help="Delta of the guarantee; choose it well below 1 / population.",
+)
+@click.option("--epsilon", type=float, help="Epsilon that every mechanism is calibrated to.")
+@click.option(
+    "--noise-multiplier",
+    type=float,
+    help="Instead of --epsilon: the noise multiplier of the row blt. The other rows get the noise "
+    "multiplier that gives the same RMS error.",
+)
 @click.option(
     "--availability",
     type=float,
     default=1.0,
     show_default=True,
-    help="Share that can be asked at all.",
+    help="Share of the clients that can be contacted.",
 )
 @click.option(
     "--over-selection",
     type=float,
     default=1.0,
     show_default=True,
-    help="Devices asked a report wanted.",
+    help="Clients contacted per report needed.",
 )
-@click.option("--timer-days", type=float, help="A device waits so long before it comes again.")
-@click.option("--rounds-per-day", type=float, help="Goes with --timer-days.")
+@click.option(
+    "--timer-days",
+    type=float,
+    help="Days that a client waits after a contact before it can be contacted again.",
+)
+@click.option(
+    "--rounds-per-day", type=float, help="Rounds of training per day; needed with --timer-days."
+)
 @max_participations_option
 @click.option(
     "--parameters",
     type=Count(),
     default="1M",
     show_default=True,
-    help="Size of the model, for memory.",
+    help="Parameters of the model, for the column memory.",
 )
-@click.option("--buffers", type=int, default=4, show_default=True, help="Buffers of the BLTs.")
+@click.option("--buffers", type=int, default=4, show_default=True, help="Buffers of each BLT.")
 @click.option(
     "--objective",
     type=click.Choice(["rms", "max"]),
     default="rms",
     show_default=True,
-    help="ErrorReport to make small.",
-)
-@click.option("--with-bandmf", is_flag=True, help="Optimise BandMF too, which takes a while.")
-@click.option(
-    "--extrapolate", "far", is_flag=True, help="Print how epsilon moves, setting by setting."
+    help="Loss to minimize: RmsLoss or MaxLoss.",
 )
 @click.option(
-    "--plot", type=click.Path(path_type=Path), help="Draw the same to a .png, .svg or .pdf."
+    "--with-bandmf", is_flag=True, help="Also optimize BandMF, which takes a minute or more."
+)
+@click.option(
+    "--extrapolate",
+    "show_walks",
+    is_flag=True,
+    help="Also print epsilon for other report goals, rounds and min-seps, one table per setting.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path),
+    help="Draw the extrapolation to FILE.png, .svg or .pdf.",
 )
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
     callback=can_be_saved,
-    help="Save the row blt, or the one of --choose, as FILE.json.",
+    help="Save one row as a plan, FILE.json: the row blt, or the row of --choose.",
 )
-@click.option("--choose", help=f"Which row --out saves.  [default: {CHOSEN}]")
+@click.option("--choose", help=f"Row that --out saves.  [default: {DEFAULT_ROW}]")
 @json_option
 def plan_command(
     population: int,
@@ -113,17 +139,18 @@ def plan_command(
     buffers: int,
     objective: Objective,
     with_bandmf: bool,
-    far: bool,
+    show_walks: bool,
     plot: Path | None,
     out: Path | None,
     choose: str | None,
     as_json: bool,
 ) -> None:
-    """Which mechanism, how much noise, what epsilon: side by side, before training.
+    """Compare mechanisms for your fleet: noise multiplier, epsilon, loss and memory of each.
 
-    Min-sep is what the fleet allows if everybody takes turns: population x availability over what
-    a round asks for, and no more than a device's timer enforces. A second table says what epsilon
-    becomes if min-sep or the rounds turn out half or twice that.
+    Min-sep is population x availability / clients contacted per round: it assumes that clients
+    participate in strict rotation. Nothing enforces this without a timer. With --timer-days,
+    min-sep is at most the length of the timer. A second table shows epsilon if min-sep or the
+    number of rounds turns out to be half or twice the planned value.
 
     \b
     dpftrl plan --population 4.21M --report-goal 6500 --rounds 2000 --delta 1e-10 --epsilon 4
@@ -134,62 +161,70 @@ def plan_command(
     fleet = Fleet(population, report_goal, availability, over_selection, timer_days, rounds_per_day)
     budget = Budget(delta, epsilon, noise_multiplier)
     question = Question(fleet, rounds, budget, max_participations, parameters, objective, buffers)
-    with progress_bar("planning") as report:
+    with progress_bar("planning") as on_progress:
         rows: list[Option | Missing] = []
         for row in options(question, with_bandmf):
             rows.append(row)
-            if report is not None:
-                report(None, row.label)
-        found = [row for row in rows if isinstance(row, Option)]
-        wanted = as_json or far or plot is not None
-        walks = extrapolate(question, found) if wanted else ()
-    chosen = None if out is None else _chosen(found, choose or CHOSEN)
+            if on_progress is not None:
+                on_progress(None, row.label)
+        candidates = [row for row in rows if isinstance(row, Option)]
+        needs_walks = as_json or show_walks or plot is not None
+        walks = extrapolate(question, candidates) if needs_walks else ()
+    chosen = None if out is None else _row_to_save(candidates, choose or DEFAULT_ROW)
     if plot is not None:
         plot_extrapolation(walks, delta, plot)
     if out is not None and chosen is not None:
         save_plan(chosen.plan, out)
-    _warn_of_delta(delta, population)
+    _warn_about_large_delta(delta, population)
     if as_json:
         print_json(_as_json(question, rows, walks))
         return
-    print_table(_table(question, found, rows))
-    print_table(_scenario_table(found))
-    if far:
+    print_table(_table(question, candidates, rows))
+    print_table(_scenario_table(candidates))
+    if show_walks:
         for walk in walks:
             print_table(_walk_table(walk))
 
 
 def _check_choice(out: Path | None, choose: str | None) -> None:
-    """Say now, not after a long search, that there is no such row to save."""
+    """Refuse a wrong `--choose` before the mechanisms are optimized, not after."""
     if choose is not None and choose not in LABELS:
         raise InvalidInput(f"--choose takes one of {', '.join(LABELS)}, got {choose!r}")
     if choose is not None and out is None:
-        raise InvalidInput("--choose says which row --out saves: give --out FILE.json too")
+        raise InvalidInput("--choose names the row that --out saves: give --out FILE.json too")
 
 
-def _warn_of_delta(delta: float, population: int) -> None:
-    """To publish each device's data whole with probability delta keeps epsilon 0 at that delta."""
+def _warn_about_large_delta(delta: float, population: int) -> None:
+    """Print a warning unless delta is below 1 / population.
+
+    A mechanism that publishes each client's data in full with probability delta is (0, delta)-DP.
+    With such a delta it would publish the data of at least one client on average.
+    """
     if not delta * population < 1:
         click.echo(
             f"warning: delta {delta:g} is not below 1 / population, {1 / population:.3g}: "
-            "at such a delta a device's data may be published whole",
+            "such a delta permits publishing the data of one client in full",
             err=True,
         )
 
 
-def _chosen(found: Sequence[Option], label: str) -> Option:
-    for option in found:
+def _row_to_save(candidates: Sequence[Option], label: str) -> Option:
+    for option in candidates:
         if option.label == label:
             return option
-    raise InvalidInput(f"{label} was left out here, so that --out has nothing to save")
+    raise InvalidInput(
+        f"the row {label} was left out, so --out has nothing to save; choose another row"
+    )
 
 
-def _table(question: Question, found: Sequence[Option], rows: Sequence[Option | Missing]) -> Table:
+def _table(
+    question: Question, candidates: Sequence[Option], rows: Sequence[Option | Missing]
+) -> Table:
     table = Table(title=str(question.participation()), caption=_caption(question, rows))
     table.add_column("mechanism", no_wrap=True)
-    for heading in ("sigma", "rho", "epsilon", "RmsLoss", "MaxLoss", "memory"):
+    for heading in ("noise multiplier", "rho", "epsilon", "RmsLoss", "MaxLoss", "memory"):
         table.add_column(heading, justify="right")
-    for row in found:
+    for row in candidates:
         guarantee = row.plan.guarantee
         bound = "" if guarantee.kind == "exact" else "≤ "
         table.add_row(
@@ -204,12 +239,12 @@ def _table(question: Question, found: Sequence[Option], rows: Sequence[Option | 
     return table
 
 
-def _scenario_table(found: Sequence[Option]) -> Table:
-    table = Table(title="epsilon, if things turn out otherwise")
+def _scenario_table(candidates: Sequence[Option]) -> Table:
+    table = Table(title="epsilon if min-sep or the rounds turn out differently")
     table.add_column("mechanism", no_wrap=True)
     for heading in ("as planned", *HEADINGS.values()):
         table.add_column(heading, justify="right")
-    for row in found:
+    for row in candidates:
         others = (_epsilon(row.scenarios[name]) for name in HEADINGS)
         table.add_row(row.label, rounded_up(row.plan.guarantee.epsilon), *others)
     return table
@@ -217,9 +252,9 @@ def _scenario_table(found: Sequence[Option]) -> Table:
 
 def _caption(question: Question, rows: Sequence[Option | Missing]) -> str:
     lines = [
-        f"epsilon at delta {question.budget.delta:g}, for each device",
-        "sigma, the noise multiplier, does not compare between mechanisms; losses do",
-        "blt is made for this very fleet: --out saves it; to other commands, blt is blt-b400",
+        f"epsilon at delta {question.budget.delta:g}, for each client",
+        "compare mechanisms by loss, not by noise multiplier",
+        "the row blt was optimized for this fleet; --out saves it as a plan",
     ]
     lines += [f"{row.label}: {row.note}" for row in rows if isinstance(row, Missing)]
     return escape("\n".join(lines))
@@ -228,7 +263,7 @@ def _caption(question: Question, rows: Sequence[Option | Missing]) -> str:
 def _walk_table(walk: Walk) -> Table:
     table = Table(title=f"epsilon by {walk.along.replace('_', ' ')}")
     labels = list(walk.points[0].epsilon) if walk.points else []
-    for heading in ("report goal", "sigma x", "rounds", "min-sep", "at most", *labels):
+    for heading in ("report goal", "noise x", "rounds", "min-sep", "max participations", *labels):
         table.add_column(heading, justify="right")
     for point in walk.points:
         table.add_row(
@@ -246,12 +281,12 @@ def _epsilon(value: float | None) -> str:
     return "-" if value is None else rounded_up(value)
 
 
-def _size(count: float) -> str:
+def _size(size: float) -> str:
     for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.1f} GB"
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.1f} GB"
 
 
 def _as_json(

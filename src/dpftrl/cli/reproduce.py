@@ -1,4 +1,4 @@
-"""`dpftrl reproduce`: every table and figure of the paper, recomputed."""
+"""`dpftrl reproduce`: recompute the tables and figures of the paper."""
 
 import sys
 from collections import Counter
@@ -20,61 +20,63 @@ from dpftrl.paper import Result, chosen, reproduce, shown
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("out/paper"),
     show_default=True,
-    help="Folder for the results; what is there already is not computed again.",
+    help="Folder for the results. Items that it already contains are not computed again.",
 )
-@click.option("--quick", is_flag=True, help="At reduced sizes, in a minute or so; no verdicts.")
-@click.option("--list", "list_items", is_flag=True, help="Show what there is, and stop.")
+@click.option(
+    "--quick", is_flag=True, help="Compute reduced sizes, in about a minute, without verdicts."
+)
+@click.option("--list", "list_items", is_flag=True, help="List the items and exit.")
 @json_option
 def reproduce_command(
     names: tuple[str, ...], out: Path, quick: bool, list_items: bool, as_json: bool
 ) -> None:
-    """Recompute the paper's tables and figures, and say of each claim whether it holds.
+    """Recompute the tables and figures of the paper, and check each claim of the paper.
 
-    Without ITEM it takes all of them. Each gets a CSV, a page with the paper's values beside ours,
-    and a picture where it is one.
+    Without ITEM it computes all items. For each item it writes a CSV file, a page that compares
+    the values of the paper with ours, and a plot if the item is a figure.
     """
     items = chosen(names)
     if list_items:
         _list(items, as_json)
         return
     results: list[Result] = []
-    with progress_bar("reproducing") as report:
+    with progress_bar("reproducing") as on_progress:
 
-        def say(line: str) -> None:
-            if report is not None:
-                report(len(results) / len(items), line)
+        def on_message(message: str) -> None:
+            if on_progress is not None:
+                on_progress(len(results) / len(items), message)
 
-        for result in reproduce(items, out, quick, say):
+        for result in reproduce(items, out, quick, on_message):
             results.append(result)
             if not as_json:
                 click.echo(_line(result), err=True)
     if as_json:
         print_json({"folder": str(out), "items": [_as_json(result) for result in results]})
         return
-    print_table(_verdicts(results))
-    click.echo(f"pages, tables and pictures: {out}", file=sys.stderr)
+    print_table(_verdict_table(results))
+    click.echo(f"pages, tables and plots: {out}", file=sys.stderr)
 
 
 def _list(items: Any, as_json: bool) -> None:
     if as_json:
         print_json([{"item": item.name, "title": item.title} for item in items])
         return
-    table = Table("item", "what it shows")
+    table = Table("item", "content")
     for item in items:
         table.add_row(item.name, item.title)
     print_table(table)
 
 
 def _line(result: Result) -> str:
-    return f"{result.item}: {_counted(result)} ({result.seconds:.1f} s)"
+    return f"{result.item}: {_verdict_counts(result)} ({result.seconds:.1f} s)"
 
 
-def _counted(result: Result) -> str:
+def _verdict_counts(result: Result) -> str:
     counts = Counter(claim.verdict for claim in result.claims)
     return ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
 
 
-def _verdicts(results: list[Result]) -> Table:
+def _verdict_table(results: list[Result]) -> Table:
     table = Table("item", "claim", "paper", "ours", "verdict")
     for result in results:
         for claim in result.claims:

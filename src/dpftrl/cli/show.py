@@ -1,4 +1,4 @@
-"""`dpftrl show`: what a mechanism is made of."""
+"""`dpftrl show`: family, parameters and coefficients of a mechanism."""
 
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,21 @@ from dpftrl.plots import plot_coefficients
 
 @click.command()
 @click.argument("name", metavar="FILE|MECH")
-@click.option("--rounds", type=Count(), default=60, show_default=True, help="Coefficients to show.")
+@click.option(
+    "--rounds", type=Count(), default=60, show_default=True, help="Number of coefficients to show."
+)
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw them: FILE.png, .svg or .pdf.",
+    help="Draw the coefficients to FILE.png, .svg or .pdf.",
 )
 @json_option
 def show(name: str, rounds: int, plot: Path | None, as_json: bool) -> None:
-    """Show a saved mechanism: its family, parameters, and coefficients drawn.
+    """Show the family, the parameters and the coefficients of a mechanism.
 
-    Drawn are the first column of C, which is what a client's update spreads to, and the last row of
-    C^-1 read backwards, which is how much of each earlier noise the newest carries.
+    It draws the first column of C, which says how an update of round 0 affects later rounds, and
+    the last row of C^-1 in reverse order, which says how much of each earlier row of Z is in the
+    noise of the last round.
     """
     mechanism = mechanism_by_name(name, MinSep(rounds, rounds))
     shown = min(rounds, mechanism.rounds or rounds)
@@ -53,25 +56,26 @@ def show(name: str, rounds: int, plot: Path | None, as_json: bool) -> None:
     table.add_column(no_wrap=True)
     table.add_column()
     table.add_row("mechanism", mechanism.name)
-    table.add_row("value", repr(mechanism))
+    table.add_row("Python value", repr(mechanism))
     supported = mechanism.rounds
-    table.add_row("rounds", "any" if supported is None else f"{supported:,}")
+    table.add_row("max rounds", "any" if supported is None else f"{supported:,}")
     table.add_row("memory", f"{mechanism.memory(shown):,} model-sized vectors at {shown:,} rounds")
     table.add_row("C", f"{sparkline(strategy)}  {strategy[0]:.4g} ... {strategy[-1]:.4g}")
     table.add_row("C^-1", f"{sparkline(inverse)}  {inverse[0]:.4g} ... {inverse[-1]:.4g}")
     print_table(table)
     if plot is not None:
-        click.echo(f"picture: {plot}", err=True)
+        click.echo(f"plot: {plot}", err=True)
 
 
 def _coefficients(mechanism: Mechanism, rounds: int) -> tuple[Any, Any]:
+    """Return the first column of C and the reversed last row of C^-1."""
     if isinstance(mechanism, ToeplitzMechanism):
         inverse = mechanism.inverse_coefficients(mechanism.check_curve(rounds))
         strategy = np.zeros(rounds)
-        given = mechanism.coefficients(rounds)
-        strategy[: len(given)] = given
+        coefficients = mechanism.coefficients(rounds)  # may be shorter: the others are zero
+        strategy[: len(coefficients)] = coefficients
         return strategy, inverse
     strategy, decoder = mechanism.strategy(rounds), mechanism.decoder(rounds)
     if not strategy.any():
-        raise InvalidInput(f"{mechanism.name} has nothing to draw")
+        raise InvalidInput(f"{mechanism.name} has no coefficients to draw")
     return strategy[:, 0], decoder[-1, ::-1]

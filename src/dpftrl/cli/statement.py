@@ -17,27 +17,29 @@ from dpftrl.statement.statement import save_statement, statement_paths
 @click.option(
     "--run",
     type=click.Path(path_type=Path),
-    help="Folder of a run, finished or not: its guarantee.json, its ledger.csv, or both; with its "
-    "private files, it is verified.",
+    help="Folder of a run, finished or not, with guarantee.json, ledger.csv or both. If it also "
+    "has the private files, the run is verified.",
 )
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="Write OUT.md, OUT.html and OUT.json.",
-    show_default="statement, beside the file or in the run's folder",
+    help="Path without suffix: writes OUT.md, OUT.html and OUT.json.",
+    show_default="statement, next to the input file or in the folder of the run",
 )
-@click.option("--devices", type=Count(), help="State it for so many devices of one person too.")
-@click.option("--date", help="Print this date (2026-01-31); without it there is none.")
+@click.option(
+    "--devices", type=Count(), help="Also state the guarantee for this many devices of one person."
+)
+@click.option("--date", help="Date to print, such as 2026-01-31.  [default: no date]")
 @click.option(
     "--state-folder",
     type=click.Path(path_type=Path),
-    help="Where the witness of the run is.",
+    help="Folder with the witness of the run.",
     show_default="$DPFTRL_STATE, or ~/.local/state/dpftrl",
 )
 @click.option(
     "--no-witness",
     is_flag=True,
-    help="Verify the run without its witness: this may then be an older copy of it.",
+    help="Verify the run without its witness. The folder may then be an older copy of the run.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the summary.")
 @click.pass_context
@@ -52,56 +54,58 @@ def statement_command(
     no_witness: bool,
     as_json: bool,
 ) -> None:
-    """The privacy statement of a plan or a guarantee: as Markdown, as HTML and as JSON.
+    """Write the privacy statement of a plan or a guarantee, as Markdown, HTML and JSON.
 
-    It says what is guaranteed, to whom, against what, what it rests on (enforced, observed,
-    claimed or assumed), what it leaves out, and how to recompute it. With --run it sets what was
-    promised beside what happened; if the log shows that the limits were not kept, it says so,
-    states the larger epsilon, and the exit code is 1.
+    The statement says what is guaranteed, for whom and against whom, which hypotheses the guarantee
+    has (each one enforced, observed, claimed or assumed), what it does not cover, and how to
+    recompute it. With --run it compares the promised with the observed guarantee. If the log shows
+    that a limit was broken, the statement says so and states the larger epsilon, and the exit code
+    is 1.
 
-    A file alone proves nothing: what it calls enforced is stated as claimed. If the private files
-    of the run are in --run, the run is verified as by `dpftrl verify`. If that fails, the statement
-    says so, calls nothing enforced or observed, and the exit code is 1.
+    A file alone proves nothing: a hypothesis that a file calls enforced is stated as claimed. If
+    the folder of --run has the private files of the run, the run is verified as by `dpftrl verify`.
+    If that fails, the statement says so and calls nothing enforced or observed, and the exit code
+    is 1.
     """
-    day = _day(date)
+    checked_date = _check_date(date)
     stem = out or (promise.parent if run is None else run) / "statement"
-    _spare(statement_paths(stem), promise, run)
-    with progress_bar("reading the log") as report:
-        made = statement_of_files(
+    _check_overwrite(statement_paths(stem), promise, run)
+    with progress_bar("reading the log") as on_progress:
+        statement = statement_of_files(
             promise,
             run,
             devices=devices,
-            date=day,
-            report=report,
+            date=checked_date,
+            on_progress=on_progress,
             state_folder=state_folder,
             witness=not no_witness,
         )
-    paths = save_statement(made, stem)
+    paths = save_statement(statement, stem)
     if as_json:
-        click.echo(made.json_bytes(), nl=False)
+        click.echo(statement.json_bytes(), nl=False)
     else:
-        click.echo(made.summary)
+        click.echo(statement.summary)
         for path in paths:
             click.echo(path)
-    if made.facts.happened.kept is False or made.facts.evidence == "failed":
+    if statement.facts.happened.kept is False or statement.facts.evidence == "failed":
         context.exit(1)
 
 
-def _spare(targets: tuple[Path, ...], promise: Path, run: Path | None) -> None:
-    """Refuse to write over what the statement is made from."""
+def _check_overwrite(targets: tuple[Path, ...], promise: Path, run: Path | None) -> None:
+    """Refuse to overwrite a file that the statement is computed from."""
     sources = [promise] if run is None else [promise, run / GUARANTEE, run / LEDGER]
-    taken = {source.resolve() for source in sources}
+    protected = {source.resolve() for source in sources}
     for target in targets:
-        if target.resolve() in taken:
+        if target.resolve() in protected:
             raise InvalidInput(
-                f"{target} is what the statement is made from; choose another name with --out"
+                f"{target} is an input of the statement; choose another name with --out"
             )
 
 
-def _day(given: str | None) -> str | None:
-    if given is None:
+def _check_date(date: str | None) -> str | None:
+    if date is None:
         return None
     try:
-        return calendar_date.fromisoformat(given).isoformat()
+        return calendar_date.fromisoformat(date).isoformat()
     except ValueError:
-        raise InvalidInput(f"--date takes a day like 2026-01-31, got {given!r:.40}") from None
+        raise InvalidInput(f"--date takes a date such as 2026-01-31, got {date!r:.40}") from None

@@ -1,4 +1,4 @@
-"""`dpftrl train`: a private training in one process."""
+"""`dpftrl train`: private training with simulated clients in one process."""
 
 import signal
 import sys
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @click.command("train")
-@click.argument("what", metavar="[CONFIG.toml|PLAN.json]", required=False)
+@click.argument("config_or_plan", metavar="[CONFIG.toml|PLAN.json]", required=False)
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     show_default=True,
     help="Folder of the run.",
 )
-@click.option("--resume", is_flag=True, help="Go on with the run in --out.")
+@click.option("--resume", is_flag=True, help="Resume the run in --out.")
 @click.option(
     "--set",
     "changes",
     multiple=True,
     metavar="KEY=VALUE",
-    help="""Change a setting, as TOML: --set privacy.rounds=100 --set 'task="poetry"'.""",
+    help="""Change a setting, in TOML syntax: --set privacy.rounds=100 --set 'task="poetry"'.""",
 )
-@click.option("--show-config", is_flag=True, help="Print all settings, and train nothing.")
+@click.option("--show-config", is_flag=True, help="Print all settings and exit without training.")
 @click.option(
     "--state-folder",
     type=click.Path(path_type=Path),
-    help="Where the run's witness is kept.",
+    help="Folder with the witness of the run.",
     show_default="$DPFTRL_STATE, or ~/.local/state/dpftrl",
 )
 @click.option(
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 @click.option("--insecure-test-key", type=int, hidden=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def train_command(
-    what: str | None,
+    config_or_plan: str | None,
     out: Path,
     resume: bool,
     changes: tuple[str, ...],
@@ -65,20 +65,27 @@ def train_command(
     insecure_test_key: int | None,
     as_json: bool,
 ) -> None:
-    """Train a model on people's text, privately, with simulated clients in this process.
+    """Train a language model privately, with simulated clients in this process.
 
-    Without CONFIG it trains on chitchat, 1,315 people chatting in English. A PLAN, which `dpftrl
-    plan --out` writes, takes the place of the config's [privacy]. Ctrl-C finishes the round;
-    --resume goes on, after a crash too.
+    Without CONFIG it trains on the task chitchat: English chats of 1,315 people. PLAN is a file
+    that `dpftrl plan --out` saved; it replaces the section [privacy] of the config. Ctrl-C stops
+    after the current round. --resume continues a run that was stopped or that crashed.
     """
     _check_extra()
     from dpftrl.simulation.config import check_beside_plan, config_text, read_config
     from dpftrl.simulation.training import Training
 
-    if resume and (what or changes or show_config):
-        raise InvalidInput("--resume goes on as the run began: leave the config and --set away")
-    plan = load_plan(what) if what and what.endswith(".json") else None
-    config = read_config(Path(what) if what and plan is None else None, changes)
+    if resume and (config_or_plan or changes or show_config):
+        raise InvalidInput(
+            "--resume uses the settings that the run was created with: leave out the config, "
+            "--set and --show-config"
+        )
+    plan, config_file = None, None
+    if config_or_plan and config_or_plan.endswith(".json"):
+        plan = load_plan(config_or_plan)
+    elif config_or_plan:
+        config_file = Path(config_or_plan)
+    config = read_config(config_file, changes)
     if plan is not None:
         check_beside_plan(changes)
     if show_config:
@@ -87,10 +94,10 @@ def train_command(
         else:
             click.echo(config_text(config), nl=False)
         return
-    with progress_bar("getting ready") as report:
+    with progress_bar("preparing") as on_progress:
         if resume:
             training = Training.resume(
-                out, state_folder=state_folder, trust_folder=trust_folder, report=report
+                out, state_folder=state_folder, trust_folder=trust_folder, report=on_progress
             )
         else:
             training = Training.begin(
@@ -99,16 +106,16 @@ def train_command(
                 plan=plan,
                 state_folder=state_folder,
                 insecure_test_key=insecure_test_key,
-                report=report,
+                report=on_progress,
             )
     with training, _interruptible() as was_interrupted:
         if not as_json:
-            _announce(training)
-        with _live(as_json) as show:
-            ended = training.run(show, was_interrupted)
-        _tell(training, ended, out, as_json)
-    if ended is None:
-        sys.exit(130)
+            _print_setting(training)
+        with _show_progress(as_json) as on_round:
+            end_reason = training.run(on_round, was_interrupted)
+        _print_result(training, end_reason, out, as_json)
+    if end_reason is None:
+        sys.exit(130)  # the code for an interrupted program, as in `main`
     if _is_verified(training) is False:
         sys.exit(1)
 
@@ -118,102 +125,107 @@ def _check_extra() -> None:
         import equinox  # noqa: F401 # pyright: ignore[reportUnusedImport]
         import tensorboardX  # noqa: F401 # pyright: ignore[reportUnusedImport]
     except ImportError:
-        raise InvalidInput("training needs JAX and more: pip install 'dpftrl[train]'") from None
+        raise InvalidInput(
+            "training needs extra packages such as JAX: pip install 'dpftrl[train]'"
+        ) from None
 
 
-def _announce(training: "Training") -> None:
+def _print_setting(training: "Training") -> None:
     plan: Plan = training.server.plan
     train, heldout = training.task.train, training.task.heldout
     click.echo(f"{training.task.source}")
     click.echo(
-        f"{len(train):,} people to train on, {len(heldout):,} held out; "
+        f"{len(train):,} clients to train on, {len(heldout):,} held out; "
         f"{training.server.layout.size:,} parameters"
     )
     click.echo(
         f"{plan.mechanism.name}, noise multiplier {plan.noise_multiplier:.4g}, "
         f"{plan.participation}: "
-        f"{_promise(plan.guarantee.epsilon, plan)}"
+        f"{_epsilon_text(plan.guarantee.epsilon, plan)}"
     )
-    for line in _start_model(training.server):
+    for line in _start_model_lines(training.server):
         click.echo(line)
     if training.server.rounds:
-        click.echo(f"going on after {training.server.rounds:,} rounds")
+        click.echo(f"resuming after {training.server.rounds:,} rounds")
 
 
-def _start_model(server: "Server") -> Iterator[str]:
-    """What the model file that a run started from means for its epsilon."""
+def _start_model_lines(server: "Server") -> Iterator[str]:
+    """Lines that say what the model file the run started from means for its epsilon."""
     start = server.start
     if start is None:
         return
     if not start.earlier:
-        yield "start model: its origin is not known to dpftrl; recorded as claimed public"
-    for one in start.earlier:
-        own = f"epsilon {rounded_up(one.guarantee.epsilon)} at delta {one.guarantee.delta:g}"
-        same = "the same people: composed"
-        how = same if one.people == "same" else "other people, as you state: not composed"
-        yield f"start model: made by run {one.name}, {own}, on {how}"
+        yield "start model: of unknown origin; recorded as claimed to be public"
+    for earlier in start.earlier:
+        guarantee = earlier.guarantee
+        epsilon = f"epsilon {rounded_up(guarantee.epsilon)} at delta {guarantee.delta:g}"
+        if earlier.people == "same":
+            people = "the same people: composed"
+        else:
+            people = "other people, as you state: not composed"
+        yield f"start model: trained by run {earlier.name}, {epsilon}, on {people}"
     if start.composed:
-        yield f"with the earlier runs: {_promise(server.planned.epsilon, server.plan)}"
+        yield f"with the earlier runs: {_epsilon_text(server.planned.epsilon, server.plan)}"
 
 
 @contextmanager
 def _interruptible() -> Generator[Callable[[], bool]]:
-    """The first Ctrl-C lets the round end; the second one does not wait."""
+    """Yield whether Ctrl-C was pressed: the first one stops after the round, the second at once."""
     interrupted = False
 
-    def note(_: int, __: FrameType | None) -> None:
+    def on_interrupt(_: int, __: FrameType | None) -> None:
         nonlocal interrupted
         interrupted = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
         click.echo("finishing this round; Ctrl-C again to stop at once", err=True)
 
-    before = signal.signal(signal.SIGINT, note)
+    previous = signal.signal(signal.SIGINT, on_interrupt)
     try:
         yield lambda: interrupted
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)
 
 
 @contextmanager
-def _live(quiet: bool) -> Generator[Callable[["Progress"], None]]:
-    """A bar on a terminal, a line now and then elsewhere."""
+def _show_progress(quiet: bool) -> Generator[Callable[["Progress"], None]]:
+    """Yield a callback per round: a bar on a terminal, else one line per evaluation."""
     if quiet:
         yield lambda _: None
     elif not sys.stdout.isatty():
-        yield lambda progress: _line(progress)
+        yield lambda progress: _print_evaluation(progress)
     else:
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
         with Bar(*columns, console=Console()) as bar:
             task = bar.add_task("", total=None)
 
-            def show(progress: "Progress") -> None:
+            def on_round(progress: "Progress") -> None:
                 done, total = progress.point.round, progress.rounds
-                bar.update(task, completed=done, total=total, description=_words(progress))
+                bar.update(task, completed=done, total=total, description=_progress_text(progress))
 
-            yield show
+            yield on_round
 
 
-def _line(progress: "Progress") -> None:
+def _print_evaluation(progress: "Progress") -> None:
     if progress.point.accuracy is not None:
-        click.echo(f"{_words(progress)}  {progress.seconds_left:.0f} s left")
+        click.echo(f"{_progress_text(progress)}  {progress.seconds_left:.0f} s left")
 
 
-def _words(progress: "Progress") -> str:
+def _progress_text(progress: "Progress") -> str:
     return (
         f"round {progress.point.round:,}/{progress.rounds:,}  {progress.reports:,} clients  "
         f"accuracy {progress.accuracy:.2%}  epsilon {rounded_up(progress.point.epsilon)}"
     )
 
 
-def _tell(training: "Training", ended: str | None, out: Path, as_json: bool) -> None:
+def _print_result(training: "Training", end_reason: str | None, out: Path, as_json: bool) -> None:
     server = training.server
-    found = training.evaluate()
+    evaluation = training.evaluate()
     result: dict[str, Any] = {
         "run": str(out),
-        "ended": ended,
+        "ended": end_reason,
         "rounds": server.rounds,
-        "accuracy": found.accuracy,
-        "perplexity": found.perplexity,
+        "accuracy": evaluation.accuracy,
+        "perplexity": evaluation.perplexity,
         "epsilon": server.epsilon,
         "delta": server.plan.guarantee.delta,
         "statement": str(out / "statement.md"),
@@ -222,29 +234,29 @@ def _tell(training: "Training", ended: str | None, out: Path, as_json: bool) -> 
     if as_json:
         print_json(result)
         return
-    if ended is None:
-        click.echo(f"stopped after {server.rounds:,} rounds; to go on: {_resume(out)}")
+    if end_reason is None:
+        click.echo(f"stopped after {server.rounds:,} rounds; to resume: {_resume_command(out)}")
     else:
-        click.echo(ended)
+        click.echo(end_reason)
     click.echo(
-        f"accuracy {found.accuracy:.2%}, perplexity {found.perplexity:.1f}, "
-        f"{_promise(server.epsilon, server.plan)}"
+        f"accuracy {evaluation.accuracy:.2%}, perplexity {evaluation.perplexity:.1f}, "
+        f"{_epsilon_text(server.epsilon, server.plan)}"
     )
     if server.rounds:
         click.echo(f"statement: {out / 'statement.md'}")
     if _is_verified(training) is False:
-        click.echo(f"this run does not verify; to see why: dpftrl verify {out}", err=True)
+        click.echo(f"this run failed verification; for details: dpftrl verify {out}", err=True)
 
 
 def _is_verified(training: "Training") -> bool | None:
-    """Whether the run's files verified when its statement was written; None if there is none."""
-    made = training.statement
-    return None if made is None else made.facts.evidence == "verified"
+    """Whether the run verified when its statement was written; None if there is no statement."""
+    statement = training.statement
+    return None if statement is None else statement.facts.evidence == "verified"
 
 
-def _promise(epsilon: float, plan: Plan) -> str:
+def _epsilon_text(epsilon: float, plan: Plan) -> str:
     return f"epsilon {rounded_up(epsilon)} at delta {in_full(plan.guarantee.delta)}"
 
 
-def _resume(out: Path) -> str:
+def _resume_command(out: Path) -> str:
     return f"dpftrl train --out {out} --resume"

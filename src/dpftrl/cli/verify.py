@@ -1,4 +1,4 @@
-"""`dpftrl verify`: the audit of a run, from its files."""
+"""`dpftrl verify`: check a run and recompute its guarantee from its files."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from dpftrl.cli.options import json_option
 from dpftrl.cli.output import print_json, print_table, working
 from dpftrl.verify import Verdict, verify_run
 
-COLOURS = {"passed": "green", "failed": "bold red", "warning": "yellow"}
+COLORS = {"passed": "green", "failed": "bold red", "warning": "yellow"}
 
 
 @click.command("verify")
@@ -19,67 +19,68 @@ COLOURS = {"passed": "green", "failed": "bold red", "warning": "yellow"}
 @click.option(
     "--state-folder",
     type=click.Path(path_type=Path),
-    help="Where the witness of the run is.  [default: $DPFTRL_STATE, or the user's state folder]",
+    help="Folder with the witness of the run.",
+    show_default="$DPFTRL_STATE, or ~/.local/state/dpftrl",
 )
 @click.option(
     "--no-witness",
     is_flag=True,
-    help="Go without: then nobody can tell this folder from an older copy of it.",
+    help="Verify the run without its witness. The folder may then be an older copy of the run.",
 )
 @json_option
 @click.pass_context
 def verify_command(
     context: click.Context, run: Path, state_folder: Path | None, no_witness: bool, as_json: bool
 ) -> None:
-    """Check a run from its files: that nothing was changed, and that its epsilon is true.
+    """Check that the files of a run were not changed, and that its epsilon is correct.
 
-    RUN is the folder of a run, at a time when no server works on it. Journal, ledger, plan,
-    checkpoints and witness are compared with each other, every client's contacts with the timers,
-    and the guarantee is computed again by other means than those of the server.
+    RUN is the folder of a run that no server is working on. The command compares journal, ledger,
+    plan, checkpoints and witness with each other, checks the contacts of every client against its
+    timer, and recomputes the guarantee with code that is independent of the server.
 
-    The exit code is 0 if nothing failed, 1 if a check failed, and 2 if there is no run.
+    The exit code is 0 if no check failed, 1 if a check failed, and 2 if there is no run.
     """
     with working(f"verifying {run}"):
-        found = verify_run(run, state_folder, witness=not no_witness)
+        verdict = verify_run(run, state_folder, witness=not no_witness)
     if as_json:
-        print_json(_content(found))
+        print_json(_as_json(verdict))
     else:
-        _print(run, found)
-    if not found.passed:
+        _print_verdict(run, verdict)
+    if not verdict.passed:
         context.exit(1)
 
 
-def _content(found: Verdict) -> dict[str, object]:
+def _as_json(verdict: Verdict) -> dict[str, object]:
     return {
-        "passed": found.passed,
-        "run": found.run,
-        "rounds": found.rounds,
-        "epsilon": found.epsilon,
-        "delta": found.delta,
-        "checks": found.checks,
+        "passed": verdict.passed,
+        "run": verdict.run,
+        "rounds": verdict.rounds,
+        "epsilon": verdict.epsilon,
+        "delta": verdict.delta,
+        "checks": verdict.checks,
     }
 
 
-def _print(run: Path, found: Verdict) -> None:
-    table = Table(title=escape(f"{run}: what its files say"))
-    for heading in ("check", "outcome", "what was found"):
+def _print_verdict(run: Path, verdict: Verdict) -> None:
+    table = Table(title=escape(f"{run}: verification"))
+    for heading in ("check", "outcome", "details"):
         table.add_column(heading)
-    for check in found.checks:
-        colour = COLOURS[check.outcome]
-        table.add_row(check.name, f"[{colour}]{check.outcome}[/]", escape(check.text))
+    for check in verdict.checks:
+        color = COLORS[check.outcome]
+        table.add_row(check.name, f"[{color}]{check.outcome}[/]", escape(check.text))
     print_table(table)
-    click.echo(_summary(found))
+    click.echo(_summary(verdict))
 
 
-def _summary(found: Verdict) -> str:
-    failed = sum(check.outcome == "failed" for check in found.checks)
-    warned = sum(check.outcome == "warning" for check in found.checks)
+def _summary(verdict: Verdict) -> str:
+    failed = sum(check.outcome == "failed" for check in verdict.checks)
+    warned = sum(check.outcome == "warning" for check in verdict.checks)
     warnings = f", with {warned} warning(s)" if warned else ""
     if failed:
-        return f"FAILED: {failed} of {len(found.checks)} checks{warnings}"
-    if found.epsilon is None:
+        return f"FAILED: {failed} of {len(verdict.checks)} checks{warnings}"
+    if verdict.epsilon is None:
         return f"passed{warnings}"
     return (
-        f"passed{warnings}: {found.rounds:,} rounds, epsilon {rounded_up(found.epsilon)} "
-        f"at delta {found.delta:g}, recomputed"
+        f"passed{warnings}: {verdict.rounds:,} rounds, epsilon {rounded_up(verdict.epsilon)} "
+        f"at delta {verdict.delta:g}, recomputed"
     )
