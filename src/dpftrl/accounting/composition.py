@@ -1,4 +1,4 @@
-"""Several runs on the same people: restarts, changed mechanisms, later models."""
+"""Composition: the guarantee of several runs on the same clients, such as restarts."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -9,84 +9,102 @@ from dpftrl._internal.checks import whole_number
 from dpftrl.accounting.guarantee import Guarantee, Hypothesis, Run, guarantee_of
 from dpftrl.errors import InvalidInput, TooLarge
 
+# The most ways of sharing a common cap between runs that are tried, to limit the time.
+MOST_SPLITS = 2_000_000
+
 
 def dp_event(guarantee: Guarantee) -> Any:
-    """What happened, as a `dp_accounting.DpEvent`: one Gaussian mechanism a run.
+    """The releases as a `dp_accounting.DpEvent`: one Gaussian mechanism per run.
 
-    Where a cap over all runs was used, it is one for all of them.
+    If the guarantee uses a common cap over all runs, the event is one Gaussian mechanism for all
+    of them.
 
     The releases of a run are post-processing of a single Gaussian mechanism with the noise
-    multiplier 1 / mu, so that is the whole event, however many rounds it had. Use it with the
+    multiplier 1 / mu, so this is the whole event, for any number of rounds. Use it with the
     neighbouring relation REPLACE_SPECIAL, which is zero-out (the others give the same numbers for
     Gaussians).
+
+    Raises:
+        InvalidInput: The package dp-accounting is not installed.
     """
     try:
         import dp_accounting
     except ImportError:
         raise InvalidInput(
-            "events need dp-accounting: pip install 'dpftrl[dp-accounting]'"
+            "dp_event needs the package dp-accounting: pip install 'dpftrl[dp-accounting]'"
         ) from None
 
-    event: Any = dp_accounting
+    untyped: Any = dp_accounting  # the package has no type annotations
     if len(guarantee.runs) == 1 or guarantee.common_cap is not None:
-        return event.GaussianDpEvent(1 / guarantee.mu)
-    each = [run.mu * guarantee.devices for run in guarantee.runs]
-    return event.ComposedDpEvent([event.GaussianDpEvent(1 / mu) for mu in each])
-
-
-MOST_SPLITS = 2_000_000
+        return untyped.GaussianDpEvent(1 / guarantee.mu)
+    mus = [run.mu * guarantee.devices for run in guarantee.runs]
+    return untyped.ComposedDpEvent([untyped.GaussianDpEvent(1 / mu) for mu in mus])
 
 
 def compose(
     guarantees: Iterable[Guarantee], delta: float, max_participations: int | None = None
 ) -> Guarantee:
-    """One guarantee for everything that all these runs released.
+    """Compute one guarantee for everything that several runs released.
 
-    A restart is a new run: its mechanism starts again at row 0 with fresh noise, and so does a
-    switch to another mechanism.
+    A restart is a new run: its mechanism starts again at row 0 with fresh noise. A switch to
+    another mechanism is a new run too.
 
     Args:
-        guarantees: Of each run; the delta of each is put aside.
-        delta: Where to state epsilon.
-        max_participations: A cap on one device over *all* the runs, where one was enforced.
+        guarantees: The guarantees of the runs. Their own deltas are not used.
+        delta: The delta at which to state epsilon.
+        max_participations: The largest number of rounds of one client over *all* runs together,
+            if the server enforced such a cap.
+
+    Raises:
+        InvalidInput: A guarantee is for several devices of one person. Compose guarantees for one
+            device, then call `for_devices`.
+        TooLarge: There are too many ways to share the common cap between the runs.
 
     Guarantees:
-        An upper bound, whatever the rounds in which the runs met. Without a common cap the mu^2 add
-        up. With one, each way of sharing it out between the runs is weighed by the sensitivity of
-        each run at its share, and the worst one counts: a device's pattern within a run keeps to
-        that run's own participation and to the share.
+        An upper bound, in whatever order and at whatever time the runs happened. Without a common
+        cap the mu^2 add up. With a common cap, every way to share it between the runs is tried. A
+        client's pattern within a run obeys that run's own participation and its share of the cap,
+        so each run is bounded by its sensitivity at its share. The result is the worst case.
     """
-    each = list(guarantees)
-    if any(guarantee.devices != 1 for guarantee in each):
-        raise InvalidInput("compose what holds for one device, then say for_devices")
-    runs = [run for guarantee in each for run in guarantee.runs]
-    together = guarantee_of(runs, delta)
-    together = replace(together, hypotheses=_all_of(each, together.hypotheses))
+    composed = list(guarantees)
+    if any(guarantee.devices != 1 for guarantee in composed):
+        raise InvalidInput("compose the guarantees for one device, then call for_devices")
+    runs = [run for guarantee in composed for run in guarantee.runs]
+    total = guarantee_of(runs, delta)
+    total = replace(total, hypotheses=_all_hypotheses(composed, total.hypotheses))
     if max_participations is None:
-        return together
+        return total
     cap = whole_number("max_participations", max_participations)
-    mu = min(together.mu_of_one, math.sqrt(_worst_split(runs, cap)))
-    said = f"Over all {len(runs)} runs together, each device takes part in at most {cap:,} rounds."
-    common = Hypothesis("participation over all runs", said)
-    others = tuple(old for old in together.hypotheses if old.name != common.name)
-    return replace(together, mu_of_one=mu, common_cap=cap, hypotheses=(common, *others))
+    mu = min(total.mu_of_one, math.sqrt(_worst_split(runs, cap)))
+    text = f"Over all {len(runs)} runs together, each device takes part in at most {cap:,} rounds."
+    common = Hypothesis("participation over all runs", text)
+    others = tuple(other for other in total.hypotheses if other.name != common.name)
+    return replace(total, mu_of_one=mu, common_cap=cap, hypotheses=(common, *others))
 
 
-def _all_of(each: Sequence[Guarantee], usual: Sequence[Hypothesis]) -> tuple[Hypothesis, ...]:
-    """What any of them rests on, in the usual order."""
+def _all_hypotheses(
+    guarantees: Sequence[Guarantee], usual: Sequence[Hypothesis]
+) -> tuple[Hypothesis, ...]:
+    """The distinct hypotheses of all guarantees, in the order of `usual`; unknown names last."""
     order = [hypothesis.name for hypothesis in usual]
-    said = dict.fromkeys(hypothesis for one in each for hypothesis in one.hypotheses)
-    return tuple(sorted(said, key=lambda one: order.index(one.name) if one.name in order else 99))
+    distinct = dict.fromkeys(
+        hypothesis for guarantee in guarantees for hypothesis in guarantee.hypotheses
+    )
+
+    def position(hypothesis: Hypothesis) -> int:
+        return order.index(hypothesis.name) if hypothesis.name in order else len(order)
+
+    return tuple(sorted(distinct, key=position))
 
 
 def _worst_split(runs: Sequence[Run], cap: int) -> float:
-    """The largest sum of mu^2 over all ways to share the cap out."""
+    """The largest sum of mu^2 over all ways to share the cap between the runs."""
     cap = min(cap, sum(run.participation.max_participations for run in runs))
     if (cap + 1) ** 2 * len(runs) > MOST_SPLITS:
-        raise TooLarge(f"a common cap of {cap:,} over {len(runs)} runs is too large to weigh")
-    best = [0.0] * (cap + 1)  # by participations used so far
+        raise TooLarge(f"a common cap of {cap:,} over {len(runs)} runs is too large to search")
+    best = [0.0] * (cap + 1)  # for each number of participations in the runs so far
     for run in runs:
-        squares = [0.0, *(_capped(run, share) ** 2 for share in range(1, cap + 1))]
+        squares = [0.0, *(_capped_mu(run, share) ** 2 for share in range(1, cap + 1))]
         best = [
             max(best[used - share] + squares[share] for share in range(used + 1))
             for used in range(cap + 1)
@@ -94,7 +112,8 @@ def _worst_split(runs: Sequence[Run], cap: int) -> float:
     return max(best)
 
 
-def _capped(run: Run, share: int) -> float:
+def _capped_mu(run: Run, share: int) -> float:
+    """The mu of a run in which a client takes part at most `share` times."""
     if share >= run.participation.max_participations:
         return run.mu
     fewer = replace(run.participation, max_participations=share)

@@ -1,4 +1,4 @@
-"""Guarantees as JSON files: the runs they cover, and the numbers that follow from them."""
+"""Save and load guarantees as JSON files, with the runs that they cover."""
 
 import math
 import os
@@ -25,12 +25,13 @@ from dpftrl.mechanisms.files import MechanismFile, mechanism_content, mechanism_
 from dpftrl.participation import FixedEpochs, MinSep, Participation
 
 KINDS: dict[str, type[Participation]] = {"min-sep": MinSep, "fixed-epochs": FixedEpochs}
-# A file's numbers are recomputed when it is read; this much may differ between machines.
+# The numbers in a file are recomputed when it is read. They may differ by this relative amount,
+# since machines round differently.
 AGREEMENT = 1e-9
 
 
 class ParticipationContent(msgspec.Struct, forbid_unknown_fields=True):
-    """A participation in a file."""
+    """A participation as a file stores it."""
 
     kind: Literal["min-sep", "fixed-epochs"]
     rounds: int
@@ -39,29 +40,31 @@ class ParticipationContent(msgspec.Struct, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, p: Participation) -> "ParticipationContent":
-        """What a file says of it."""
+        """Convert a participation to what a file stores."""
         kind = "fixed-epochs" if isinstance(p, FixedEpochs) else "min-sep"
         return cls(kind, p.rounds, p.min_sep, p.max_participations)
 
     def participation(self) -> Participation:
-        """What it says."""
+        """Convert back to a participation."""
         return KINDS[self.kind](self.rounds, self.min_sep, self.max_participations)
 
 
 class RunContent(msgspec.Struct, forbid_unknown_fields=True):
-    """A run in a file."""
+    """A run as a file stores it."""
 
     mechanism: MechanismFile
     participation: ParticipationContent
     noise_multiplier: float
     sensitivity: float
     sensitivity_kind: str
-    buffers: BufferType = "float32"  # what version 1, which does not say so, kept them in
+    buffers: BufferType = (
+        "float32"  # the only type of version 1, whose files do not have this field
+    )
     rounding: float = 0.0
 
 
 class HypothesisContent(msgspec.Struct, forbid_unknown_fields=True):
-    """A hypothesis in a file."""
+    """A hypothesis as a file stores it."""
 
     name: str
     text: str
@@ -69,7 +72,7 @@ class HypothesisContent(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class GuaranteeFile(msgspec.Struct, forbid_unknown_fields=True):
-    """What the JSON holds."""
+    """The content of a guarantee file."""
 
     format: Literal["dpftrl guarantee"]
     version: Literal[1, 2]
@@ -88,20 +91,29 @@ class GuaranteeFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def save_guarantee(guarantee: Guarantee, path: str | os.PathLike[str]) -> None:
-    """Write a guarantee to a .json file, replacing one that is there."""
+    """Write a guarantee to a .json file; an existing file is replaced."""
     target = _json_path(path)
     content = guarantee_content(guarantee, target)
     replace_file(target, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
 
 
 def load_guarantee(path: str | os.PathLike[str]) -> Guarantee:
-    """Read a guarantee, recompute it from its runs, and refuse one that claims too much."""
+    """Read a guarantee from a .json file and recompute it from its runs.
+
+    Raises:
+        InvalidInput: The file is not a guarantee, or its numbers do not follow from its runs.
+    """
     target = _json_path(path)
     return guarantee_from(read_json(target, GuaranteeFile, "guarantee"), target)
 
 
 def guarantee_content(guarantee: Guarantee, beside: Path) -> GuaranteeFile:
-    """What a JSON file at `beside` says of a guarantee."""
+    """Convert a guarantee to the content of a file.
+
+    Args:
+        guarantee: The guarantee.
+        beside: The path of the file. Large mechanisms are stored in files next to it.
+    """
     return GuaranteeFile(
         "dpftrl guarantee",
         2,
@@ -117,50 +129,68 @@ def guarantee_content(guarantee: Guarantee, beside: Path) -> GuaranteeFile:
         common_cap=guarantee.common_cap,
         adjacency=guarantee.adjacency,
         hypotheses=[
-            HypothesisContent(said.name, said.text, said.basis) for said in guarantee.hypotheses
+            HypothesisContent(hypothesis.name, hypothesis.text, hypothesis.basis)
+            for hypothesis in guarantee.hypotheses
         ],
     )
 
 
 def guarantee_from(content: GuaranteeFile, target: Path) -> Guarantee:
-    """The guarantee that a JSON file at `target` speaks of, recomputed."""
+    """Recompute the guarantee of a file and check that the file agrees with it.
+
+    Args:
+        content: The content of the file.
+        target: The path of the file.
+
+    Raises:
+        InvalidInput: The file leaves out a hypothesis, or its numbers do not follow from its runs.
+    """
     try:
-        alone = [guarantee_of([_run(run, target)], content.delta) for run in content.runs]
-        found = compose(alone, content.delta, content.common_cap).for_devices(content.devices)
+        parts = [guarantee_of([_run(run, target)], content.delta) for run in content.runs]
+        guarantee = compose(parts, content.delta, content.common_cap).for_devices(content.devices)
     except DpftrlError as error:
         raise InvalidInput(f"{target}: {error}") from None
-    said = tuple(Hypothesis(one.name, one.text, one.basis) for one in content.hypotheses)
-    if content.version == 1:  # which knew nothing of rounding
-        said = (*said, ROUNDING_NOT_COVERED)
-    named = Counter(one.name for one in said)
-    for name, times in Counter(wanted.name for wanted in found.hypotheses).items():
-        if named[name] < times:
-            raise InvalidInput(f"{target} leaves out what it rests on: {name}")
-    found = replace(found, hypotheses=said)
-    _compare(content, guarantee_content(found, target), target)
-    return found
+    hypotheses = tuple(Hypothesis(h.name, h.text, h.basis) for h in content.hypotheses)
+    if content.version == 1:  # these files do not mention rounding
+        hypotheses = (*hypotheses, ROUNDING_NOT_COVERED)
+    stated = Counter(hypothesis.name for hypothesis in hypotheses)
+    needed = Counter(hypothesis.name for hypothesis in guarantee.hypotheses)
+    for name, times in needed.items():
+        if stated[name] < times:
+            raise InvalidInput(f"{target} leaves out a hypothesis of its guarantee: {name}")
+    guarantee = replace(guarantee, hypotheses=hypotheses)
+    _refuse_differences(content, guarantee_content(guarantee, target), target)
+    return guarantee
 
 
-def _compare(said: GuaranteeFile, true: GuaranteeFile, target: Path) -> None:
-    """Refuse a file whose numbers and words do not follow from its runs."""
-    pairs = [("", said, true, ("mu", "rho", "epsilon", "sampler_delta", "kind", "unit"))]
-    pairs += [
-        (f"run {i}: ", one, other, ("sensitivity", "sensitivity_kind", "rounding"))
-        for i, (one, other) in enumerate(zip(said.runs, true.runs, strict=True))
-    ]
-    for where, one, other, names in pairs:
-        for name in names:
-            claimed, follows = getattr(one, name), getattr(other, name)
-            if claimed != follows and not _close(claimed, follows):
-                raise InvalidInput(
-                    f"{target} claims {where}{name} {claimed}, but what it holds gives {follows}; "
-                    "it was edited, or made by something else"
-                )
+def _refuse_differences(claimed: GuaranteeFile, computed: GuaranteeFile, target: Path) -> None:
+    """Refuse a file whose fields do not follow from its runs."""
+    names = ("mu", "rho", "epsilon", "sampler_delta", "kind", "unit")
+    _refuse_different_fields("", claimed, computed, names, target)
+    names = ("sensitivity", "sensitivity_kind", "rounding")
+    for index, (run, computed_run) in enumerate(zip(claimed.runs, computed.runs, strict=True)):
+        _refuse_different_fields(f"run {index}: ", run, computed_run, names, target)
 
 
-def _close(claimed: object, follows: object) -> bool:
-    if isinstance(claimed, float) and isinstance(follows, float):
-        return math.isclose(claimed, follows, rel_tol=AGREEMENT)
+def _refuse_different_fields(
+    prefix: str,
+    claimed: msgspec.Struct,
+    computed: msgspec.Struct,
+    names: tuple[str, ...],
+    target: Path,
+) -> None:
+    for name in names:
+        claim, value = getattr(claimed, name), getattr(computed, name)
+        if claim != value and not _is_close(claim, value):
+            raise InvalidInput(
+                f"{target} claims {prefix}{name} {claim}, but its runs give {value}; "
+                "it was edited, or written by another program"
+            )
+
+
+def _is_close(claim: object, value: object) -> bool:
+    if isinstance(claim, float) and isinstance(value, float):
+        return math.isclose(claim, value, rel_tol=AGREEMENT)
     return False
 
 

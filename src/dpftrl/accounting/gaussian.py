@@ -1,4 +1,4 @@
-"""The exact (epsilon, delta) of a Gaussian mechanism, in log space, rounded the safe way.
+"""The exact (epsilon, delta) of a Gaussian mechanism, computed in log space, with safe rounding.
 
 A mechanism whose outputs on two neighbouring datasets are Gaussians of unit variance, `mu` apart,
 is (epsilon, delta)-DP exactly for delta >= Phi(-a) - exp(epsilon) Phi(-b) with
@@ -8,7 +8,7 @@ nothing in it overflows, and delta may be as small as exp(-1e9).
 
 Guarantees:
     `delta_of`, `log_delta_of` and `epsilon_of` never return less than the true value, and `mu_of`
-    and `rho_of` never more. What they add is a bound on the rounding of every step.
+    and `rho_of` never more. They add or subtract a bound on the rounding error of every step.
 """
 
 import math
@@ -26,27 +26,33 @@ ROOT_HALF: Final = math.sqrt(0.5)
 ROOT_HALF_PI: Final = math.sqrt(math.pi / 2)
 LOG_ROOT_2PI: Final = 0.5 * math.log(2 * math.pi)
 
-# Below this mu, M(a) - M(b) is integrated; above, subtracted.
+# Below this mu, subtracting M(a) - M(b) would lose too many digits: the difference is integrated.
 NARROW: Final = 0.02
-# Beyond this, 1 - x M(x) is summed from its asymptotic series.
+# Above this x, 1 - x M(x) is summed from its asymptotic series, since subtracting loses digits.
 FAR: Final = 30.0
-# Beyond this, M(a) - M(b) is bounded instead of computed.
+# Above this a, M(a) - M(b) is bounded instead of computed.
 REMOTE: Final = 1e6
+# Nodes and weights of Gauss-Legendre quadrature: 12 are exact to rounding on so short an interval.
 LEGENDRE: Final = [
     (float(node), float(weight))
     for node, weight in zip(*np.polynomial.legendre.leggauss(12), strict=True)
 ]
-# Steps that the search may take; it needs about six.
+# The most Newton steps; about six are needed.
 MOST_STEPS: Final = 100
+# Replaces a slope of 0, to avoid a division by zero.
 TINY: Final = 1e-300
 # The smallest float above 0: no Gaussian mechanism has a delta of 0.
 SMALLEST: Final = 5e-324
-# Beyond this, mu^2 is no float any more.
+# Above this mu, mu^2 would be close to overflow.
 BOUNDLESS: Final = 1e150
 
 
 def delta_of(epsilon: float, mu: float) -> float:
-    """The smallest delta at this epsilon.
+    """The smallest delta at which the mechanism is (epsilon, delta)-DP.
+
+    Args:
+        epsilon: At least 0.
+        mu: The distance between the two Gaussians, in standard deviations.
 
     >>> round(delta_of(epsilon=1.0, mu=1.0), 9)
     0.126936738
@@ -55,17 +61,17 @@ def delta_of(epsilon: float, mu: float) -> float:
 
 
 def log_delta_of(epsilon: float, mu: float) -> float:
-    """The logarithm of the smallest delta, which may be too small for a float."""
+    """The logarithm of `delta_of`, for a delta that is too small for a float."""
     return _log_delta(_not_negative(epsilon), positive_number("mu", mu))
 
 
 def epsilon_of(delta: float, mu: float, guess: float | None = None) -> float:
-    """The smallest epsilon at this delta.
+    """The smallest epsilon at which the mechanism is (epsilon, delta)-DP.
 
     Args:
         delta: Between 0 and 1.
-        mu: How far apart the two Gaussians are, in standard deviations.
-        guess: Where to look first, if something near is known; it changes the speed only.
+        mu: The distance between the two Gaussians, in standard deviations.
+        guess: An approximate result, if one is known. It changes only the speed.
 
     >>> round(epsilon_of(delta=1e-7, mu=1.0), 3)
     5.349
@@ -76,8 +82,8 @@ def epsilon_of(delta: float, mu: float, guess: float | None = None) -> float:
         return 0.0
     if mu > BOUNDLESS:
         return math.inf
-    # Log delta is concave in epsilon: a Newton step from the left lands on the right of the root,
-    # and steps from the right go down to the root without crossing it, but for rounding.
+    # Log delta is concave in epsilon. A Newton step from the left of the root lands on its right,
+    # and steps from the right approach the root without crossing it, except for rounding.
     most = _zcdp_epsilon(mu, target)
     epsilon = min(guess, most) if guess is not None and guess > 0 else most
     for _ in range(MOST_STEPS):
@@ -87,11 +93,11 @@ def epsilon_of(delta: float, mu: float, guess: float | None = None) -> float:
         if abs(following - epsilon) <= 4 * ULP * epsilon:
             break
         epsilon = following
-    return _up_to(epsilon, target, mu)
+    return _raise_until_safe(epsilon, target, mu)
 
 
 def mu_of(epsilon: float, delta: float) -> float:
-    """The largest mu that keeps to (epsilon, delta)."""
+    """The largest mu at which the mechanism is (epsilon, delta)-DP."""
     epsilon, target = _not_negative(epsilon), math.log(_fraction(delta))
     low, high = 0.0, 1.0
     while _log_delta(epsilon, high) <= target:
@@ -99,7 +105,7 @@ def mu_of(epsilon: float, delta: float) -> float:
     while low == 0.0 and _log_delta(epsilon, high / 2) > target:
         high /= 2
         if high < 1e-300:
-            raise InvalidInput(f"no noise is enough for epsilon {epsilon!r}, delta {delta!r}")
+            raise InvalidInput(f"no amount of noise gives epsilon {epsilon!r}, delta {delta!r}")
     low = max(low, high / 2)
     while high - low > 2 * ULP * high:
         middle = (low + high) / 2
@@ -117,9 +123,9 @@ def rho_of(epsilon: float, delta: float) -> float:
 def _log_delta(epsilon: float, mu: float) -> float:
     """Log delta plus a bound on its rounding error."""
     a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
-    # a is a difference: it is off by an ulp of b, which moves log phi(a) by |a| times as much.
+    # a is a difference: its error is up to an ulp of b, and that of log phi(a) is |a| times larger.
     rounding = ULP * (8 + (abs(a) + 1) * (b + abs(a)))
-    if a > REMOTE:  # M falls more slowly than 1 / x^2, and here hardly more so
+    if a > REMOTE:  # M(a) - M(b) is at most mu / a^2, and for so large an a it is close to that
         square = min(a * a, 1e308)
         return math.log(mu) - math.log(square) - LOG_ROOT_2PI - square / 2 + 4 * rounding
     if a <= 0 and rounding > 0.01:
@@ -140,24 +146,26 @@ def _log_delta(epsilon: float, mu: float) -> float:
 
 
 def _log1p(x: float) -> float:
+    """The logarithm of 1 + x; a safe upper value if rounding made x -1 or less."""
     return math.log1p(x) if x > -1 else math.log(ULP)
 
 
 def _integrated(a: float, mu: float) -> float:
-    """M(a) - M(a + mu) as the integral of -M', by Gauss and Legendre."""
+    """M(a) - M(a + mu) as the integral of -M', by Gauss-Legendre quadrature."""
     middle, half = a + mu / 2, mu / 2
     return half * sum(weight * _mills_fall(middle + half * node) for node, weight in LEGENDRE)
 
 
 @cache
 def _erfcx() -> Callable[[float], float]:
-    """Scipy is looked up at first use, so that importing this stays quick."""
+    """The function erfcx of scipy, imported at first use because importing scipy is slow."""
     from scipy.special import erfcx
 
     return erfcx
 
 
 def _mills(x: float) -> float:
+    """Mills' ratio M(x) = Phi(-x) / phi(x)."""
     return ROOT_HALF_PI * float(_erfcx()(x * ROOT_HALF))
 
 
@@ -170,18 +178,18 @@ def _mills_fall(x: float) -> float:
 
 
 def _slope(epsilon: float, mu: float, log_delta: float) -> float:
-    """Minus the derivative of log delta by epsilon: exp(epsilon) Phi(-b) / delta."""
+    """Minus the derivative of log delta with respect to epsilon: exp(epsilon) Phi(-b) / delta."""
     a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     return _mills(b) * math.exp(-a * a / 2 - LOG_ROOT_2PI - log_delta)
 
 
 def _zcdp_epsilon(mu: float, log_delta: float) -> float:
-    """What zCDP gives (Bun and Steinke 2016), which is never too small."""
+    """The epsilon that follows from zCDP (Bun and Steinke 2016): an upper bound."""
     return mu * mu / 2 + mu * math.sqrt(-2 * log_delta)
 
 
-def _up_to(epsilon: float, target: float, mu: float) -> float:
-    """The next epsilon from here whose delta is low enough."""
+def _raise_until_safe(epsilon: float, target: float, mu: float) -> float:
+    """Raise epsilon, in growing steps, until its log delta is at most `target`."""
     step = ULP
     while _log_delta(epsilon, mu) > target:
         epsilon *= 1 + step

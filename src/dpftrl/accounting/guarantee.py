@@ -1,4 +1,4 @@
-"""What a run promises: the numbers, and everything that they rest on."""
+"""Privacy guarantees: their numbers, the hypotheses they rest on, and calibration to a target."""
 
 import math
 from collections.abc import Iterable
@@ -24,15 +24,22 @@ from dpftrl.participation import FixedEpochs, Participation
 Basis = Literal["assumed", "enforced", "observed"]
 BufferType = Literal["float64", "float32"]
 
-# How much a calibrated sigma is raised first, where rounding left it too small. Every further step
-# is twice as large: if mu is nearly all rounding of buffers, sigma hardly changes it.
+# The first relative increase of a calibrated noise multiplier that rounding left too small: a few
+# units in the last place. Each further increase is twice as large, because the noise multiplier
+# hardly changes mu when nearly all of mu comes from rounding in the noise buffers.
 FIRST_STEP: Final = 2.0**-50
 
 
 @final
 @dataclass(frozen=True)
 class Hypothesis:
-    """One thing that must be so for the guarantee to hold, and why we think that it is."""
+    """One condition that the guarantee needs.
+
+    Attributes:
+        name: A short name.
+        text: The condition, in a sentence.
+        basis: Why it is believed: it is assumed, enforced by the server, or observed in a log.
+    """
 
     name: str
     text: str
@@ -67,16 +74,16 @@ ROUNDING_NOT_COVERED = Hypothesis(
 @final
 @dataclass(frozen=True)
 class Run:
-    """One stream of noise from its first row on, and who may take part while it lasts.
+    """One noise stream, from its first row to its last, and the participation it allows.
 
     Attributes:
-        mechanism: What correlates the noise.
-        participation: Which rounds one device may take part in.
+        mechanism: The mechanism that correlates the noise.
+        participation: The rounds in which one client may take part.
         noise_multiplier: Standard deviation of the independent Gaussians Z, in units of the clip
             norm, with the mechanism as it is given (the paper's noise multiplier).
-        sensitivity: How far one device can move the strategy's output, at clip norm 1.
-        buffers: What the noise buffers are kept in. Rounding to float64 is covered by mu; rounding
-            to float32, as version 0.1 did, is not.
+        sensitivity: How far one client can move the strategy's output, at clip norm 1.
+        buffers: The number type of the noise buffers. Rounding to float64 is covered by mu;
+            rounding to float32, which version 0.1 used, is not.
     """
 
     mechanism: Mechanism
@@ -93,14 +100,14 @@ class Run:
         noise_multiplier: float,
         buffers: BufferType = "float64",
     ) -> Self:
-        """Compute the sensitivity."""
+        """Create a run and compute its sensitivity."""
         scale = positive_number("the noise multiplier", noise_multiplier)
         mechanism.check_rounds(participation.rounds)
         return cls(mechanism, participation, scale, mechanism.sensitivity(participation), buffers)
 
     @cached_property
     def mu(self) -> float:
-        """How many standard deviations one device can move the output, rounding included."""
+        """How far one client can move the output, in standard deviations, including rounding."""
         return self.mu_of(self.sensitivity.value)
 
     @property
@@ -111,7 +118,7 @@ class Run:
 
     @property
     def ideal_mu(self) -> float:
-        """Sensitivity over sigma: mu if no buffer were ever rounded."""
+        """Sensitivity / noise multiplier: the mu of a stream whose buffers are never rounded."""
         return self.sensitivity.value / self.noise_multiplier
 
     @property
@@ -120,7 +127,7 @@ class Run:
         return self.mu - self.ideal_mu
 
     def mu_of(self, norm: float) -> float:
-        """The mu of a device that moves the strategy's output by this norm, at clip norm 1."""
+        """The mu of a client that moves the strategy's output by this norm, at clip norm 1."""
         if self.buffers == "float32" or norm == 0:
             return norm / self.noise_multiplier
         return mu_with_rounding(
@@ -129,7 +136,7 @@ class Run:
 
     @property
     def hypothesis(self) -> Hypothesis:
-        """What is said of participation."""
+        """The hypothesis about participation."""
         p = self.participation
         often = f"at most {p.max_participations:,} of {p.rounds:,} rounds"
         gap = "exactly" if isinstance(p, FixedEpochs) else "at least"
@@ -144,12 +151,15 @@ class Guarantee:
     """A differential privacy guarantee for everything that one or several runs release.
 
     Attributes:
-        runs: The streams of noise that it covers.
-        mu_of_one: Their Gaussian differential privacy parameter, together, for one device.
-        delta: The delta at which epsilon is stated, with what the sampler takes of it.
-        hypotheses: What it rests on.
-        devices: How many devices are protected as one.
-        common_cap: Most rounds of one device over all the runs together, where that was used.
+        runs: The noise streams that the guarantee covers.
+        mu_of_one: The Gaussian differential privacy parameter of all runs together, for one device.
+        delta: The delta at which epsilon is stated. It includes `sampler_delta`.
+        hypotheses: The conditions that the guarantee needs.
+        devices: The number of devices of one person that are protected as one unit.
+        common_cap: The largest number of rounds of one client over all runs together; None if no
+            such limit was used.
+        adjacency: The neighbouring relation: one client's updates are replaced by zeros.
+        epsilon: The smallest epsilon at `delta`.
 
     Guarantees:
         The releases are mu-Gaussian DP (Dong, Roth and Su 2022) and rho-zCDP (Bun and Steinke 2016)
@@ -172,11 +182,11 @@ class Guarantee:
         object.__setattr__(self, "delta", float(self.delta))
         object.__setattr__(self, "epsilon", epsilon_of(self._ideal_delta, _padded(self.mu)))
         if not math.isfinite(self.epsilon):
-            raise InvalidInput(f"so little noise guarantees nothing: mu is {self.mu:g}")
+            raise InvalidInput(f"so little noise gives no guarantee: mu is {self.mu:g}")
 
     @property
     def mu(self) -> float:
-        """The Gaussian differential privacy parameter; g devices move the output g times as far."""
+        """The parameter of Gaussian DP. It is proportional to the number of devices."""
         return self.mu_of_one * self.devices
 
     @property
@@ -186,39 +196,41 @@ class Guarantee:
 
     @property
     def sampler_delta(self) -> float:
-        """The part of delta that the finite range of the sampler takes, at any epsilon."""
+        """The part of delta that is due to the finite range of the sampler, at any epsilon."""
         return sampler_delta(self.mu)
 
     @property
     def total_delta(self) -> float:
-        """The delta of the guarantee: `delta`, unless there is next to no noise.
+        """The delta of the guarantee: `delta`, except with almost no noise or for old runs.
 
-        Where the sampler alone takes more than half of `delta`, the total is larger. Runs of
-        version 0.1 stated epsilon without the sampler, whose part comes on top there.
+        If `sampler_delta` is more than half of `delta`, the total is larger than `delta`. Runs of
+        version 0.1 stated epsilon without the sampler, so there `sampler_delta` is added.
         """
-        whole = self._ideal_delta + self.sampler_delta
-        if whole <= self.delta * (1 + ULP) and not self._is_v1:
+        total = self._ideal_delta + self.sampler_delta
+        if total <= self.delta * (1 + ULP) and not self._is_v1:
             return self.delta
-        return min(1.0, whole)
+        return min(1.0, total)
 
     @property
     def _ideal_delta(self) -> float:
+        """The part of delta that is left for ideal Gaussians."""
         return self.delta if self._is_v1 else ideal_delta(self.delta, _padded(self.mu))
 
     @property
     def _is_v1(self) -> bool:
+        """Whether any run was made by version 0.1, which kept its buffers in float32."""
         return any(run.buffers == "float32" for run in self.runs)
 
     @property
     def kind(self) -> Literal["exact", "upper bound"]:
-        """Whether the numbers are attained by some participant, or only bound them all."""
-        alone = len(self.runs) == 1 and self.devices == 1 and self.common_cap is None
-        exact = alone and self.runs[0].sensitivity.kind == "exact"
-        return "exact" if exact else "upper bound"
+        """Whether some client's pattern attains the numbers, or they are only upper bounds."""
+        is_single = len(self.runs) == 1 and self.devices == 1 and self.common_cap is None
+        is_exact = is_single and self.runs[0].sensitivity.kind == "exact"
+        return "exact" if is_exact else "upper bound"
 
     @property
     def unit(self) -> str:
-        """Whose data is protected as one."""
+        """The privacy unit: whose data is protected."""
         return "device" if self.devices == 1 else f"{self.devices} devices of one person"
 
     def at(self, delta: float) -> "Guarantee":
@@ -226,55 +238,68 @@ class Guarantee:
         return replace(self, delta=delta)
 
     def for_devices(self, devices: int) -> "Guarantee":
-        """A bound for a person with so many devices: each may move the output by as much again."""
-        return replace(self, devices=_devices(self.devices * whole_number("devices", devices)))
+        """The guarantee for a person with several devices, as an upper bound (group privacy).
+
+        Args:
+            devices: Devices of one person. Each can move the output as far as one client can.
+        """
+        return replace(
+            self, devices=_check_devices(self.devices * whole_number("devices", devices))
+        )
 
     def resting_on(self, *known: Hypothesis) -> "Guarantee":
-        """The same guarantee, where more is known of some hypotheses: they replace the old ones."""
+        """The same guarantee, with these hypotheses in place of those with the same names."""
         names = {hypothesis.name for hypothesis in known}
-        kept = tuple(old for old in self.hypotheses if old.name not in names)
-        return replace(self, hypotheses=(*known, *kept))
+        others = tuple(other for other in self.hypotheses if other.name not in names)
+        return replace(self, hypotheses=(*known, *others))
 
 
 @renamed_argument("sigma", "noise_multiplier")
 def account(
     mechanism: Mechanism, participation: Participation, noise_multiplier: float, delta: float
 ) -> Guarantee:
-    """The guarantee of one run.
+    """Compute the guarantee of one run.
+
+    Args:
+        mechanism: The mechanism that correlates the noise.
+        participation: The rounds in which one client may take part.
+        noise_multiplier: Standard deviation of the independent Gaussians Z over the clip norm.
+        delta: The delta at which to state epsilon.
 
     >>> from dpftrl import MinSep, mechanism
     >>> clients = MinSep.from_rounds_between(2000, rounds_between=1181, max_participations=2)
-    >>> promise = account(mechanism("blt-b1000"), clients, noise_multiplier=16.1, delta=1e-10)
-    >>> f"{promise.rho:.5f} {promise.epsilon:.4f}"
+    >>> guarantee = account(mechanism("blt-b1000"), clients, noise_multiplier=16.1, delta=1e-10)
+    >>> f"{guarantee.rho:.5f} {guarantee.epsilon:.4f}"
     '0.01394 0.9789'
     """
     return guarantee_of([Run.of(mechanism, participation, noise_multiplier)], delta)
 
 
 def guarantee_of(runs: Iterable[Run], delta: float) -> Guarantee:
-    """The guarantee of runs that the same devices may take part in.
+    """Compute the guarantee of runs in which the same clients may take part.
 
     Args:
-        runs: One or more.
-        delta: Where to state epsilon.
+        runs: One or more runs.
+        delta: The delta at which to state epsilon.
 
     Guarantees:
         Gaussian mechanisms compose by the sum of their mu^2, even if later ones are chosen by what
-        the earlier ones released. One device may be at its worst in every run: an upper bound.
+        the earlier ones released. This is an upper bound: one client may have the worst pattern in
+        every run.
     """
-    covered = tuple(runs)
-    if not covered:
+    covered_runs = tuple(runs)
+    if not covered_runs:
         raise InvalidInput("a guarantee covers at least one run, got none")
-    together = math.hypot(*(run.mu for run in covered))
-    rests_on = (
-        *dict.fromkeys(r.hypothesis for r in covered),
+    total_mu = math.hypot(*(run.mu for run in covered_runs))
+    hypotheses = (
+        *dict.fromkeys(run.hypothesis for run in covered_runs),
         CLIPPING,
         ZERO_OUT,
         KEYSTREAM,
         SECRECY,
-        *([ROUNDING_NOT_COVERED] if any(r.buffers == "float32" for r in covered) else []),
+        *([ROUNDING_NOT_COVERED] if any(r.buffers == "float32" for r in covered_runs) else []),
     )
-    return Guarantee(covered, together, delta, rests_on)
+    return Guarantee(covered_runs, total_mu, delta, hypotheses)
 
 
 @renamed_argument("sigma", "noise_multiplier")
@@ -285,12 +310,19 @@ def delta_for(
     epsilon: float,
     devices: int = 1,
 ) -> float:
-    """The smallest delta at which the run is (epsilon, delta)-DP, for so many devices.
+    """The smallest delta at which a run is (epsilon, delta)-DP.
+
+    Args:
+        mechanism: The mechanism that correlates the noise.
+        participation: The rounds in which one client may take part.
+        noise_multiplier: Standard deviation of the independent Gaussians Z over the clip norm.
+        epsilon: The epsilon at which to state delta.
+        devices: Devices of one person to protect as one unit.
 
     Guarantees:
-        `account` at the delta returned states an epsilon of at most `epsilon`.
+        `account` at the returned delta states an epsilon of at most `epsilon`.
     """
-    mu = _padded(Run.of(mechanism, participation, noise_multiplier).mu * _devices(devices))
+    mu = _padded(Run.of(mechanism, participation, noise_multiplier).mu * _check_devices(devices))
     delta, step = delta_of(epsilon, mu) + sampler_delta(mu), ULP
     while delta < 1 and epsilon_of(ideal_delta(delta, mu), mu) > epsilon:
         delta, step = delta * (1 + step), 2 * step
@@ -304,21 +336,34 @@ def calibrate(
     delta: float,
     devices: int = 1,
 ) -> float:
-    """The smallest sigma whose guarantee, for so many devices, does not pass (epsilon, delta).
+    """The smallest noise multiplier with which a run is (epsilon, delta)-DP.
+
+    Args:
+        mechanism: The mechanism that correlates the noise.
+        participation: The rounds in which one client may take part.
+        epsilon: The target epsilon.
+        delta: The target delta.
+        devices: Devices of one person to protect as one unit.
+
+    Raises:
+        InvalidInput: No noise reaches the target, or rounding in the noise buffers would make up
+            too much of it.
 
     Guarantees:
-        `account` at the sigma returned gives an epsilon of at most `epsilon`.
+        `account` at the returned noise multiplier gives an epsilon of at most `epsilon`.
     """
     epsilon = positive_number("epsilon", epsilon)
     mechanism.check_rounds(participation.rounds)
-    value, times = mechanism.sensitivity(participation).value, _devices(devices)
+    sensitivity, group_size = mechanism.sensitivity(participation).value, _check_devices(devices)
     rounds = participation.rounds
-    most = _largest_mu(epsilon, delta) / times
-    noise_multiplier = _padded(value) / mu_before_rounding(most, mechanism, rounds)
+    target_mu = _largest_mu(epsilon, delta) / group_size
+    noise_multiplier = _padded(sensitivity) / mu_before_rounding(target_mu, mechanism, rounds)
+
+    def group_mu() -> float:
+        return mu_with_rounding(sensitivity / noise_multiplier, mechanism, rounds) * group_size
+
     step = FIRST_STEP
-    while not _keeps(
-        mu_with_rounding(value / noise_multiplier, mechanism, rounds) * times, epsilon, delta
-    ):
+    while not _is_within(group_mu(), epsilon, delta):
         noise_multiplier, step = noise_multiplier * (1 + step), 2 * step
     return noise_multiplier
 
@@ -326,23 +371,32 @@ def calibrate(
 def calibrate_rho(
     mechanism: Mechanism, participation: Participation, rho: float, devices: int = 1
 ) -> float:
-    """The smallest sigma whose zCDP parameter, for so many devices, does not pass `rho`."""
+    """The smallest noise multiplier with which a run is rho-zCDP.
+
+    Args:
+        mechanism: The mechanism that correlates the noise.
+        participation: The rounds in which one client may take part.
+        rho: The target parameter of zCDP.
+        devices: Devices of one person to protect as one unit.
+    """
     rho = positive_number("rho", rho)
     mechanism.check_rounds(participation.rounds)
-    value, times = mechanism.sensitivity(participation).value, _devices(devices)
+    sensitivity, group_size = mechanism.sensitivity(participation).value, _check_devices(devices)
     rounds = participation.rounds
-    most = math.sqrt(2) * math.sqrt(rho) / times  # 2 * rho may be no float any more
-    noise_multiplier = value / mu_before_rounding(most, mechanism, rounds)
+    target_mu = math.sqrt(2) * math.sqrt(rho) / group_size  # 2 * rho itself could overflow
+    noise_multiplier = sensitivity / mu_before_rounding(target_mu, mechanism, rounds)
+
+    def group_mu() -> float:
+        return mu_with_rounding(sensitivity / noise_multiplier, mechanism, rounds) * group_size
+
     step = FIRST_STEP
-    while (mu := mu_with_rounding(value / noise_multiplier, mechanism, rounds) * times) * (
-        mu / 2
-    ) > rho:
+    while (mu := group_mu()) * (mu / 2) > rho:
         noise_multiplier, step = noise_multiplier * (1 + step), 2 * step
     return noise_multiplier
 
 
-def _keeps(mu: float, epsilon: float, delta: float) -> bool:
-    """Whether this mu is within (epsilon, delta), the sampler's part of delta included."""
+def _is_within(mu: float, epsilon: float, delta: float) -> bool:
+    """Whether this mu gives (epsilon, delta)-DP, including the sampler's part of delta."""
     padded = _padded(mu)
     return (
         sampler_delta(padded) <= delta / 2
@@ -351,29 +405,29 @@ def _keeps(mu: float, epsilon: float, delta: float) -> bool:
 
 
 def _largest_mu(epsilon: float, delta: float) -> float:
-    """The largest mu that keeps to (epsilon, delta), to a few digits of the last place."""
+    """The largest mu that gives (epsilon, delta)-DP, up to a few units in the last place."""
     low, high = 0.0, mu_of(epsilon, delta)
-    if _keeps(high / (1 + 2 * ROUNDING), epsilon, delta):
+    if _is_within(high / (1 + 2 * ROUNDING), epsilon, delta):
         return high
     while high - low > ULP * high:
         middle = (low + high) / 2
         if not low < middle < high:
             break
-        low, high = (middle, high) if _keeps(middle, epsilon, delta) else (low, middle)
+        low, high = (middle, high) if _is_within(middle, epsilon, delta) else (low, middle)
     if not low > 0:
         raise InvalidInput(
-            f"no noise of {RADIUS_BITS} random bits guarantees a delta as small as {delta!r}; give "
-            f"a --delta of at least {4 * 2.0**-RADIUS_BITS:.1g}"
+            f"no noise from {RADIUS_BITS} random bits guarantees a delta as small as {delta!r}; "
+            f"use a --delta of at least {4 * 2.0**-RADIUS_BITS:.1g}"
         )
     return low
 
 
-def _devices(count: int) -> int:
-    """Refuse what is no number of devices, or more than any float."""
+def _check_devices(count: int) -> int:
+    """Return `count`; refuse it if it is below 1 or too large for a float."""
     positive_number("devices", whole_number("devices", count))
     return count
 
 
 def _padded(value: float) -> float:
-    """A little more, for the rounding in a computed sensitivity."""
+    """The value, increased by a bound on the rounding error of a computed sensitivity."""
     return value * (1 + ROUNDING)
