@@ -1,6 +1,7 @@
-"""ErrorReport against the number of buffers: BLTs, generalised BLTs, and the best Toeplitz found.
+"""Draw the loss of BLTs and generalized BLTs against their number of buffers.
 
-Takes about a minute; draws `out/buffers.png` and writes the numbers beside it.
+The best Toeplitz mechanism found is drawn for comparison. The script takes about a minute, and
+writes the plot to `out/buffers.png` and the numbers to `out/buffers.json`.
 """
 
 import json
@@ -27,7 +28,7 @@ def main() -> None:
         results[objective] = {"blt": blt, "gblt": general, "best Toeplitz found": best}
         print(objective, results[objective], flush=True)
         axes.plot(BUFFERS, blt, "o-", color="#0072B2", label="BLT")
-        axes.plot(BUFFERS, general, "D--", color="#D55E00", label="generalised BLT")
+        axes.plot(BUFFERS, general, "D--", color="#D55E00", label="generalized BLT")
         axes.axhline(best, color="#000000", linestyle=":", label="best Toeplitz found")
         axes.set_xlabel("buffers")
         axes.set_ylabel("MaxLoss" if objective == "max" else "RmsLoss")
