@@ -87,7 +87,7 @@ def statement_command(
         click.echo(statement.summary)
         for path in paths:
             click.echo(path)
-    if statement.facts.happened.kept is False or statement.facts.evidence == "failed":
+    if statement.facts.stated.kept_limits is False or statement.facts.evidence == "failed":
         context.exit(1)
 
 

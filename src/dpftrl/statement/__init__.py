@@ -1,4 +1,4 @@
-"""The privacy statement: what to publish about a plan, a guarantee or a run."""
+"""Privacy statements: what to publish about a plan, a guarantee or a run."""
 
 from dpftrl.statement.statement import Statement, make_statement, save_statement
 

@@ -1,4 +1,4 @@
-"""What a statement says of the accounting: mechanism, numbers, hypotheses, the formal sentence."""
+"""The sections of a statement about accounting, and about how to recompute the statement."""
 
 import json
 import shlex
@@ -14,11 +14,13 @@ from dpftrl._internal.formatting import in_full, rounded_up
 from dpftrl.accounting import Run
 from dpftrl.participation import FixedEpochs
 from dpftrl.statement.document import Block, Commands, Paragraph, Section, Span, Table, Text
-from dpftrl.statement.facts import Facts, Input, catalogue_name, delta_text, empty
+from dpftrl.statement.facts import Facts, Input, catalogue_name, delta_text, is_empty
 from dpftrl.statement.hypotheses import StatedBasis, StatedHypothesis
 from dpftrl.statement.json_content import matrix_digest
-from dpftrl.statement.wording import bases, formal, limits, number_rows
+from dpftrl.statement.wording import basis_counts, formal_sentence, limits_text, number_rows
 
+# For each kind of input file: the module and the function that load it, and the attribute of the
+# result that is the guarantee.
 LOADERS = {
     "plan": ("dpftrl.plan", "load_plan", ".guarantee"),
     "guarantee": ("dpftrl.accounting", "load_guarantee", ""),
@@ -27,16 +29,16 @@ LOADERS = {
 
 
 def verification_section(facts: Facts) -> Section:
-    """How to recompute everything."""
-    return Section("4. Transparency and verification", tuple(_blocks(facts)))
+    """Return the section that says how to recompute the statement."""
+    return Section("4. Transparency and verification", tuple(_verification_blocks(facts)))
 
 
-def _blocks(facts: Facts) -> Iterator[Block]:
-    made = "" if facts.date is None else f" It was made on {facts.date}."
+def _verification_blocks(facts: Facts) -> Iterator[Block]:
+    date = "" if facts.date is None else f" It was made on {facts.date}."
     yield Paragraph(
         (
             f"This statement was made by dpftrl {__version__}, which is open source (Apache-2.0)."
-            f"{made} The same facts, with all parameters in full, are in the JSON file that comes "
+            f"{date} The same facts, with all parameters in full, are in the JSON file that comes "
             "with it, of format ",
             Span("dpftrl statement", "code"),
             ".",
@@ -44,31 +46,34 @@ def _blocks(facts: Facts) -> Iterator[Block]:
     )
     if facts.inputs:
         rows = tuple(
-            (one.role, Span(one.name, "code"), Span(one.sha256, "code")) for one in facts.inputs
+            (file.role, Span(file.name, "code"), Span(file.sha256, "code")) for file in facts.inputs
         )
-        yield Table("What it was made from.", ("", "file", "SHA-256"), rows)
+        yield Table("The files that it was made from.", ("", "file", "SHA-256"), rows)
     lines = tuple(_commands(facts))
-    has_log = any(one.role == "log" for one in facts.inputs)
-    log = " The log, which is not published, is for whoever ran the training." if has_log else ""
+    has_log = any(file.role == "log" for file in facts.inputs)
+    not_published = (
+        " Only the operator of the training has the log, which is not published." if has_log else ""
+    )
     if facts.evidence != "none":
-        log = (
-            " The log and the run's private files, which are not published, are for whoever ran "
-            "the training: without them the same command says claimed instead of enforced."
+        not_published = (
+            " Only the operator of the training has the log and the run's private files, which are "
+            "not published. Without them, the same command says claimed instead of enforced."
         )
     if lines:
         yield Paragraph(
-            f"These commands recompute it, in a folder that holds the files by these names.{log} "
-            "The numbers in a file are never trusted: they are computed again from its mechanism, "
-            "its participation and its noise. Nor are its words: a hypothesis is called enforced "
-            "only if the run verifies."
+            "These commands recompute it, in a folder that has the files under these names."
+            f"{not_published} The numbers in a file are never trusted: they are recomputed from "
+            "its mechanism, its participation and its noise. Its words are not trusted either: a "
+            "hypothesis is called enforced only if the run verifies."
         )
         yield Commands(lines)
 
 
 def _commands(facts: Facts) -> Iterator[str]:
+    """Yield the shell commands that recompute the statement and the guarantee of each run."""
     if facts.inputs:
-        yield _statement(facts)
-    source = next((one for one in facts.inputs if one.role == "run guarantee"), None)
+        yield _statement_command(facts)
+    source = next((file for file in facts.inputs if file.role == "run guarantee"), None)
     source = source or (facts.inputs[0] if facts.inputs else None)
     for number, run in enumerate(facts.guarantee.runs):
         name = catalogue_name(run)
@@ -76,14 +81,14 @@ def _commands(facts: Facts) -> Iterator[str]:
             name = (
                 "mechanism.json" if len(facts.guarantee.runs) == 1 else f"mechanism-{number}.json"
             )
-            yield _extract(source, number, name)
+            yield _extract_command(source, number, name)
         if name is not None:
-            yield _account(facts, run, name)
+            yield _account_command(facts, run, name)
 
 
-def _statement(facts: Facts) -> str:
+def _statement_command(facts: Facts) -> str:
     words = ["dpftrl", "statement", facts.inputs[0].name]
-    folder = next((one.name.rpartition("/")[0] for one in facts.inputs[1:]), "")
+    folder = next((file.name.rpartition("/")[0] for file in facts.inputs[1:]), "")
     words += ["--run", folder] if folder else []
     checks = () if facts.verdict is None else facts.verdict.checks
     if any((check.name, check.outcome) == ("witness", "warning") for check in checks):
@@ -93,10 +98,12 @@ def _statement(facts: Facts) -> str:
     return shlex.join([*words, "--json"])
 
 
-def _extract(source: Input, number: int, name: str) -> str:
-    """Take a mechanism without a name out of the file."""
+def _extract_command(source: Input, number: int, name: str) -> str:
+    """Return the command that saves the mechanism of a run, if it has no name, to a file."""
     module, load, field = LOADERS[source.role]
-    file = json.dumps(source.name, ensure_ascii=False)  # double quotes: easier on the shell's
+    file = json.dumps(
+        source.name, ensure_ascii=False
+    )  # double quotes, because the shell uses single quotes
     code = (
         f"import dpftrl, {module}; dpftrl.save_mechanism("
         f'{module}.{load}({file}){field}.runs[{number}].mechanism, "{name}")'
@@ -104,7 +111,7 @@ def _extract(source: Input, number: int, name: str) -> str:
     return shlex.join(["python", "-c", code])
 
 
-def _account(facts: Facts, run: Run, name: str) -> str:
+def _account_command(facts: Facts, run: Run, name: str) -> str:
     p = run.participation
     words = ["dpftrl", "account", name, "--rounds", str(p.rounds), "--min-sep", str(p.min_sep)]
     words += ["--max-participations", str(p.max_participations)]
@@ -120,10 +127,9 @@ def _account(facts: Facts, run: Run, name: str) -> str:
     return shlex.join(words)
 
 
-# Longer lists of numbers are left to the JSON twin.
-MOST_SHOWN = 24
+MOST_SHOWN = 24  # longer lists of numbers are only in the JSON file: they would fill the page
 
-# With a sign each, so that black and white shows the difference too.
+# Each basis has its own sign, so that the difference also shows without colours.
 SIGNS: dict[StatedBasis, str] = {
     "enforced": "✔ enforced",
     "observed": "◉ observed",
@@ -133,38 +139,38 @@ SIGNS: dict[StatedBasis, str] = {
 
 
 def accounting_section(facts: Facts) -> Section:
-    """From the mechanism to the formal statement."""
+    """Return the section about accounting, from the mechanism to the formal statement."""
     runs = facts.guarantee.runs
     return Section(
         "3. Accounting",
         sections=(
-            Section("3.1 Kind of accounting", tuple(map(Paragraph, _kind(facts)))),
-            Section("3.2 Mechanism and noise", tuple(map(_run, runs, count(1)))),
+            Section("3.1 Kind of accounting", tuple(map(Paragraph, _accounting_kind(facts)))),
+            Section("3.2 Mechanism and noise", tuple(map(_run_table, runs, count(1)))),
             Section("3.3 Numbers", tuple(_numbers(facts))),
             Section("3.4 Hypotheses", tuple(_hypotheses(facts))),
-            Section("3.5 Formal statement", (Paragraph(Span(formal(facts), "strong")),)),
-            Section("3.6 Ideal noise and real noise", tuple(map(Paragraph, _real(facts)))),
+            Section("3.5 Formal statement", (Paragraph(Span(formal_sentence(facts), "strong")),)),
+            Section("3.6 Ideal noise and real noise", tuple(map(Paragraph, _real_noise(facts)))),
         ),
     )
 
 
-def _kind(facts: Facts) -> Iterator[str]:
+def _accounting_kind(facts: Facts) -> Iterator[str]:
     yield (
-        "The releases follow from one Gaussian mechanism a run: the rows of C X + Z, where X has "
-        "the clipped sums, C is the strategy of the mechanism, and Z is independent Gaussian "
+        "The releases of each run follow from one Gaussian mechanism: the rows of C X + Z, where X "
+        "has the clipped sums, C is the strategy of the mechanism, and Z is independent Gaussian "
         "noise. This stays true when a round depends on the models released before it."
     )
     yield (
-        "Epsilon is that of exact accounting for Gaussian mechanisms, which is also what privacy "
-        "loss distributions (PLD) give, up to their rounding. Rho is that of zero-concentrated "
-        "differential privacy (zCDP). No numerical error makes epsilon smaller than it is, and "
-        "whatever is rounded here is rounded up."
+        "Epsilon comes from exact accounting for Gaussian mechanisms. Privacy loss distributions "
+        "(PLD) give the same value, up to their rounding. Rho is the parameter of "
+        "zero-concentrated differential privacy (zCDP). No numerical error makes epsilon "
+        "too small, and all numbers in this statement are rounded up."
     )
     if len(facts.guarantee.runs) > 1:
         yield "The runs are composed: " + (
             "the squares of their mu add up, as if one device were at its worst in every run."
             if facts.guarantee.common_cap is None
-            else "of all ways in which a device may share its rounds out, the worst counts."
+            else "of all ways to divide the rounds of a device among the runs, the worst counts."
         )
     if facts.kind == "exact":
         yield "The numbers are exact: some pattern of participation attains them."
@@ -172,14 +178,14 @@ def _kind(facts: Facts) -> Iterator[str]:
         yield "The numbers are an upper bound: no pattern of participation need attain them."
 
 
-def _run(run: Run, number: int) -> Table:
+def _run_table(run: Run, number: int) -> Table:
     kind = "exact" if run.sensitivity.kind == "exact" else "an upper bound"
     name = catalogue_name(run)
     rows: list[tuple[Text, ...]] = [
         ("mechanism", Span(name or run.mechanism.family, "code")),
         *((key, _parameter(value)) for key, value in run.mechanism.parameters().items()),
         ("rounds", f"{run.participation.rounds:,}"),
-        ("participation", limits(run.participation)),
+        ("participation", limits_text(run.participation)),
         ("sensitivity", f"{in_full(run.sensitivity.value)} ({kind}), at clip norm 1"),
         (
             "noise multiplier",
@@ -187,7 +193,7 @@ def _run(run: Run, number: int) -> Table:
         ),
         ("mu", f"{in_full(run.mu)} (sensitivity over noise multiplier)"),
     ]
-    caption = f"Run {number}: the noise that is added, with every digit."
+    caption = f"Run {number}: the noise that is added, with all digits."
     return Table(caption, ("", "value"), tuple(rows))
 
 
@@ -204,16 +210,16 @@ def _parameter(value: Any) -> Text:
 def _numbers(facts: Facts) -> Iterator[Block]:
     stated = facts.guarantee
     yield Table(
-        "The parameters that are stated, rounded up, and as they were computed.",
+        "The stated parameters, rounded up, and as they were computed.",
         ("", "stated", "in full"),
         number_rows(stated),
     )
     rows = tuple(
         (
-            delta_text(one) + (" (stated)" if one.delta == stated.delta else ""),
-            "no guarantee" if empty(one) else rounded_up(one.epsilon),
+            delta_text(guarantee) + (" (stated)" if guarantee.delta == stated.delta else ""),
+            "no guarantee" if is_empty(guarantee) else rounded_up(guarantee.epsilon),
         )
-        for one in facts.by_delta
+        for guarantee in facts.by_delta
     )
     yield Table("Epsilon at several deltas.", ("delta", "epsilon"), rows)
 
@@ -221,39 +227,39 @@ def _numbers(facts: Facts) -> Iterator[Block]:
 def _hypotheses(facts: Facts) -> Iterator[Block]:
     yield Paragraph(
         (
-            "The guarantee holds if all of these do. ",
+            "The guarantee holds if all of these hypotheses hold. ",
             _sign("enforced"),
             ": the server refused anything else during the run, and the run's files verify. ",
             _sign("observed"),
-            ": read from the log, after the run. ",
+            ": it was read from the log, after the run. ",
             _sign("claimed"),
-            ": a file or the operator says so, and nothing here shows it. ",
+            ": a file or the operator says so, without evidence. ",
             _sign("assumed"),
-            ": taken for granted here; somebody has to see to it.",
+            ": this statement has no evidence for it; it must be ensured in another way.",
         )
     )
     head = ("hypothesis", "basis", "what it says")
-    caption = f"Of {len(facts.hypotheses)} hypotheses: {bases(facts)}."
-    yield Table(caption, head, tuple(map(_hypothesis, facts.hypotheses)))
+    caption = f"{len(facts.hypotheses)} hypotheses: {basis_counts(facts)}."
+    yield Table(caption, head, tuple(map(_hypothesis_row, facts.hypotheses)))
 
 
-def _hypothesis(one: StatedHypothesis) -> tuple[Text, ...]:
-    return (one.name, _sign(one.basis), one.text)
+def _hypothesis_row(hypothesis: StatedHypothesis) -> tuple[Text, ...]:
+    return (hypothesis.name, _sign(hypothesis.basis), hypothesis.text)
 
 
 def _sign(basis: StatedBasis) -> Span:
     return Span(SIGNS[basis], basis)
 
 
-def _real(facts: Facts) -> Iterator[str]:
+def _real_noise(facts: Facts) -> Iterator[str]:
     yield (
-        "The guarantee is computational. The Gaussians are made from a keystream that looks random "
-        "to everybody who does not have its key; somebody who could tell the difference would not "
-        "be bound by epsilon."
+        "The guarantee is computational. The Gaussians are computed from a keystream that looks "
+        "random to everybody who does not have its key. Epsilon does not bound what somebody "
+        "learns who can tell this keystream from random bits."
     )
     yield (
-        "The sampler that turns the keystream into Gaussians ends far out in their tails. That "
-        f"takes at most {rounded_up(facts.guarantee.sampler_delta, 2)} of delta (more for more "
-        "devices together), and zCDP holds but for an event of that probability. The delta that is "
-        "stated includes it."
+        "The sampler that turns the keystream into Gaussians has a finite range: it ends far out "
+        f"in their tails. This uses at most {rounded_up(facts.guarantee.sampler_delta, 2)} of "
+        "delta (more for several devices together), and zCDP holds except for an event of that "
+        "probability. The stated delta includes it."
     )

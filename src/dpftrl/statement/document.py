@@ -1,7 +1,7 @@
-"""A tiny document: one structure, rendered as Markdown and as HTML, so that the two say the same.
+"""A small document model that `render` turns into Markdown and into HTML with the same words.
 
-Whatever goes in is text, never markup: both renderers escape it, and characters that do not show
-(control characters, changes of direction) are replaced by a sign that does.
+All content is text, never markup: both renderers escape it. Invisible characters (such as control
+characters and changes of text direction) are replaced by a visible sign.
 """
 
 import re
@@ -11,27 +11,28 @@ from typing import Literal, final
 
 Style = Literal["plain", "code", "strong", "enforced", "observed", "claimed", "assumed"]
 
-# Control, format, surrogate, private and unassigned characters: they hide, or hide others.
-HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn"}
+# Unicode categories of control, format, surrogate, private and unassigned characters. They are
+# invisible, or change how other characters are shown.
+INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn"}
 
 
 @final
 @dataclass(frozen=True)
 class Span:
-    """A stretch of text in one style."""
+    """A piece of text in one style."""
 
     text: str
     style: Style = "plain"
 
 
-# What one may write: a string, a span, or several of both in a row.
+# Inline text: a string, a span, or a sequence of both.
 Text = str | Span | tuple[str | Span, ...]
 
 
 @final
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph."""
+    """A normal paragraph."""
 
     text: Text
 
@@ -39,7 +40,7 @@ class Paragraph:
 @final
 @dataclass(frozen=True)
 class Notice:
-    """A paragraph that nobody may overlook."""
+    """A highlighted paragraph, such as a warning."""
 
     text: Text
 
@@ -47,7 +48,7 @@ class Notice:
 @final
 @dataclass(frozen=True)
 class Bullets:
-    """A list."""
+    """A bulleted list."""
 
     items: tuple[Text, ...]
 
@@ -55,12 +56,12 @@ class Bullets:
 @final
 @dataclass(frozen=True)
 class Table:
-    """A table; the first cell of each row names it.
+    """A table. The first cell of each row is the name of the row.
 
     Attributes:
-        caption: What it shows, in a sentence.
-        head: A word or two over each column.
-        rows: As many cells as the head has.
+        caption: One sentence that says what the table shows.
+        head: The column headings.
+        rows: The cells of each row, one per column.
     """
 
     caption: Text
@@ -71,7 +72,7 @@ class Table:
 @final
 @dataclass(frozen=True)
 class Commands:
-    """Lines to type at a shell."""
+    """Shell commands, one per line."""
 
     lines: tuple[str, ...]
 
@@ -79,12 +80,12 @@ class Commands:
 @final
 @dataclass(frozen=True)
 class Figure:
-    """A picture; its file lies beside the document.
+    """A picture. Its file is in the folder of the document.
 
     Attributes:
-        caption: What it shows, in a sentence.
-        file: The name of the file, a plain word.
-        png: Its content.
+        caption: One sentence that says what the picture shows.
+        file: The name of the file, without special characters.
+        png: The content of the file.
     """
 
     caption: str
@@ -98,7 +99,7 @@ Block = Paragraph | Notice | Bullets | Table | Commands | Figure
 @final
 @dataclass(frozen=True)
 class Section:
-    """A heading with what stands below it; sections inside it come last."""
+    """A heading, the blocks below it, and then its subsections."""
 
     title: str
     blocks: tuple[Block, ...] = ()
@@ -108,7 +109,7 @@ class Section:
 @final
 @dataclass(frozen=True)
 class Document:
-    """A title, what comes first, and the sections."""
+    """A document: a title, introductory blocks, and sections."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -116,21 +117,21 @@ class Document:
 
 
 def visible(text: str) -> str:
-    """The text with a sign in place of every character that would not show.
+    """Return the text with a visible sign in place of every invisible character.
 
     >>> visible("plan" + chr(0x202E) + "nosj." + chr(10))
     'plan\ufffdnosj.\ufffd'
     """
-    return "".join("\ufffd" if unicodedata.category(c) in HIDDEN else c for c in text)
+    return "".join("\ufffd" if unicodedata.category(c) in INVISIBLE else c for c in text)
 
 
 def spans(text: Text) -> tuple[Span, ...]:
-    """The text as spans on one line."""
+    """Return the text as visible spans, with every run of white space as one space."""
     parts = text if isinstance(text, tuple) else (text,)
-    found = (Span(part) if isinstance(part, str) else part for part in parts)
-    return tuple(Span(visible(re.sub(r"\s+", " ", span.text)), span.style) for span in found)
+    all_spans = (Span(part) if isinstance(part, str) else part for part in parts)
+    return tuple(Span(visible(re.sub(r"\s+", " ", span.text)), span.style) for span in all_spans)
 
 
 def plain(text: Text) -> str:
-    """The words alone."""
+    """Return the text without its styles."""
     return "".join(span.text for span in spans(text))

@@ -1,4 +1,4 @@
-"""Everything that a statement says, computed once: the page and its JSON twin read it from here."""
+"""The facts of a statement, computed once. The document and the JSON file both show them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,38 +14,39 @@ from dpftrl.mechanisms import mechanism
 from dpftrl.mechanisms._sensitivity import ROUNDING
 from dpftrl.plan import Fleet
 from dpftrl.statement.hypotheses import StatedHypothesis, stated_hypotheses
-from dpftrl.statement.promised_and_observed import Happened
+from dpftrl.statement.promised_and_observed import StatedGuarantee
 from dpftrl.verify import Verdict
 
-# Where epsilon is stated besides the delta that was asked for.
+# A statement gives epsilon at these deltas too, besides the delta of the guarantee.
 DELTAS = (1e-5, 1e-6, 1e-8, 1e-10)
-# Below this share of delta, what the sampler adds (in runs of version 0.1) is named and not added.
+# The sampler's delta is not added to the stated delta if it is below this share of it. This
+# concerns runs of version 0.1 only: later versions include it.
 NEGLIGIBLE = 1e-5
 
 NOT_COVERED = (
-    "Choosing hyper-parameters: runs made to tune them, on the same people, are runs of their own.",
+    "Choosing hyper-parameters: tuning runs on the same people are separate runs.",
     "Choosing which checkpoint to ship.",
     "Metrics on held-out data of people, and A/B tests.",
     "Who took part, and when.",
-    "When a round starts and ends, and how many devices it asks.",
+    "When a round starts and ends, and how many devices it contacts.",
     "Data used before the training, such as public data for pre-training.",
     "Data that devices send outside of the training.",
 )
 
 Role = Literal["plan", "guarantee", "run guarantee", "log", "run record"]
-# Whether `dpftrl verify` passed on the run, failed, or had no private files to look at.
+# The result of `dpftrl verify` for the run; "none" if the private files are not there.
 Evidence = Literal["verified", "failed", "none"]
 
 
 @final
 @dataclass(frozen=True)
 class Input:
-    """A file that a statement was made from.
+    """A file that a statement was computed from.
 
     Attributes:
-        role: What it was read as.
-        name: What to call it: the name of the file, with its folder if it belongs to a run.
-        sha256: Of its bytes, in hexadecimal.
+        role: The kind of content.
+        name: The name of the file, with its folder if it belongs to a run.
+        sha256: SHA-256 of the file, in hexadecimal.
     """
 
     role: Role
@@ -56,13 +57,13 @@ class Input:
 @final
 @dataclass(frozen=True)
 class RunRecord:
-    """What the run's own `run.json` says of it.
+    """What `run.json` says about a run.
 
     Attributes:
         run: The identity of the run.
-        population: What its operator calls the people in it, if anything.
-        start: The model file that it started from, with the private runs behind it.
-        version: Of the file; version 1 did not record start models.
+        population: The operator's name for the people in the run, if there is one.
+        start: The model file that the run started from, with the private runs that produced it.
+        version: The version of `run.json`. Version 1 does not record start models.
     """
 
     run: str
@@ -74,24 +75,25 @@ class RunRecord:
 @final
 @dataclass(frozen=True)
 class Facts:
-    """What a statement says.
+    """The facts that a statement presents.
 
     Attributes:
-        happened: The guarantee that is stated, and what has to be said about it.
+        stated: The guarantee that is stated, and how it compares with the log.
         promised: The guarantee of the plan or file that the statement is about.
-        fleet: The devices it was planned for, where that is known.
-        accounted: What the run's server accounted for the run itself, without earlier runs.
-        observed: What the log shows.
-        devices: For how many devices of one person to state the guarantee.
+        fleet: The devices of the plan, or None if there is no plan.
+        accounted: The guarantee that the run's server accounted, without earlier runs.
+        observed: The summary of the log.
+        devices: Further numbers of devices of one person to state the guarantee for.
         inputs: The files; the first is the plan or guarantee.
-        date: When the statement was made, if it should say so.
-        curves: A picture of accuracy and epsilon by round, as PNG.
-        verdict: What `dpftrl verify` finds about the run, if its private files are there.
+        date: The date of the statement, or None to print no date.
+        curves: A picture of accuracy and epsilon per round, as PNG.
+        verdict: The result of `dpftrl verify` for the run, or None without its private files.
         record: What the run's `run.json` says.
-        claims: Hypotheses that a file calls enforced or observed, without evidence.
+        claims: Names and texts of hypotheses that a file calls enforced or observed, without
+            evidence.
     """
 
-    happened: Happened
+    stated: StatedGuarantee
     promised: Guarantee
     fleet: Fleet | None
     accounted: Guarantee | None
@@ -106,12 +108,12 @@ class Facts:
 
     @property
     def guarantee(self) -> Guarantee:
-        """The one that is stated."""
-        return self.happened.guarantee
+        """The guarantee that is stated."""
+        return self.stated.guarantee
 
     @property
     def kind(self) -> Literal["exact", "upper bound"]:
-        """Whether some participant attains the numbers, or they only bound everybody's."""
+        """Whether some device attains the numbers, or they are only an upper bound."""
         attained = self.guarantee.runs[0].mu * self.guarantee.devices
         if self.guarantee.common_cap is not None or self.guarantee.mu > attained * (1 + ROUNDING):
             return "upper bound"
@@ -119,49 +121,49 @@ class Facts:
 
     @property
     def evidence(self) -> Evidence:
-        """What stands behind the word "enforced"."""
+        """The evidence that the run's server enforced something: the result of verification."""
         if self.verdict is None:
             return "none"
         return "verified" if self.verdict.passed else "failed"
 
     @property
     def start(self) -> Start | None:
-        """The model file that the run started from, where that is known."""
+        """The model file that the run started from, or None if there is none or it is unknown."""
         return None if self.record is None else self.record.start
 
     @cached_property
     def hypotheses(self) -> tuple[StatedHypothesis, ...]:
-        """What it rests on."""
+        """The hypotheses of the guarantee, each with its basis."""
         earlier = 0 if self.start is None else len(self.start.runs)
         has_evidence = self.evidence != "failed"
         return stated_hypotheses(self.guarantee, self.claims, earlier, has_evidence)
 
     @cached_property
     def by_devices(self) -> tuple[Guarantee, ...]:
-        """The guarantee for one person's devices together."""
+        """The guarantee for several devices of one person together, the fewest devices first."""
         counts = sorted({1, 2, 3, self.guarantee.devices, *self.devices})
         return tuple(replace(self.guarantee, devices=n) for n in counts)
 
     @cached_property
     def by_delta(self) -> tuple[Guarantee, ...]:
-        """The guarantee at other deltas, the largest first."""
+        """The guarantee at several deltas, the largest delta first."""
         deltas = sorted({self.guarantee.delta, *DELTAS}, reverse=True)
         return tuple(self.guarantee.at(delta) for delta in deltas)
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """What nobody may overlook: what happened first, then the numbers themselves."""
-        found = [*self._about_verification(), *self.happened.warnings]
-        if empty(self.guarantee):
-            found.append("There is no guarantee at all: the noise is far too small.")
+        """Sentences that the statement must begin with: about the run first, then the numbers."""
+        warnings = [*self._verification_warnings(), *self.stated.warnings]
+        if is_empty(self.guarantee):
+            warnings.append("There is no guarantee at all: the noise is far too small.")
         if self.fleet is not None and not whole_delta(self.guarantee) * self.fleet.population < 1:
-            found.append(
+            warnings.append(
                 f"Delta is not below 1 / {self.fleet.population:,}, one over the number of "
-                "devices: to publish all data of one of them would keep to the same delta."
+                "devices: publishing all data of one random device would satisfy the same delta."
             )
-        return tuple(found)
+        return tuple(warnings)
 
-    def _about_verification(self) -> Iterator[str]:
+    def _verification_warnings(self) -> Iterator[str]:
         verdict = self.verdict
         if verdict is None:
             return
@@ -176,44 +178,44 @@ class Facts:
         if failed and verdict.epsilon is not None and verdict.epsilon > self.guarantee.epsilon:
             epsilon = rounded_up(verdict.epsilon)
             yield f"By the run's journal and plan, epsilon is {epsilon}, more than is stated here."
-        if any((one.name, one.outcome) == ("witness", "warning") for one in verdict.checks):
+        if any((check.name, check.outcome) == ("witness", "warning") for check in verdict.checks):
             yield (
-                "The witness of the run was left out when it was verified: this may be an older "
-                "copy of the run, with fewer rounds than were released."
+                "The run was verified without its witness: this may be an older copy of the run, "
+                "with fewer rounds than were released."
             )
 
-    def alike(self, guarantee: Guarantee) -> Guarantee:
-        """Another guarantee for as many devices and at the same delta, so that the two compare."""
+    def comparable(self, guarantee: Guarantee) -> Guarantee:
+        """Return a guarantee for the number of devices and the delta of the stated one."""
         return replace(guarantee, devices=self.guarantee.devices, delta=self.guarantee.delta)
 
     @property
     def right_guess(self) -> float:
-        """How often somebody is right who guesses whether a device was there, at even odds."""
-        padded = self.guarantee.mu * (1 + ROUNDING)
-        return min(1.0, (1 + delta_of(0.0, padded) + self.guarantee.sampler_delta) / 2)
+        """The largest probability to guess rightly whether a device took part, at even odds."""
+        padded_mu = self.guarantee.mu * (1 + ROUNDING)
+        return min(1.0, (1 + delta_of(0.0, padded_mu) + self.guarantee.sampler_delta) / 2)
 
 
 def whole_delta(guarantee: Guarantee) -> float:
-    """The delta of a guarantee with the sampler's part, where that is not negligible."""
+    """Return delta including the sampler's part, if that part is not negligible."""
     total = guarantee.total_delta
     return guarantee.delta if total <= guarantee.delta * (1 + NEGLIGIBLE) else total
 
 
 def delta_text(guarantee: Guarantee) -> str:
-    """Delta as it is stated; 1 or more is no guarantee."""
+    """Return delta as text; a delta above 1, which is no guarantee, is shown as 1."""
     whole = whole_delta(guarantee)
     return in_full(whole) if whole == guarantee.delta else rounded_up(min(whole, 1.0))
 
 
-def empty(guarantee: Guarantee) -> bool:
-    """Whether it promises nothing: with a delta of 1, every mechanism is private."""
+def is_empty(guarantee: Guarantee) -> bool:
+    """Return whether delta is at least 1. Every mechanism satisfies such a guarantee."""
     return not whole_delta(guarantee) < 1
 
 
 def catalogue_name(run: Run) -> str | None:
-    """What the command line calls the mechanism, if that name makes this very one."""
+    """Return the name that gives this mechanism on the command line, or None if there is none."""
     try:
-        found = mechanism(run.mechanism.name, run.participation)
+        named_mechanism = mechanism(run.mechanism.name, run.participation)
     except DpftrlError:
         return None
-    return run.mechanism.name if found == run.mechanism else None
+    return run.mechanism.name if named_mechanism == run.mechanism else None

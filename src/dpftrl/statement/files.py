@@ -1,4 +1,4 @@
-"""The statement of files: a plan or a guarantee, and the folder of a run."""
+"""Statements from files: a plan or a guarantee file, and the folder of a run."""
 
 import hashlib
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ RECORD, PRIVATE = "run.json", "private"
 
 
 class Header(msgspec.Struct):
-    """What tells the kind of a file."""
+    """The field that says which kind of file it is."""
 
     format: str
 
@@ -39,19 +39,23 @@ def statement_of_files(
     state_folder: Path | None = None,
     witness: bool = True,
 ) -> Statement:
-    """State what a plan or guarantee promises and, with a run's folder, what became of it.
+    """Make the statement of a plan or guarantee file and, optionally, of a run.
 
-    A run whose private files are in the folder is verified: only then is anything in its
-    `guarantee.json` called enforced.
+    If the private files of the run are in its folder, the run is verified. Only then can the
+    statement call a hypothesis of its `guarantee.json` enforced.
 
     Args:
-        promise: A plan or a guarantee.
-        run: The folder of a run: its guarantee, its ledger, its curves, as far as they are there.
+        promise: The file of a plan or a guarantee.
+        run: The folder of a run. It must have `guarantee.json`, `ledger.csv` or both.
         devices: One more number of devices of one person to state the guarantee for.
-        date: To be printed.
-        on_progress: Called while the ledger is read.
-        state_folder: Where the witness of the run is.
-        witness: Whether to ask for the witness; without it, the folder may be an older copy.
+        date: The date to print, or None to print no date.
+        on_progress: Called with the progress of reading the ledger.
+        state_folder: The folder of the run's witness.
+        witness: Whether to verify the run with its witness. Without it, the folder may be an older
+            copy of the run.
+
+    Raises:
+        InvalidInput: A file cannot be read, or the folder is not that of a run.
     """
     promised = _load(promise)
     role: Role = "plan" if isinstance(promised, Plan) else "guarantee"
@@ -61,7 +65,7 @@ def statement_of_files(
     record = None if run is None else _record(run)
     if run is not None:
         inputs += _run_inputs(run)
-    # A log is that of the run itself, which comes last, after the earlier runs.
+    # The log covers only the run itself, which comes last, after the earlier runs.
     is_chain = record is not None and record.start is not None and bool(record.start.runs)
     limits = _limits(guarantee_of(base.runs[-1:], base.delta) if is_chain else base)
     return make_statement(
@@ -78,21 +82,21 @@ def statement_of_files(
 
 
 def _verdict(run: Path, state_folder: Path | None, witness: bool) -> Verdict | None:
-    """What an audit finds, where there is a server's private folder to look at."""
+    """Verify the run, or return None if its private files are not there."""
     if not (run / PRIVATE).exists():
         return None
     return verify_run(run, state_folder, witness=witness)
 
 
 def _record(run: Path) -> RunRecord | None:
-    """What the run's server wrote down when it began; None if that cannot be read."""
+    """Return what `run.json` says, or None if it is missing or cannot be read."""
     path = run / RECORD
     if not path.exists():
         return None
     try:
         file = read_json(path, RunFile, "run")
         start = None if file.start is None else Start.of_content(file.start, path)
-    except DpftrlError:  # the audit, if there is one, fails for the same reason
+    except DpftrlError:  # verification, if there is one, fails for the same reason
         return None
     return RunRecord(file.run, file.settings.population, start, file.version)
 
@@ -103,6 +107,7 @@ def _curves(run: Path) -> bytes | None:
 
 
 def _load(path: Path) -> Plan | Guarantee:
+    """Load a plan or a guarantee, as the `format` field of the file says."""
     kind = read_json(path, Header, "plan or guarantee").format
     if kind == "dpftrl plan":
         return load_plan(path)
@@ -115,17 +120,20 @@ def _load(path: Path) -> Plan | Guarantee:
 
 
 def _accounted(run: Path) -> Guarantee | None:
-    """What the run's server wrote, if it did."""
+    """Load the guarantee that the run's server accounted, or return None if there is no file."""
     if not run.is_dir():
         raise InvalidInput(f"{run} is not a folder; --run takes the folder of a run")
     if not any((run / name).exists() for name in (GUARANTEE, LEDGER)):
-        raise InvalidInput(f"{run} holds neither {GUARANTEE} nor {LEDGER}: it is not that of a run")
+        raise InvalidInput(
+            f"{run} has neither {GUARANTEE} nor {LEDGER}: it is not the folder of a run"
+        )
     path = run / GUARANTEE
     return load_guarantee(path) if path.exists() else None
 
 
 def _limits(base: Guarantee) -> Limits:
-    if len(base.runs) != 1:  # of several, nobody knows which limits apply to which rows
+    """Return the limits that the log is compared with."""
+    if len(base.runs) != 1:  # the log does not say which rows belong to which run
         return Limits()
     allowed = limits_of(base)
     return Limits(allowed.min_sep, allowed.max_participations)
@@ -137,6 +145,7 @@ def _observed(run: Path, limits: Limits, on_progress: Progress | None) -> Observ
 
 
 def _run_inputs(run: Path) -> Iterator[Input]:
+    """Yield the files of a run that the statement is computed from."""
     roles: dict[str, Role] = {GUARANTEE: "run guarantee", LEDGER: "log", RECORD: "run record"}
     for name, role in roles.items():
         if (run / name).exists():
@@ -144,14 +153,14 @@ def _run_inputs(run: Path) -> Iterator[Input]:
 
 
 def _name(promise: Path, run: Path | None) -> str:
-    """As seen from where the run's folder is, if it lies in there; else without any folder."""
+    """Return the name of a plan or guarantee file, with the run's folder if it is inside it."""
     if run is None or run.resolve() not in promise.resolve().parents:
         return promise.name
     return promise.resolve().relative_to(run.resolve().parent).as_posix()
 
 
 def _sha256(path: Path) -> str:
-    """Read piece by piece: a log may be larger than the memory."""
+    """Return the SHA-256 of a file without loading it as a whole: a log may exceed the memory."""
     try:
         with path.open("rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest()

@@ -1,8 +1,8 @@
-"""What a statement says its guarantee rests on: in our own words, and with evidence or without.
+"""The hypotheses that a statement lists, with the library's own texts and a basis for each.
 
-A guarantee file can be edited by anybody. So a hypothesis of a file counts by its name alone: its
-text comes from here. What the file says of its basis is a claim, unless `dpftrl verify` passed on
-the run that wrote it.
+Anybody can edit a guarantee file. So a statement takes only the name of a hypothesis from the file;
+the text comes from this library. The basis in the file is a claim, unless `dpftrl verify` passed
+for the run that wrote the file.
 """
 
 from collections.abc import Iterable
@@ -26,29 +26,29 @@ StatedBasis = Literal["enforced", "observed", "claimed", "assumed"]
 
 PARTICIPATION: Final = "participation"
 COMMON_CAP: Final = "participation over all runs"
-# About the start model: what its file or the operator says, and nobody can check.
+# Hypotheses about the start model. Its file or the operator states them; nobody can check them.
 CLAIMS: Final = (EARLIER_RUNS, OTHER_PEOPLE, UNKNOWN_START)
-# All texts that a name may have; the first stands for a text that is none of them.
+# The texts that a hypothesis of this name may have. The first one replaces any other text.
 TEXTS: Final[dict[str, tuple[str, ...]]] = {
-    one.name: (one.text,)
-    for one in (CLIPPING, ZERO_OUT, KEYSTREAM, ROUNDING_NOT_COVERED, REPEATED, *CLAIMS)
+    hypothesis.name: (hypothesis.text,)
+    for hypothesis in (CLIPPING, ZERO_OUT, KEYSTREAM, ROUNDING_NOT_COVERED, REPEATED, *CLAIMS)
 } | {
     SECRECY.name: (SECRECY.text, TEST_KEY.text),
-    "identity": tuple(one.text for one in IDENTITIES.values()),
+    "identity": tuple(hypothesis.text for hypothesis in IDENTITIES.values()),
 }
 
 
 @final
 @dataclass(frozen=True)
 class StatedHypothesis:
-    """One thing that must be so, and what shows that it is.
+    """A hypothesis of the guarantee, and the evidence for it.
 
     Attributes:
-        name: What it is about.
-        text: What must be so.
-        basis: `enforced` by the server of a run that verifies; `observed` in a log that was read
-            for this statement, or by such a server; `claimed` by a file or by the operator, without
-            evidence; `assumed`: taken for granted.
+        name: The subject of the hypothesis.
+        text: What must be true.
+        basis: The evidence. `enforced`: the server of a run that passes verification enforced it.
+            `observed`: it was read from a log for this statement, or by such a server. `claimed`:
+            a file or the operator states it, without evidence. `assumed`: there is no evidence.
     """
 
     name: str
@@ -56,93 +56,119 @@ class StatedHypothesis:
     basis: StatedBasis
 
 
-def in_our_words(guarantee: Guarantee) -> Guarantee:
-    """The same guarantee with the texts of its hypotheses as this version writes them.
+def with_own_texts(guarantee: Guarantee) -> Guarantee:
+    """Return the guarantee with the texts of its hypotheses as this version writes them.
 
     Raises:
-        InvalidInput: It has a hypothesis that dpftrl knows nothing of.
+        InvalidInput: The guarantee has a hypothesis with an unknown name.
     """
-    for one in guarantee.hypotheses:
-        if one.name not in {PARTICIPATION, COMMON_CAP, *TEXTS}:
+    for hypothesis in guarantee.hypotheses:
+        if hypothesis.name not in {PARTICIPATION, COMMON_CAP, *TEXTS}:
             raise InvalidInput(
-                f"the guarantee rests on {one.name!r:.60}, which is no hypothesis of dpftrl; it "
-                "was edited, or made by a later version"
+                f"the guarantee rests on {hypothesis.name!r:.60}, which is no hypothesis of "
+                "dpftrl; it was edited, or made by a later version"
             )
     dropped = {PARTICIPATION, *([COMMON_CAP] if guarantee.common_cap is None else [])}
-    others = (one for one in guarantee.hypotheses if one.name not in dropped)
-    written = (replace(one, text=_text(one, guarantee)) for one in others)
-    last_first = reversed(participation_of(guarantee))
-    return replace(guarantee, hypotheses=(*last_first, *written))
+    others = (
+        replace(hypothesis, text=_own_text(hypothesis, guarantee))
+        for hypothesis in guarantee.hypotheses
+        if hypothesis.name not in dropped
+    )
+    last_run_first = reversed(participation_of(guarantee))
+    return replace(guarantee, hypotheses=(*last_run_first, *others))
 
 
 def participation_of(guarantee: Guarantee) -> tuple[Hypothesis, ...]:
-    """The hypothesis about participation of each run, in the order of the runs.
+    """Return the hypothesis about participation of each run, in the order of the runs.
 
-    A run's own text finds it. The server of the last run writes its own hypothesis first, so that
-    the last run has the first choice where two runs have the same limits.
+    A hypothesis belongs to the run whose limits are in its text. The server of the last run writes
+    its own hypothesis first. So if two runs have the same limits, the last run gets the first
+    hypothesis.
     """
-    unused = [one for one in guarantee.hypotheses if one.name == PARTICIPATION]
-    known = {one.text: one for one in reversed(unused)}
-    found: list[Hypothesis] = []
+    unused = [hypothesis for hypothesis in guarantee.hypotheses if hypothesis.name == PARTICIPATION]
+    by_text = {hypothesis.text: hypothesis for hypothesis in reversed(unused)}
+    last_run_first: list[Hypothesis] = []
     for run in reversed(guarantee.runs):
-        wanted = run.hypothesis
-        match = next((one for one in unused if one.text == wanted.text), known.get(wanted.text))
+        expected = run.hypothesis
+        match = next(
+            (hypothesis for hypothesis in unused if hypothesis.text == expected.text),
+            by_text.get(expected.text),
+        )
         if match in unused:
             unused.remove(match)
-        found.append(match or wanted)
-    return tuple(reversed(found))
+        last_run_first.append(match or expected)
+    return tuple(reversed(last_run_first))
 
 
 def without_evidence(guarantee: Guarantee) -> Guarantee:
-    """The same guarantee, with everything that it rests on assumed."""
-    assumed = (replace(one, basis="assumed") for one in guarantee.hypotheses)
+    """Return the guarantee with the basis `assumed` for all hypotheses."""
+    assumed = (replace(hypothesis, basis="assumed") for hypothesis in guarantee.hypotheses)
     return replace(guarantee, hypotheses=tuple(assumed))
 
 
 def claims_of(guarantee: Guarantee) -> frozenset[tuple[str, str]]:
-    """Names and texts of what a guarantee calls enforced or observed."""
-    return frozenset((one.name, one.text) for one in guarantee.hypotheses if one.basis != "assumed")
+    """Return the names and texts of the hypotheses that are called enforced or observed."""
+    return frozenset(
+        (hypothesis.name, hypothesis.text)
+        for hypothesis in guarantee.hypotheses
+        if hypothesis.basis != "assumed"
+    )
 
 
 def stated_hypotheses(
     guarantee: Guarantee, claims: Iterable[tuple[str, str]], earlier: int, has_evidence: bool
 ) -> tuple[StatedHypothesis, ...]:
-    """What a statement lists; what a file left out is assumed, because it is needed all the same.
+    """Return the hypotheses that a statement lists.
+
+    A hypothesis that the guarantee needs, but that a file left out, is listed as assumed.
 
     Args:
-        guarantee: The one that is stated, in our words; what it calls enforced or observed is so.
-        claims: What a file calls enforced or observed, without evidence.
-        earlier: How many of its runs are earlier ones, which a start model was made by.
-        has_evidence: False if the run does not verify: then nothing is enforced or observed.
+        guarantee: The stated guarantee, from `with_own_texts`. Its bases `enforced` and `observed`
+            have evidence.
+        claims: Names and texts of hypotheses that a file calls enforced or observed, without
+            evidence.
+        earlier: The number of its runs that produced the start model. They come first.
+        has_evidence: False if verification of the run failed: then nothing is enforced or
+            observed.
     """
     claimed = set(claims)
 
-    def stated(one: Hypothesis, text: str, is_claim: bool) -> StatedHypothesis:
-        is_claim = is_claim or (one.basis == "assumed" and (one.name, one.text) in claimed)
-        is_claim = is_claim or (one.basis != "assumed" and not has_evidence)
-        return StatedHypothesis(one.name, text, "claimed" if is_claim else one.basis)
+    def stated(hypothesis: Hypothesis, text: str, is_claim: bool) -> StatedHypothesis:
+        if hypothesis.basis == "assumed":
+            is_claim = is_claim or (hypothesis.name, hypothesis.text) in claimed
+        else:
+            is_claim = is_claim or not has_evidence
+        return StatedHypothesis(hypothesis.name, text, "claimed" if is_claim else hypothesis.basis)
 
-    several = len(guarantee.runs) > 1
-    needed = guarantee_of(guarantee.runs, guarantee.delta).hypotheses
-    named = {one.name for one in guarantee.hypotheses}
-    rest = (
-        *(one for one in guarantee.hypotheses if one.name != PARTICIPATION),
-        *(one for one in needed if one.name not in {PARTICIPATION, *named}),
+    has_several_runs = len(guarantee.runs) > 1
+    required = guarantee_of(guarantee.runs, guarantee.delta).hypotheses
+    names = {hypothesis.name for hypothesis in guarantee.hypotheses}
+    claim_names = {claim.name for claim in CLAIMS}
+    others = (
+        *(hypothesis for hypothesis in guarantee.hypotheses if hypothesis.name != PARTICIPATION),
+        *(hypothesis for hypothesis in required if hypothesis.name not in {PARTICIPATION, *names}),
     )
     return (
         *(
-            stated(one, f"Run {number}: {one.text}" if several else one.text, number <= earlier)
-            for number, one in enumerate(participation_of(guarantee), 1)
+            stated(
+                hypothesis,
+                f"Run {number}: {hypothesis.text}" if has_several_runs else hypothesis.text,
+                is_claim=number <= earlier,
+            )
+            for number, hypothesis in enumerate(participation_of(guarantee), 1)
         ),
-        *(stated(one, one.text, one.name in {claim.name for claim in CLAIMS}) for one in rest),
+        *(
+            stated(hypothesis, hypothesis.text, is_claim=hypothesis.name in claim_names)
+            for hypothesis in others
+        ),
     )
 
 
-def _text(one: Hypothesis, guarantee: Guarantee) -> str:
-    if one.name == COMMON_CAP:
+def _own_text(hypothesis: Hypothesis, guarantee: Guarantee) -> str:
+    if hypothesis.name == COMMON_CAP:
         return (
             f"Over all {len(guarantee.runs)} runs together, each device takes part in at most "
             f"{guarantee.common_cap:,} rounds."
         )
-    texts = TEXTS[one.name]
-    return one.text if one.text in texts else texts[0]
+    texts = TEXTS[hypothesis.name]
+    return hypothesis.text if hypothesis.text in texts else texts[0]

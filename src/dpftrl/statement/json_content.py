@@ -1,4 +1,4 @@
-"""The statement for machines: the same facts as JSON, numbers in full."""
+"""The JSON file of a statement: the same facts as the document, with numbers in full."""
 
 import hashlib
 from typing import Any, cast
@@ -13,9 +13,15 @@ from dpftrl.statement.document import visible
 from dpftrl.statement.facts import NOT_COVERED, Facts, catalogue_name, whole_delta
 
 
-def twin(facts: Facts, summary: str, formal: str) -> bytes:
-    """Indented JSON; the same facts give the same bytes."""
-    encoded = msgspec.json.encode(_content(facts, summary, formal), enc_hook=_plain)
+def statement_json(facts: Facts, summary: str, formal: str) -> bytes:
+    """Return the facts as indented JSON. The same facts give the same bytes.
+
+    Args:
+        facts: The facts of the statement.
+        summary: The guarantee in one plain sentence.
+        formal: The guarantee in one formal sentence.
+    """
+    encoded = msgspec.json.encode(_content(facts, summary, formal), enc_hook=_encode_array)
     return msgspec.json.format(encoded, indent=2) + b"\n"
 
 
@@ -27,7 +33,7 @@ def _content(facts: Facts, summary: str, formal: str) -> dict[str, Any]:
         "summary": summary,
         "formal_statement": formal,
         "warnings": facts.warnings,
-        "origin": facts.happened.origin,
+        "origin": facts.stated.origin,
         **_numbers(stated),
         "right_guess": facts.right_guess,
         "kind": facts.kind,
@@ -39,9 +45,11 @@ def _content(facts: Facts, summary: str, formal: str) -> dict[str, Any]:
         "hypotheses": facts.hypotheses,
         "not_covered": NOT_COVERED,
         "epsilon_at_delta": [
-            {"delta": one.delta, "epsilon": one.epsilon} for one in facts.by_delta
+            {"delta": guarantee.delta, "epsilon": guarantee.epsilon} for guarantee in facts.by_delta
         ],
-        "devices": [{"devices": one.devices, **_numbers(one)} for one in facts.by_devices],
+        "devices": [
+            {"devices": guarantee.devices, **_numbers(guarantee)} for guarantee in facts.by_devices
+        ],
         "fleet": facts.fleet,
         "planned": _guarantee(facts.promised),
         "accounted": None if facts.accounted is None else _guarantee(facts.accounted),
@@ -53,8 +61,8 @@ def _content(facts: Facts, summary: str, formal: str) -> dict[str, Any]:
         "dpftrl_version": __version__,
         "input_sha256": facts.inputs[0].sha256 if facts.inputs else None,
         "inputs": [
-            {"role": one.role, "name": visible(one.name), "sha256": one.sha256}
-            for one in facts.inputs
+            {"role": file.role, "name": visible(file.name), "sha256": file.sha256}
+            for file in facts.inputs
         ],
         "date": facts.date,
     }
@@ -95,25 +103,28 @@ def _run(run: Run) -> dict[str, Any]:
 
 
 def _observed(facts: Facts) -> dict[str, Any] | None:
-    """No client is named: who took part is not covered."""
-    seen, ex_post = facts.observed, facts.happened.ex_post
-    if seen is None:
+    """Return the summary of the log, without the name of any client.
+
+    The guarantee does not cover who took part, so a statement must not say it.
+    """
+    observed, ex_post = facts.observed, facts.stated.ex_post
+    if observed is None:
         return None
     return {
-        "rounds": seen.rounds,
-        "empty_rounds": seen.empty_rounds,
-        "clients": seen.clients,
-        "participations": seen.participations,
-        "min_sep": seen.min_sep,
-        "max_participations": seen.max_participations,
-        "duplicate_rows": seen.duplicate_rows,
-        "kept_to_limits": facts.happened.kept,
+        "rounds": observed.rounds,
+        "empty_rounds": observed.empty_rounds,
+        "clients": observed.clients,
+        "participations": observed.participations,
+        "min_sep": observed.min_sep,
+        "max_participations": observed.max_participations,
+        "duplicate_rows": observed.duplicate_rows,
+        "kept_to_limits": facts.stated.kept_limits,
         "guarantee": None if ex_post is None else _guarantee(ex_post),
     }
 
 
 def _start(facts: Facts) -> dict[str, Any] | None:
-    """The model file that the run started from; None if there was none, or it is not recorded."""
+    """Return the start model of the run, or None if there is none or it is not recorded."""
     start = facts.start
     if start is None:
         return None
@@ -121,19 +132,19 @@ def _start(facts: Facts) -> dict[str, Any] | None:
         "sha256": start.sha256,
         "earlier_runs": [
             {
-                "run": one.run,
-                "population": one.population,
-                "people": one.people,
-                "composed": one.people == "same",
-                **_guarantee(one.guarantee),
+                "run": run.run,
+                "population": run.population,
+                "people": run.people,
+                "composed": run.people == "same",
+                **_guarantee(run.guarantee),
             }
-            for one in start.earlier
+            for run in start.earlier
         ],
     }
 
 
 def _verification(facts: Facts) -> dict[str, Any] | None:
-    """Names alone: what a check found may name folders of whoever ran it."""
+    """Return the names of the checks by outcome, without their texts, which may name folders."""
     if facts.verdict is None:
         return None
     by_outcome: dict[str, list[str]] = {"passed": [], "failed": [], "warning": []}
@@ -143,11 +154,12 @@ def _verification(facts: Facts) -> dict[str, Any] | None:
 
 
 def matrix_digest(value: np.ndarray[Any, Any]) -> str:
-    """SHA-256 of the entries as little-endian float64, row by row."""
+    """Return the SHA-256 of the entries as little-endian float64, row by row."""
     return hashlib.sha256(np.ascontiguousarray(value, dtype="<f8").tobytes()).hexdigest()
 
 
-def _plain(value: Any) -> Any:
+def _encode_array(value: Any) -> Any:
+    """Encode a matrix for JSON by its shape and digest."""
     if isinstance(value, np.ndarray):
         matrix = cast("np.ndarray[Any, Any]", value)
         return {"shape": list(matrix.shape), "sha256": matrix_digest(matrix)}

@@ -1,8 +1,8 @@
-"""What was promised beside what happened: which guarantee may be stated after a run.
+"""Comparison of the promised with the observed guarantee: which one may be stated after a run.
 
-The rule: a promise is stated only if nothing speaks against it. What the run's server accounted
-comes before what was planned, and where a log shows that devices did not keep to the limits, the
-log comes before both.
+The promised guarantee is stated only if nothing contradicts it. The guarantee that the run's server
+accounted replaces the planned one. If a log shows that devices exceeded the participation limits,
+the guarantee of the log replaces both.
 """
 
 from collections.abc import Iterator
@@ -20,157 +20,196 @@ REPEATED = Hypothesis(
     "twice.",
 )
 
-# Where the guarantee that is stated comes from.
+# Two mu that differ relatively by less are the same: they were computed in different ways.
+AGREEMENT = 1e-9
+
+# The source of the guarantee that is stated.
 Origin = Literal["plan", "guarantee", "run", "log"]
 
 
 @final
 @dataclass(frozen=True)
-class Happened:
-    """The guarantee to state, and what has to be said about it first.
+class StatedGuarantee:
+    """The guarantee to state, and the result of comparing it with the log.
 
     Attributes:
-        guarantee: The one to state.
-        origin: Where it comes from.
-        ex_post: The guarantee of the participation that the log shows, where there is one.
-        kept: Whether the log keeps to the limits; None if that is not known.
-        warnings: What nobody may overlook.
+        guarantee: The guarantee to state.
+        origin: The source of that guarantee.
+        ex_post: The guarantee for the participation in the log, or None if there is no log, or it
+            cannot be compared.
+        kept_limits: Whether the participation in the log keeps to the limits; None if unknown.
+        warnings: Sentences that the statement must begin with.
     """
 
     guarantee: Guarantee
     origin: Origin
     ex_post: Guarantee | None = None
-    kept: bool | None = None
+    kept_limits: bool | None = None
     warnings: tuple[str, ...] = ()
 
 
-def weigh(
+def choose_guarantee(
     promised: Guarantee,
     origin: Literal["plan", "guarantee"],
     accounted: Guarantee | None,
     observed: Observed | None,
-) -> Happened:
-    """Decide which guarantee to state.
+) -> StatedGuarantee:
+    """Choose the guarantee to state.
+
+    Args:
+        promised: The planned guarantee.
+        origin: The kind of file that `promised` comes from.
+        accounted: The guarantee that the run's server accounted, if there was a run.
+        observed: The summary of the run's log, if there is one.
+
+    Raises:
+        InvalidInput: The guarantee covers several runs, and the log contradicts all of them.
 
     Guarantees:
-        The one chosen is that of a participation which the log, if there is one, keeps to; and its
-        mu is never below that of what the server accounted (or, without that, of the promise).
+        If there is a log, its participation is covered by the chosen guarantee. The mu of the
+        chosen guarantee is never below that of `accounted` or, if that is None, of `promised`.
     """
     base = promised if accounted is None else accounted
-    found = Happened(base, origin if accounted is None else "run")
+    stated = StatedGuarantee(base, origin if accounted is None else "run")
     if observed is not None and len(base.runs) > 1:
-        found = replace(found, warnings=(_not_compared(base, observed),))
+        stated = replace(stated, warnings=(_not_compared(base, observed),))
     elif observed is not None:
-        found = _against_log(found, observed)
-    more: list[str] = []
+        stated = _compare_with_log(stated, observed)
+    more_warnings: list[str] = []
     if accounted is not None:
-        more += _differences(promised, accounted)
-        if observed is not None and found.kept and len(promised.runs) == 1:
-            more += _breaks(limits_of(promised), observed, "planned")
+        more_warnings += _differences(promised, accounted)
+        if observed is not None and stated.kept_limits and len(promised.runs) == 1:
+            more_warnings += _broken_limits(limits_of(promised), observed, "planned")
     if observed is not None and observed.duplicate_rows:
-        found = replace(found, guarantee=found.guarantee.resting_on(REPEATED))
-        more.append(
+        stated = replace(stated, guarantee=stated.guarantee.resting_on(REPEATED))
+        more_warnings.append(
             f"The log has {observed.duplicate_rows:,} row(s) too many: the same device counted "
-            "more than once in a round. If these are updates that were summed twice, and not lines "
+            "more than once in a round. If an update was summed twice, and not only its row "
             "written twice, no guarantee in this statement holds."
         )
-    return replace(found, warnings=(*found.warnings, *more))
+    return replace(stated, warnings=(*stated.warnings, *more_warnings))
 
 
-def _against_log(stated: Happened, observed: Observed) -> Happened:
+def _compare_with_log(stated: StatedGuarantee, observed: Observed) -> StatedGuarantee:
+    """Confirm the participation of a guarantee by the log, or replace it by that of the log."""
     base, limits = stated.guarantee, limits_of(stated.guarantee)
-    broken = list(_breaks(limits, observed, "promised"))
+    broken = list(_broken_limits(limits, observed, "promised"))
     ex_post = _guarantee_of_log(base, observed.within(limits))
     if not broken:
         confirmed = tuple(
-            replace(old, basis="observed")
-            if old.name.startswith("participation") and old.basis == "assumed"
-            else old
-            for old in base.hypotheses
+            replace(hypothesis, basis="observed")
+            if hypothesis.name.startswith("participation") and hypothesis.basis == "assumed"
+            else hypothesis
+            for hypothesis in base.hypotheses
         )
         return replace(
-            stated, guarantee=replace(base, hypotheses=confirmed), ex_post=ex_post, kept=True
+            stated, guarantee=replace(base, hypotheses=confirmed), ex_post=ex_post, kept_limits=True
         )
-    formal, beside = ex_post, ""
-    if ex_post.mu < base.mu:  # fewer rounds of one device, but closer together
-        formal = _guarantee_of_log(base, _both(limits, observed))
-        beside = " and, lest epsilon be smaller than promised, for as many rounds as promised"
+    guarantee, addition = ex_post, ""
+    if ex_post.mu < base.mu:  # a device took part in fewer rounds, but they are closer together
+        guarantee = _guarantee_of_log(base, _wider_limits(limits, observed))
+        addition = (
+            " and, so that epsilon is not smaller than promised, as many rounds as were promised"
+        )
     warning = (
-        f"The participation limits were not kept. {' '.join(broken)}{_how_many(observed)} What was "
-        "promised does not hold for everybody: the guarantee stated here allows for what the log "
-        f"shows{beside}."
+        f"The participation limits were not kept. {' '.join(broken)}{_affected_devices(observed)} "
+        "The promised guarantee does not hold for every device: the guarantee stated here allows "
+        f"for what the log shows{addition}."
     )
-    # A bound on more patterns may be tighter than another on fewer: never use that to say less.
-    formal = replace(formal, mu_of_one=max(formal.mu_of_one, base.mu_of_one))
-    return Happened(formal, "log", ex_post, kept=False, warnings=(warning,))
+    # A bound over more patterns can be tighter than a bound over fewer. Never state a smaller mu
+    # because of that.
+    guarantee = replace(guarantee, mu_of_one=max(guarantee.mu_of_one, base.mu_of_one))
+    return StatedGuarantee(guarantee, "log", ex_post, kept_limits=False, warnings=(warning,))
 
 
 def limits_of(guarantee: Guarantee) -> Participation:
-    """What a guarantee of one run allows a device."""
+    """Return the participation that a guarantee for one run allows a device."""
     allowed = guarantee.runs[0].participation
     cap = guarantee.common_cap or allowed.max_participations
     return replace(allowed, max_participations=min(cap, allowed.max_participations))
 
 
-def _both(promised: Participation, observed: Observed) -> MinSep:
-    """The least that allows for the promise and for the log."""
-    seen = observed.within(promised)
-    most = max(promised.max_participations, seen.max_participations)
-    return MinSep(seen.rounds, min(promised.min_sep, seen.min_sep), most)
+def _wider_limits(promised: Participation, observed: Observed) -> MinSep:
+    """Return the tightest limits that allow both the promised and the observed participation."""
+    in_log = observed.within(promised)
+    most = max(promised.max_participations, in_log.max_participations)
+    return MinSep(in_log.rounds, min(promised.min_sep, in_log.min_sep), most)
 
 
 def _guarantee_of_log(base: Guarantee, participation: Participation) -> Guarantee:
-    """The same noise under another participation, resting on the log for that alone."""
+    """Return the guarantee of the same noise for the participation that the log shows.
+
+    The hypothesis about participation is observed; all others are those of `base`.
+    """
     run = base.runs[0]
-    seen_run = Run.of(run.mechanism, participation, run.noise_multiplier, run.buffers)
-    found = guarantee_of([seen_run], base.delta)
-    limit = found.runs[0].hypothesis
-    kept = (old for old in base.hypotheses if not old.name.startswith("participation"))
-    seen = Hypothesis(limit.name, limit.text, "observed")
-    return found.resting_on(seen, *kept).for_devices(base.devices)
+    run_in_log = Run.of(run.mechanism, participation, run.noise_multiplier, run.buffers)
+    guarantee = guarantee_of([run_in_log], base.delta)
+    participation_limit = guarantee.runs[0].hypothesis
+    others = (
+        hypothesis
+        for hypothesis in base.hypotheses
+        if not hypothesis.name.startswith("participation")
+    )
+    observed = Hypothesis(participation_limit.name, participation_limit.text, "observed")
+    return guarantee.resting_on(observed, *others).for_devices(base.devices)
 
 
-def _breaks(limits: Participation, observed: Observed, what: str) -> Iterator[str]:
-    """A sentence for each limit that the log does not keep to."""
+def _broken_limits(
+    limits: Participation, observed: Observed, promised_or_planned: str
+) -> Iterator[str]:
+    """Yield one sentence for each limit that the log does not keep to."""
     if observed.max_participations > limits.max_participations:
         yield (
             f"One device took part in {observed.max_participations:,} rounds, where "
-            f"{limits.max_participations:,} were {what}."
+            f"{limits.max_participations:,} were {promised_or_planned}."
         )
     if observed.max_participations > 1 and observed.min_sep < limits.min_sep:
         yield (
             f"One device came back after {observed.min_sep:,} round(s), where at least "
-            f"{limits.min_sep:,} were {what}."
+            f"{limits.min_sep:,} were {promised_or_planned}."
         )
     elif isinstance(limits, FixedEpochs) and not observed.comes_back_after(limits.min_sep):
-        yield f"Devices did not come back after exactly {limits.min_sep:,} rounds, as {what}."
+        yield (
+            f"Devices did not come back after exactly {limits.min_sep:,} rounds, as "
+            f"{promised_or_planned}."
+        )
     if observed.rounds > limits.rounds:
-        yield f"The log has {observed.rounds:,} rounds, where {limits.rounds:,} were {what}."
+        yield (
+            f"The log has {observed.rounds:,} rounds, where {limits.rounds:,} were "
+            f"{promised_or_planned}."
+        )
 
 
-def _how_many(observed: Observed) -> str:
+def _affected_devices(observed: Observed) -> str:
     count = observed.broken_counted_clients
     return f" This concerns {count:,} of {observed.clients:,} devices." if count else ""
 
 
 def _differences(promised: Guarantee, accounted: Guarantee) -> Iterator[str]:
-    """A sentence for each way in which the run was not the one that was promised."""
-    planned, done = promised.runs, accounted.runs
-    if len(planned) != len(done):
-        yield f"The run's guarantee covers {len(done)} run(s), the promise {len(planned)}."
+    """Yield one sentence for each difference between the promised and the accounted guarantee."""
+    planned, performed = promised.runs, accounted.runs
+    if len(planned) != len(performed):
+        yield (
+            f"The run's guarantee covers {len(performed)} run(s), the promised guarantee "
+            f"{len(planned)}."
+        )
     elif [(r.mechanism, r.noise_multiplier) for r in planned] != [
-        (r.mechanism, r.noise_multiplier) for r in done
+        (r.mechanism, r.noise_multiplier) for r in performed
     ]:
         yield "The run did not use the mechanism and the noise multiplier that were promised."
-    if accounted.mu / accounted.devices > promised.mu / promised.devices * (1 + 1e-9):
+    if accounted.mu / accounted.devices > promised.mu / promised.devices * (1 + AGREEMENT):
         yield (
-            "The run spent more than was promised: what its server accounted is stated here, and "
-            "not the promise."
+            "The run spent more than was promised: this statement gives what its server accounted, "
+            "not what was promised."
         )
 
 
 def _not_compared(base: Guarantee, observed: Observed) -> str:
-    """The log of several runs in one says too little; but it may say that something is wrong."""
+    """Return a warning that the log of several runs cannot be compared with each run's limits.
+
+    Raises:
+        InvalidInput: A device took part more often than all runs together allow.
+    """
     allowed = base.common_cap or sum(run.participation.max_participations for run in base.runs)
     if observed.max_participations > allowed:
         raise InvalidInput(
@@ -178,6 +217,6 @@ def _not_compared(base: Guarantee, observed: Observed) -> str:
             f"runs allow {allowed:,}; account each run by its own log, compose them, and state that"
         )
     return (
-        f"The guarantee covers {len(base.runs)} runs and the log does not say which rounds belong "
-        "to which: it was not held against the limits of each run."
+        f"The guarantee covers {len(base.runs)} runs, and the log does not say which rounds belong "
+        "to which run: it was not compared with the limits of each run."
     )

@@ -1,4 +1,8 @@
-"""A document as one HTML file: no script, nothing loaded, good on paper and in the dark."""
+"""Rendering of a document as Markdown and as HTML.
+
+The HTML page is one file without scripts. It loads nothing from elsewhere, and has styles for dark
+screens and for paper.
+"""
 
 import re
 from base64 import b64encode
@@ -23,17 +27,18 @@ from dpftrl.statement.document import (
     visible,
 )
 
-# What could start markup in the middle of a line; and what could at its start.
+# Characters that can start Markdown markup anywhere in a line.
 SPECIAL = re.compile(r"[\\`*_\[\]<>|~&$#]")
-OPENING = re.compile(r"^([-+=]|\d+(?=[.)]))")
+# What can start a list or a rule at the start of a line.
+LINE_START = re.compile(r"^([-+=]|\d+(?=[.)]))")
 
 
 def markdown(document: Document) -> str:
-    """The document, one paragraph a line."""
-    return "\n\n".join(_document(document)) + "\n"
+    """Return the document as Markdown, with one line per paragraph."""
+    return "\n\n".join(_markdown_parts(document)) + "\n"
 
 
-def _document(document: Document) -> Iterator[str]:
+def _markdown_parts(document: Document) -> Iterator[str]:
     yield f"# {_markdown_inline(document.title)}"
     yield from map(_markdown_block, document.blocks)
     for section in document.sections:
@@ -50,15 +55,15 @@ def _markdown_section(section: Section, level: int) -> Iterator[str]:
 def _markdown_block(block: Block) -> str:
     match block:
         case Paragraph(text):
-            return _line(text)
+            return _markdown_line(text)
         case Notice(text):
-            return f"> {_line(text)}"
+            return f"> {_markdown_line(text)}"
         case Bullets(items):
-            return "\n".join(f"- {_line(item)}" for item in items)
+            return "\n".join(f"- {_markdown_line(item)}" for item in items)
         case Table():
             return _markdown_table(block)
         case Commands(lines):
-            return _fenced([visible(line) for line in lines])
+            return _fenced_code([visible(line) for line in lines])
         case Figure(caption, file, _):
             return f"![{_markdown_inline(caption)}]({file})"
         case _:
@@ -66,26 +71,30 @@ def _markdown_block(block: Block) -> str:
 
 
 def _markdown_table(table: Table) -> str:
-    rows = [_row(table.head), "|" + "---|" * len(table.head), *map(_row, table.rows)]
-    return _line(table.caption) + "\n\n" + "\n".join(rows)
+    rows = [
+        _markdown_row(table.head),
+        "|" + "---|" * len(table.head),
+        *map(_markdown_row, table.rows),
+    ]
+    return _markdown_line(table.caption) + "\n\n" + "\n".join(rows)
 
 
-def _row(cells: tuple[Text, ...]) -> str:
+def _markdown_row(cells: tuple[Text, ...]) -> str:
     return "|" + "|".join(f" {_markdown_inline(cell, in_table=True)} " for cell in cells) + "|"
 
 
-def _fenced(lines: list[str]) -> str:
-    fence = "`" * (_longest_ticks("\n".join(lines), least=2) + 1)
+def _fenced_code(lines: list[str]) -> str:
+    fence = "`" * (_longest_backticks("\n".join(lines), least=2) + 1)
     return "\n".join([f"{fence}console", *lines, fence])
 
 
-def _line(text: Text) -> str:
-    """A line of its own, whose first character must not make a list or a rule of it."""
+def _markdown_line(text: Text) -> str:
+    """Return text as a line of its own, escaped so that it does not start a list or a rule."""
     line = _markdown_inline(text).strip()
-    number = OPENING.match(line)
-    if number is None:
+    start = LINE_START.match(line)
+    if start is None:
         return line
-    cut = number.end() if line[0].isdigit() else 0
+    cut = start.end() if line[0].isdigit() else 0
     return f"{line[:cut]}\\{line[cut:]}"
 
 
@@ -97,23 +106,23 @@ def _markdown_span(span: Span, in_table: bool) -> str:
     if not span.text.strip():
         return span.text
     if span.style == "code" and not (in_table and re.search(r"[|\\]", span.text)):
-        return _code(span.text)
-    # In a table, code cannot hold a bar in a way that all renderers agree on: text can.
+        return _inline_code(span.text)
+    # Renderers disagree about a bar or a backslash in code in a table, but not in plain text.
     escaped = SPECIAL.sub(r"\\\g<0>", span.text)
     return escaped if span.style in {"plain", "code"} else f"**{escaped}**"
 
 
-def _code(text: str) -> str:
-    ticks = "`" * (_longest_ticks(text) + 1)
+def _inline_code(text: str) -> str:
+    ticks = "`" * (_longest_backticks(text) + 1)
     space = " " if text[0] in " `" or text[-1] in " `" else ""
     return f"{ticks}{space}{text}{space}{ticks}"
 
 
-def _longest_ticks(text: str, least: int = 0) -> int:
+def _longest_backticks(text: str, least: int = 0) -> int:
     return max([least, *map(len, re.findall("`+", text))])
 
 
-# Colours have a contrast of at least 4.5 to their ground; no meaning hangs on colour alone.
+# Text has a contrast of at least 4.5 to its background (WCAG AA). Colour is never the only sign.
 STYLE: Final = """\
 :root { color-scheme: light dark; --text: #1b1b1b; --ground: #fff; --line: #c8c8c8;
   --soft: #f3f3f3; --enforced: #00664f; --observed: #004f9e; --claimed: #6b2fa0;
@@ -147,16 +156,16 @@ pre { padding: .7rem .9rem; background: var(--soft); white-space: pre-wrap; }
   pre { border: 1px solid var(--line); } }
 @page { margin: 18mm; }"""
 
-# Belt and braces: a browser would refuse to load anything even if something got in.
+# A second protection: the browser refuses to load anything, even if markup got into the page.
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def html(document: Document) -> str:
-    """The document as a page."""
-    return "\n".join(_page(document)) + "\n"
+    """Return the document as a complete HTML page."""
+    return "\n".join(_html_lines(document)) + "\n"
 
 
-def _page(document: Document) -> Iterator[str]:
+def _html_lines(document: Document) -> Iterator[str]:
     yield "<!doctype html>"
     yield '<html lang="en">'
     yield "<head>"
@@ -198,12 +207,12 @@ def _html_block(block: Block) -> str:
         case Commands(lines):
             return "<pre><code>" + escape("\n".join(map(visible, lines))) + "</code></pre>"
         case Figure():
-            return "\n".join(_figure(block))
+            return "\n".join(_html_figure(block))
         case _:
             assert_never(block)
 
 
-def _figure(figure: Figure) -> Iterator[str]:
+def _html_figure(figure: Figure) -> Iterator[str]:
     data = b64encode(figure.png).decode()
     caption = _html_inline(figure.caption)
     yield f'<figure><img alt="{escape(plain(figure.caption))}" src="data:image/png;base64,{data}">'

@@ -1,6 +1,6 @@
-"""What a statement says of setting and definition, and of what happened.
+"""The sections of a statement: summary, promised and observed, setting, definition.
 
-The order is that of the checklist in section 5.3 of Ponomareva et al. (2023), How to DP-fy ML.
+Their order is that of the checklist in section 5.3 of Ponomareva et al. (2023), How to DP-fy ML.
 """
 
 from collections.abc import Iterator
@@ -8,10 +8,18 @@ from collections.abc import Iterator
 from dpftrl._internal.formatting import in_full, percent_up, rounded_up
 from dpftrl.accounting import Guarantee
 from dpftrl.statement.document import Block, Bullets, Figure, Paragraph, Section, Span, Table
-from dpftrl.statement.facts import NOT_COVERED, Facts, delta_text, empty
-from dpftrl.statement.wording import at_delta, bases, limits, origin, starts_from, summary, whom
+from dpftrl.statement.facts import NOT_COVERED, Facts, delta_text, is_empty
+from dpftrl.statement.wording import (
+    basis_counts,
+    epsilon_at_delta,
+    limits_text,
+    origin_text,
+    start_model_sentences,
+    summary_sentence,
+    unit_text,
+)
 
-NOTHING = "-"
+NO_VALUE = "-"  # the text of a table cell without a value
 
 SETTING = (
     "This is central differential privacy. Devices send clipped updates to a server, which sums "
@@ -20,78 +28,91 @@ SETTING = (
     "Everybody else may be curious: those who see the models, and the other devices too."
 )
 OUTPUT = (
-    "The output is every noisy round of the training. All intermediate models follow from it "
-    "without another look at the data, so that they are covered as well, those sent to devices "
-    "included."
+    "The output is every noisy round of the training. All intermediate models are computed from it "
+    "without another use of the data. So they are covered as well, including those that are sent "
+    "to devices."
 )
 UNIT = (
     "The unit is a device with all its data, however much that is. For a person with one device "
     "this protects the person. Where people share a device, each of them is protected at least as "
-    "well. A person with several devices that take part is protected less; the table bounds by how "
-    "much."
+    "well. A person with several devices that take part is protected less; the table shows how "
+    "much less at most."
 )
 CURVES = (
-    "Accuracy on held-out people, who are not protected by this guarantee, and epsilon, round by "
-    "round."
+    "Accuracy on held-out people, who are not protected by this guarantee, and epsilon, per round."
 )
 ZERO_OUT = (
-    "Zero-out: two datasets are neighbours if they are equal but for one device, whose every "
-    "update is replaced by zeros in one of them. The rounds stay as they are, and so do all other "
-    "devices and their number."
+    "Zero-out: two datasets are neighbours if they differ in one device only, and every update of "
+    "that device is replaced by zeros in one of them. The rounds, all other devices and the number "
+    "of devices are the same."
 )
 
 
 def summary_section(facts: Facts) -> Section:
-    """The numbers, where they come from, and what they mean."""
-    told = "the data of a device" if facts.guarantee.devices == 1 else "the data of a person"
+    """Return the section with the numbers, their origin and their meaning."""
+    secret = "the data of a device" if facts.guarantee.devices == 1 else "the data of a person"
     meaning = (
         "In plain words: suppose that somebody sees all releases, knows the data of everybody "
-        f"else, and thinks it as likely as not that {told} was used. Whatever they do with that, "
+        f"else, and thinks it as likely as not that {secret} was used. Whatever they do, "
         f"their guess is right with a probability of at most {percent_up(facts.right_guess)}."
     )
-    rest = f"It rests on {len(facts.hypotheses)} hypotheses ({bases(facts)}): see section 3.4."
-    first = (Span(summary(facts), "strong"), origin(facts), *starts_from(facts))
-    texts = (*first, meaning, rest)
+    hypotheses = (
+        f"The guarantee rests on {len(facts.hypotheses)} hypotheses ({basis_counts(facts)}): see "
+        "section 3.4."
+    )
+    texts = (
+        Span(summary_sentence(facts), "strong"),
+        origin_text(facts),
+        *start_model_sentences(facts),
+        meaning,
+        hypotheses,
+    )
     return Section("Summary", tuple(map(Paragraph, texts)))
 
 
-def happened_section(facts: Facts) -> Section:
-    """Promise, run and log side by side."""
-    columns = {"planned": facts.alike(facts.promised)}
+def promised_and_observed_section(facts: Facts) -> Section:
+    """Return the section that compares the plan, the run and the log."""
+    columns = {"planned": facts.comparable(facts.promised)}
     if facts.accounted is not None:
-        columns["accounted by the server"] = facts.alike(facts.accounted)
+        columns["accounted by the server"] = facts.comparable(facts.accounted)
     if facts.start is not None and facts.start.runs:
         columns["composed with the earlier runs"] = facts.guarantee
     head = ("", *columns, *(["observed in the log"] if facts.observed else []))
     rows = [
-        (label, *(_of_runs(guarantee, label) for guarantee in columns.values()), *seen)
-        for label, seen in _seen(facts).items()
+        (label, *(_cell(guarantee, label) for guarantee in columns.values()), *in_log)
+        for label, in_log in _log_column(facts).items()
     ]
-    caption = f"What was promised and what happened; epsilon for {whom(facts.guarantee)}."
+    caption = f"What was promised and what was observed; epsilon for {unit_text(facts.guarantee)}."
     blocks: list[Block] = [Table(caption, head, tuple(rows))]
     if facts.observed is not None:
-        blocks.append(Paragraph(_about_log(facts)))
+        blocks.append(Paragraph(_log_text(facts)))
     if facts.curves is not None:
         blocks.append(Figure(CURVES, "curves.png", facts.curves))
     return Section("Planned and observed", tuple(blocks))
 
 
-def _seen(facts: Facts) -> dict[str, tuple[str, ...]]:
-    """The column of the log, if there is one, by row."""
+def _log_column(facts: Facts) -> dict[str, tuple[str, ...]]:
+    """Return the cell of the log for each row label; no cell if there is no log."""
     labels = ("rounds", "min-sep", "most rounds of one device", "noise multiplier", "epsilon")
-    seen, ex_post = facts.observed, facts.happened.ex_post
-    if seen is None:
+    observed, ex_post = facts.observed, facts.stated.ex_post
+    if observed is None:
         return dict.fromkeys(labels, ())
-    apart = f"{seen.min_sep:,}" if seen.max_participations > 1 else NOTHING
-    epsilon = NOTHING if ex_post is None else at_delta(ex_post)
-    cells = (f"{seen.rounds:,}", apart, f"{seen.max_participations:,}", NOTHING, epsilon)
+    min_sep = f"{observed.min_sep:,}" if observed.max_participations > 1 else NO_VALUE
+    epsilon = NO_VALUE if ex_post is None else epsilon_at_delta(ex_post)
+    cells = (
+        f"{observed.rounds:,}",
+        min_sep,
+        f"{observed.max_participations:,}",
+        NO_VALUE,
+        epsilon,
+    )
     return {label: (cell,) for label, cell in zip(labels, cells, strict=True)}
 
 
-def _of_runs(guarantee: Guarantee, label: str) -> str:
-    """One cell: a number a run."""
+def _cell(guarantee: Guarantee, label: str) -> str:
+    """Return one cell of the table, with one number per run of the guarantee."""
     if label == "epsilon":
-        return at_delta(guarantee)
+        return epsilon_at_delta(guarantee)
     cells = {
         "rounds": [f"{run.participation.rounds:,}" for run in guarantee.runs],
         "min-sep": [f"{run.participation.min_sep:,}" for run in guarantee.runs],
@@ -103,26 +124,26 @@ def _of_runs(guarantee: Guarantee, label: str) -> str:
     return " and ".join(cells[label])
 
 
-def _about_log(facts: Facts) -> str:
-    seen = facts.observed
-    assert seen is not None
-    devices = f"{seen.clients:,} devices with {seen.participations:,} participations in all"
-    if facts.happened.ex_post is None:
+def _log_text(facts: Facts) -> str:
+    observed = facts.observed
+    assert observed is not None
+    devices = f"{observed.clients:,} devices with {observed.participations:,} participations in all"
+    if facts.stated.ex_post is None:
         return f"The log has {devices}."
     return (
         f"The log has {devices}. The epsilon observed afterwards (ex post) is what the same noise "
         "gives for the smallest gap and the largest count in the log. It holds for this run, but "
-        "no limit that anybody enforced stands behind it."
+        "it does not rest on a limit that was enforced."
     )
 
 
 def setting_section() -> Section:
-    """Whom one has to trust."""
+    """Return the section that says who must be trusted."""
     return Section("1. Setting", (Paragraph(SETTING),))
 
 
 def definition_section(facts: Facts) -> Section:
-    """What exactly is private, for whom, against which change."""
+    """Return the section that defines what is private: accesses, output, unit and neighbours."""
     return Section(
         "2. What the guarantee is about",
         sections=(
@@ -136,18 +157,18 @@ def definition_section(facts: Facts) -> Section:
 
 def _covered(facts: Facts) -> Iterator[Block]:
     runs = facts.guarantee.runs
-    what = "one training run" if len(runs) == 1 else f"{len(runs)} training runs together"
+    covered = "one training run" if len(runs) == 1 else f"{len(runs)} training runs together"
     yield Paragraph(
-        f"Covered is every use of device data in {what}, for all devices that keep to the limits "
-        "below. A device that does not weakens its own guarantee and nobody else's."
+        f"The guarantee covers every use of device data in {covered}, for all devices that keep to "
+        "the limits below. A device that does not keep to them weakens only its own guarantee."
     )
     if facts.fleet is not None:
         yield Paragraph(
-            f"It was planned for {facts.fleet.population:,} devices that may take part and "
-            f"{facts.fleet.report_goal:,} reports a round."
+            f"The training was planned for {facts.fleet.population:,} devices that may take part "
+            f"and {facts.fleet.report_goal:,} reports per round."
         )
     rows = tuple(
-        (f"run {number}", f"{run.participation.rounds:,}", limits(run.participation))
+        (f"run {number}", f"{run.participation.rounds:,}", limits_text(run.participation))
         for number, run in enumerate(runs, 1)
     )
     yield Table("Rounds, and how often one device may take part.", ("", "rounds", "limits"), rows)
@@ -161,7 +182,7 @@ def _covered(facts: Facts) -> Iterator[Block]:
 
 
 def _start_model(facts: Facts) -> Iterator[Block]:
-    """Where the first model came from, as the run's files say."""
+    """Yield what the run's files say about the model that the run started from."""
     record = facts.record
     if record is None:
         return
@@ -180,33 +201,33 @@ def _start_model(facts: Facts) -> Iterator[Block]:
     else:
         rows = tuple(
             (
-                Span(one.run or "not recorded", "code"),
-                one.population or NOTHING,
-                f"{one.guarantee.runs[0].participation.rounds:,}" if one.run else NOTHING,
-                at_delta(one.guarantee),
-                "the same; composed" if one.people == "same" else "others (claimed); not composed",
+                Span(run.run or "not recorded", "code"),
+                run.population or NO_VALUE,
+                f"{run.guarantee.runs[0].participation.rounds:,}" if run.run else NO_VALUE,
+                epsilon_at_delta(run.guarantee),
+                "the same; composed" if run.people == "same" else "others (claimed); not composed",
             )
-            for one in record.start.earlier
+            for run in record.start.earlier
         )
         head = ("earlier run", "population", "rounds", "epsilon by itself", "people")
-        caption = "The private runs that the start model was made by, as its file states."
+        caption = "The private runs that produced the start model, as its file states."
         yield Table(caption, head, rows)
 
 
 def _unit(facts: Facts) -> Iterator[Block]:
     yield Paragraph(UNIT)
     if facts.guarantee.devices > 1:
-        yield Paragraph(f"What this statement says is for {whom(facts.guarantee)}.")
+        yield Paragraph(f"This statement is for {unit_text(facts.guarantee)}.")
     rows = tuple(
-        (f"{one.devices:,}", "no guarantee", NOTHING, NOTHING)
-        if empty(one)
+        (f"{guarantee.devices:,}", "no guarantee", NO_VALUE, NO_VALUE)
+        if is_empty(guarantee)
         else (
-            f"{one.devices:,}",
-            rounded_up(one.epsilon),
-            delta_text(one),
-            rounded_up(one.rho),
+            f"{guarantee.devices:,}",
+            rounded_up(guarantee.epsilon),
+            delta_text(guarantee),
+            rounded_up(guarantee.rho),
         )
-        for one in facts.by_devices
+        for guarantee in facts.by_devices
     )
     head = ("devices of one person", "epsilon", "delta", "rho")
     yield Table("The guarantee for all devices of one person together.", head, rows)

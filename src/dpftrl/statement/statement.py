@@ -1,4 +1,4 @@
-"""The privacy statement: what is promised, to whom, and what that rests on."""
+"""Make and save privacy statements: what is guaranteed, for whom, and under which hypotheses."""
 
 import os
 from dataclasses import dataclass, replace
@@ -19,33 +19,38 @@ from dpftrl.statement.hypotheses import (
     CLAIMS,
     PARTICIPATION,
     claims_of,
-    in_our_words,
     participation_of,
+    with_own_texts,
     without_evidence,
 )
-from dpftrl.statement.json_content import twin
-from dpftrl.statement.promised_and_observed import weigh
+from dpftrl.statement.json_content import statement_json
+from dpftrl.statement.promised_and_observed import choose_guarantee
 from dpftrl.statement.render import html, markdown
 from dpftrl.statement.sections import (
     definition_section,
-    happened_section,
+    promised_and_observed_section,
     setting_section,
     summary_section,
 )
-from dpftrl.statement.wording import formal, origin, starts_from, summary
+from dpftrl.statement.wording import (
+    formal_sentence,
+    origin_text,
+    start_model_sentences,
+    summary_sentence,
+)
 from dpftrl.verify import Verdict
 
-ENDINGS = (".md", ".html", ".json")
+SUFFIXES = (".md", ".html", ".json")
 
 
 @final
 @dataclass(frozen=True)
 class Statement:
-    """A privacy statement; the same facts give the same bytes.
+    """A privacy statement. The same facts give the same bytes.
 
     Attributes:
-        facts: What it says.
-        document: How it says it.
+        facts: The facts that the statement presents.
+        document: The text of the statement, before rendering.
     """
 
     facts: Facts
@@ -58,21 +63,28 @@ class Statement:
 
     @property
     def summary(self) -> str:
-        """A short paragraph: warnings, the guarantee, where it and its start model come from."""
+        """A short paragraph: warnings, the guarantee, its origin and the start model."""
         facts = self.facts
-        return " ".join([*facts.warnings, summary(facts), origin(facts), *starts_from(facts)])
+        return " ".join(
+            [
+                *facts.warnings,
+                summary_sentence(facts),
+                origin_text(facts),
+                *start_model_sentences(facts),
+            ]
+        )
 
     def markdown(self) -> str:
-        """For people, as text."""
+        """Return the document as Markdown."""
         return markdown(self.document)
 
     def html(self) -> str:
-        """For people, as a page of its own."""
+        """Return the document as a complete HTML page."""
         return html(self.document)
 
     def json_bytes(self) -> bytes:
-        """For machines."""
-        return twin(self.facts, summary(self.facts), formal(self.facts))
+        """Return the facts as JSON, with numbers in full."""
+        return statement_json(self.facts, summary_sentence(self.facts), formal_sentence(self.facts))
 
 
 def make_statement(
@@ -87,56 +99,59 @@ def make_statement(
     verdict: Verdict | None = None,
     record: RunRecord | None = None,
 ) -> Statement:
-    """State what a plan or guarantee promises or, after a run, what may still be stated.
+    """Make the privacy statement of a plan or guarantee and, optionally, of a run.
 
     Args:
-        promise: What was planned.
-        accounted: What the run's server wrote into `guarantee.json`.
-        observed: What the run's log shows; see `dpftrl.accounting.logs`.
+        promise: The plan or the guarantee that was promised.
+        accounted: The guarantee that the run's server wrote into `guarantee.json`.
+        observed: The summary of the run's log; see `dpftrl.accounting.logs`.
         devices: One more number of devices of one person to state the guarantee for.
-        inputs: The files that all this came from, the promise first.
-        date: To be printed; nothing is if none is given.
-        curves: A picture of accuracy and epsilon by round, as PNG.
-        verdict: What `dpftrl.verify` finds about the run that `accounted` is of.
-        record: What the run's `run.json` says, with the model that it started from.
+        inputs: The files that the arguments were read from. The file of `promise` comes first.
+        date: The date to print, or None to print no date.
+        curves: A picture of accuracy and epsilon per round, as PNG.
+        verdict: The result of verifying the run that `accounted` belongs to.
+        record: What the run's `run.json` says, with the model that the run started from.
+
+    Raises:
+        InvalidInput: A guarantee has an unknown hypothesis, or a log contradicts several runs.
 
     Guarantees:
-        What is stated is the promise, or what was accounted if that is given; but if the log does
-        not keep to its limits, the guarantee of the log, with an epsilon that is not smaller. If
-        the run started from a private model, the earlier runs on the same people are composed.
-        A hypothesis is called enforced only if the verdict passed, and observed only if it passed
-        or a log is given. Every number in text is rounded up.
+        The stated guarantee is `accounted` if that is given, and the promised guarantee otherwise.
+        But if the log does not keep to its limits, the guarantee of the log is stated, with an
+        epsilon that is not smaller. If the run started from a private model, the earlier runs on
+        the same people are composed. A hypothesis is called enforced only if the verdict passed,
+        and observed only if it passed or a log is given. Every number in the text is rounded up.
 
     >>> from dpftrl import MinSep, mechanism
     >>> from dpftrl.accounting import account
     >>> clients = MinSep(rounds=2000, min_sep=1182, max_participations=2)
-    >>> found = make_statement(
+    >>> statement = make_statement(
     ...     account(mechanism("blt-b1000"), clients, noise_multiplier=16.1, delta=1e-10)
     ... )
-    >>> print(found.summary.partition("are ")[2].partition(" It ")[0])
+    >>> print(statement.summary.partition("are ")[2].partition(" It ")[0])
     (0.9790, 1e-10)-differentially private and 0.01395-zCDP, for each device.
     """
-    promised = in_our_words(promise.guarantee if isinstance(promise, Plan) else promise)
-    own = None if accounted is None else in_our_words(accounted)
+    promised = with_own_texts(promise.guarantee if isinstance(promise, Plan) else promise)
+    accounted = None if accounted is None else with_own_texts(accounted)
     is_verified = verdict is not None and verdict.passed
     claims: frozenset[tuple[str, str]] = frozenset()
-    if own is None or not is_verified:
-        claims = claims_of(own or promised)
-        own = None if own is None else without_evidence(own)
+    if accounted is None or not is_verified:
+        claims = claims_of(accounted or promised)
+        accounted = None if accounted is None else without_evidence(accounted)
     promised = without_evidence(promised)
     start = None if record is None else record.start
     if start is not None:
-        promised = _alone(promised, start)
-        own = None if own is None else _alone(own, start)
-    kind = "plan" if isinstance(promise, Plan) else "guarantee"
-    happened = weigh(promised, kind, own, observed)
+        promised = _without_earlier_runs(promised, start)
+        accounted = None if accounted is None else _without_earlier_runs(accounted, start)
+    origin = "plan" if isinstance(promise, Plan) else "guarantee"
+    stated = choose_guarantee(promised, origin, accounted, observed)
     if start is not None:
-        happened = replace(happened, guarantee=start.composed_with(happened.guarantee))
+        stated = replace(stated, guarantee=start.composed_with(stated.guarantee))
     facts = Facts(
-        happened=happened,
+        stated=stated,
         promised=promised,
         fleet=promise.fleet if isinstance(promise, Plan) else None,
-        accounted=own,
+        accounted=accounted,
         observed=observed,
         devices=() if devices is None else (whole_number("devices", devices),),
         inputs=inputs,
@@ -149,21 +164,33 @@ def make_statement(
     return Statement(facts, _document(facts))
 
 
-def _alone(guarantee: Guarantee, start: Start) -> Guarantee:
-    """The guarantee of the last run, without the earlier runs that it was composed with."""
-    dropped = {PARTICIPATION, *(one.name for one in CLAIMS)}
-    others = (one for one in guarantee.hypotheses if one.name not in dropped)
+def _without_earlier_runs(guarantee: Guarantee, start: Start) -> Guarantee:
+    """Return the guarantee of the last run, without the earlier runs that it was composed with."""
+    dropped = {PARTICIPATION, *(claim.name for claim in CLAIMS)}
+    others = (hypothesis for hypothesis in guarantee.hypotheses if hypothesis.name not in dropped)
     hypotheses = (participation_of(guarantee)[-1], *others)
     if len(guarantee.runs) == 1:
         return replace(guarantee, hypotheses=hypotheses)
-    if guarantee.runs[:-1] != start.runs:  # not what run.json says: rather count a run twice
+    if guarantee.runs[:-1] != start.runs:
+        # The file and run.json disagree about the earlier runs. Keep both, even if a run is then
+        # counted twice: epsilon is too large rather than too small.
         return guarantee
     alone = guarantee_of(guarantee.runs[-1:], guarantee.delta).for_devices(guarantee.devices)
     return replace(alone, hypotheses=hypotheses)
 
 
 def save_statement(statement: Statement, stem: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """Write STEM.md, STEM.html and STEM.json, replacing what is there; return the paths."""
+    """Write the statement to three files, and its picture, if there is one, to `curves.png`.
+
+    Existing files are replaced.
+
+    Args:
+        statement: The statement.
+        stem: The path of the files without `.md`, `.html` and `.json`; see `statement_paths`.
+
+    Returns:
+        The paths of the three files.
+    """
     paths = statement_paths(stem)
     contents = (
         statement.markdown().encode(),
@@ -178,32 +205,39 @@ def save_statement(statement: Statement, stem: str | os.PathLike[str]) -> tuple[
 
 
 def statement_paths(stem: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """The three files of a stem, which may carry one of their endings."""
-    whole = Path(stem)
-    base = whole.with_suffix("") if whole.suffix in ENDINGS else whole
+    """Return the paths of the Markdown, HTML and JSON file.
+
+    Args:
+        stem: The common path. It may end with the suffix of one of the three files.
+
+    Raises:
+        InvalidInput: The path has no file name.
+    """
+    path = Path(stem)
+    base = path.with_suffix("") if path.suffix in SUFFIXES else path
     if not base.name:
         raise InvalidInput(f"a statement needs a name such as out/statement, got {str(stem)!r}")
-    return tuple(base.with_name(base.name + ending) for ending in ENDINGS)
+    return tuple(base.with_name(base.name + suffix) for suffix in SUFFIXES)
 
 
 def _document(facts: Facts) -> Document:
-    first: list[Block] = [
+    introduction: list[Block] = [
         Notice((Span("Attention.", "strong"), " ", warning)) for warning in facts.warnings
     ]
-    first.append(
+    introduction.append(
         Paragraph(
-            "What this training guarantees about the people whose devices take part, and what that "
-            "rests on. The sections follow the reporting checklist of Ponomareva et al. (2023), "
-            "How to DP-fy ML, section 5.3."
+            "This statement says what the training guarantees to the people whose devices take "
+            "part, and on which hypotheses the guarantee rests. The sections follow the "
+            "reporting checklist of Ponomareva et al. (2023), How to DP-fy ML, section 5.3."
         )
     )
-    happened = [] if facts.accounted is None and facts.observed is None else [facts]
+    is_after_run = facts.accounted is not None or facts.observed is not None
     return Document(
         "Privacy statement",
-        tuple(first),
+        tuple(introduction),
         (
             summary_section(facts),
-            *map(happened_section, happened),
+            *([promised_and_observed_section(facts)] if is_after_run else []),
             setting_section(),
             definition_section(facts),
             accounting_section(facts),

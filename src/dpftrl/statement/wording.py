@@ -1,4 +1,4 @@
-"""The sentences that a statement turns on, each written once."""
+"""The most important sentences of a statement. Each of them is defined once, here."""
 
 from collections import Counter
 
@@ -6,58 +6,61 @@ from dpftrl._internal.formatting import in_full, rounded_up
 from dpftrl.accounting import Guarantee
 from dpftrl.federated import EarlierRun
 from dpftrl.participation import FixedEpochs, Participation
-from dpftrl.statement.facts import Evidence, Facts, delta_text, empty
+from dpftrl.statement.facts import Evidence, Facts, delta_text, is_empty
 from dpftrl.statement.hypotheses import StatedBasis
 
 ORIGINS = {
-    "plan": "This is a plan: it will hold for a run that keeps to it and to its hypotheses.",
+    "plan": (
+        "This is a plan: the guarantee will hold for a run that keeps to the plan and its "
+        "hypotheses."
+    ),
     "guarantee": "It was computed from a guarantee file. How the training went is not known here.",
     "log": (
-        "It allows for the participation that the log shows, read after the run (ex post), because "
-        "the limits were not kept."
+        "It allows for the participation in the log, which was read after the run (ex post), "
+        "because the limits were not kept."
     ),
 }
 
-# The same for what the server of a run wrote, by the evidence that there is for it.
-OF_RUN: dict[Evidence, str] = {
+# The same if the guarantee comes from the server of a run, by the evidence for it.
+RUN_ORIGINS: dict[Evidence, str] = {
     "verified": (
         "It is what the server of the run enforced and accounted: the run's files verify."
     ),
-    "failed": "It is what the run's guarantee file says, and the run does not verify.",
+    "failed": ("It is what the run's guarantee file says, but the verification of the run failed."),
     "none": (
-        "It is what the run's guarantee file says. The run's private files are not here, so that "
+        "It is what the run's guarantee file says. The run's private files are not available, so "
         "nothing shows whether its server enforced it."
     ),
 }
 
 
-def summary(facts: Facts) -> str:
-    """The guarantee in one sentence."""
+def summary_sentence(facts: Facts) -> str:
+    """Return the guarantee in one plain sentence."""
     stated = facts.guarantee
-    if empty(stated):
-        return f"There is no guarantee for {whom(stated)}: the noise is far too small."
+    if is_empty(stated):
+        return f"There is no guarantee for {unit_text(stated)}: the noise is far too small."
     runs = len(stated.runs)
-    what = "the training, and with them all its models,"
+    covered = "the training, and with them all its models,"
     if runs > 1:
-        what = f"the {runs} trainings together, and with them all their models,"
+        covered = f"the {runs} trainings together, and with them all their models,"
     return (
-        f"All noisy rounds of {what} are "
+        f"All noisy rounds of {covered} are "
         f"({rounded_up(stated.epsilon)}, {delta_text(stated)})-differentially private and "
-        f"{rounded_up(stated.rho)}-zCDP, for {whom(stated)}."
+        f"{rounded_up(stated.rho)}-zCDP, for {unit_text(stated)}."
     )
 
 
-def origin(facts: Facts) -> str:
-    """Where the numbers come from."""
-    came_from = facts.happened.origin
-    said = OF_RUN[facts.evidence] if came_from == "run" else ORIGINS[came_from]
-    if facts.happened.kept:
-        return f"{said} The participation log, read afterwards, keeps to the same limits."
-    return said
+def origin_text(facts: Facts) -> str:
+    """Return one or two sentences that say where the numbers come from."""
+    origin = facts.stated.origin
+    text = RUN_ORIGINS[facts.evidence] if origin == "run" else ORIGINS[origin]
+    if facts.stated.kept_limits:
+        return f"{text} The participation log, read afterwards, keeps to the same limits."
+    return text
 
 
-def starts_from(facts: Facts) -> tuple[str, ...]:
-    """A sentence for each private run behind the start model, or for a file without any."""
+def start_model_sentences(facts: Facts) -> tuple[str, ...]:
+    """Return one sentence per private run behind the start model, or one if there is none."""
     start = facts.start
     if start is None:
         return ()
@@ -66,65 +69,65 @@ def starts_from(facts: Facts) -> tuple[str, ...]:
             "It starts from a model file whose origin is not known to dpftrl (SHA-256 "
             f"{start.sha256}): claimed public.",
         )
-    return tuple(f"Starts from a private model: {_earlier(one)}." for one in start.earlier)
+    return tuple(f"Starts from a private model: {_earlier_run_text(run)}." for run in start.earlier)
 
 
-def _earlier(one: EarlierRun) -> str:
-    label = "" if one.population is None else f", population {one.population!r}"
-    run = f"run {one.run}" if one.run else "a run that version 0.1 did not record"
-    name = f"{run} (epsilon {at_delta(one.guarantee)} by itself{label})"
-    if one.people == "same":
+def _earlier_run_text(run: EarlierRun) -> str:
+    population = "" if run.population is None else f", population {run.population!r}"
+    run_id = f"run {run.run}" if run.run else "a run that version 0.1 did not record"
+    name = f"{run_id} (epsilon {epsilon_at_delta(run.guarantee)} by itself{population})"
+    if run.people == "same":
         return f"{name} on the same people; composed"
     return f"{name}, stated by the operator: on other people (claimed); not composed"
 
 
-def formal(facts: Facts) -> str:
-    """The guarantee in one precise sentence."""
+def formal_sentence(facts: Facts) -> str:
+    """Return the guarantee in one formal sentence."""
     stated = facts.guarantee
-    if empty(stated):
+    if is_empty(stated):
         return "There is no epsilon with a delta below 1."
-    what = "the run" if len(stated.runs) == 1 else f"all {len(stated.runs)} runs together"
-    apart = "one device" if stated.devices == 1 else f"{stated.devices} devices"
+    covered = "the run" if len(stated.runs) == 1 else f"all {len(stated.runs)} runs together"
+    difference = "one device" if stated.devices == 1 else f"{stated.devices} devices"
     return (
         "If all hypotheses above hold, then for any two datasets D and D' that are neighbours by "
-        f"zero-out of {apart}, and for any set S of outputs, the noisy rounds M of {what} satisfy "
-        f"Pr[M(D) in S] ≤ exp({rounded_up(stated.epsilon)}) Pr[M(D') in S] + {delta_text(stated)}, "
-        f"and M is {rounded_up(stated.rho)}-zCDP."
+        f"zero-out of {difference}, and for any set S of outputs, the noisy rounds M of {covered} "
+        f"satisfy Pr[M(D) in S] ≤ exp({rounded_up(stated.epsilon)}) Pr[M(D') in S] + "
+        f"{delta_text(stated)}, and M is {rounded_up(stated.rho)}-zCDP."
     )
 
 
-def whom(guarantee: Guarantee) -> str:
-    """Whom it protects."""
+def unit_text(guarantee: Guarantee) -> str:
+    """Return whom a guarantee protects."""
     if guarantee.devices == 1:
         return "each device"
     return f"every {guarantee.devices} devices of one person together"
 
 
-def limits(participation: Participation) -> str:
-    """How often one device may take part."""
+def limits_text(participation: Participation) -> str:
+    """Return how often one device may take part."""
     p = participation
     if p.max_participations == 1:
         return "at most 1 round of one device"
-    apart = "exactly" if isinstance(p, FixedEpochs) else "at least"
-    return f"at most {p.max_participations:,} rounds of one device, {apart} {p.min_sep:,} apart"
+    exactly = "exactly" if isinstance(p, FixedEpochs) else "at least"
+    return f"at most {p.max_participations:,} rounds of one device, {exactly} {p.min_sep:,} apart"
 
 
-def bases(facts: Facts) -> str:
-    """How many hypotheses are enforced, observed, claimed and assumed."""
-    found = Counter(one.basis for one in facts.hypotheses)
-    every: tuple[StatedBasis, ...] = ("enforced", "observed", "claimed", "assumed")
-    return ", ".join(f"{found[basis]} {basis}" for basis in every)
+def basis_counts(facts: Facts) -> str:
+    """Return how many hypotheses are enforced, observed, claimed and assumed."""
+    counts = Counter(hypothesis.basis for hypothesis in facts.hypotheses)
+    all_bases: tuple[StatedBasis, ...] = ("enforced", "observed", "claimed", "assumed")
+    return ", ".join(f"{counts[basis]} {basis}" for basis in all_bases)
 
 
-def at_delta(guarantee: Guarantee) -> str:
-    """Epsilon with its delta, for a table."""
-    if empty(guarantee):
+def epsilon_at_delta(guarantee: Guarantee) -> str:
+    """Return epsilon with its delta, for a table cell."""
+    if is_empty(guarantee):
         return "no guarantee"
     return f"{rounded_up(guarantee.epsilon)} at {delta_text(guarantee)}"
 
 
 def number_rows(guarantee: Guarantee) -> tuple[tuple[str, str, str], ...]:
-    """The parameters, rounded up and in full."""
+    """Return the name of each parameter with its value, rounded up and in full."""
     g = guarantee
     return (
         ("epsilon", rounded_up(g.epsilon), in_full(g.epsilon)),
