@@ -139,7 +139,7 @@ def test_the_flat_order_is_the_server_s():
 
 def test_what_does_not_fit_is_refused_at_once():
     fleet, start = clients(MODELS[0]), started(MODELS[0])
-    with pytest.raises(InvalidInput, match="'zoe', who is none of the users"):
+    with pytest.raises(InvalidInput, match="'zoe', which is not one of the users"):
         fleet.updates(start, ["ann", "zoe"], 0)
     with pytest.raises(InvalidInput, match=r"numbers of float32, got \(3,\)"):
         fleet.updates(start[:3], ["ann"], 0)

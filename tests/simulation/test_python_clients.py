@@ -42,5 +42,5 @@ def test_what_does_not_fit_is_the_function_s_fault():
 
     with pytest.raises(InvalidInput, match="training 'ann' does not fit: got 1 arrays"):
         list(PythonClients(train, MODEL).updates(START, ["ann"], 0))
-    with pytest.raises(InvalidInput, match="must be 6 long"):
+    with pytest.raises(InvalidInput, match="must have 6 numbers"):
         list(PythonClients(train, MODEL).updates(START[:4], ["ann"], 0))

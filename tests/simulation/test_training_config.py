@@ -38,7 +38,7 @@ def test_what_makes_no_sense_is_refused_in_python_too(kind, wrong):
 
 
 def test_the_commonest_wish_about_held_out_people_is_explained():
-    with pytest.raises(InvalidInput, match="somebody must be held out"):
+    with pytest.raises(InvalidInput, match="evaluated on held-out users"):
         read_config(None, ["data.heldout_share=0"])
 
 

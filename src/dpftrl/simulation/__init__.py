@@ -1,4 +1,4 @@
-"""Trainings in this process: a task, its simulated clients, and the server."""
+"""Federated training simulated in one process: a task, simulated clients, and the server."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Late: a config can be read without loading JAX.
+    # Imported on first use, so that a config can be read without loading JAX.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,4 +1,4 @@
-"""What a training is told: a TOML file over the defaults of its task."""
+"""Reading and writing the configuration of a training: a TOML file over the task's defaults."""
 
 import math
 import tomllib
@@ -13,39 +13,40 @@ from dpftrl.errors import InvalidInput
 from dpftrl.federated import Sgd
 from dpftrl.simulation.sections import Config, Data, Local, Network, Privacy
 
-# TOML has no way to say "nothing": what is not given is shown as an example in a comment.
+# TOML has no null: a setting without a value is written as a comment with an example.
 EXAMPLES: Final = {
-    "population": '"es-ES keyboards"  # what you call the people; published with the model',
-    "data.path": '"people.jsonl"  # the file to read; jsonl and stackoverflow need one',
-    "data.vocabulary": '"words.txt"  # public words, one a line, instead of vocabulary_size',
-    "data.vocabulary_size": "1000  # words of the task's own vocabulary",
-    "data.sentence_length": "20  # words of a sentence; else what suits the task",
-    "data.most_users": "1000  # users to train on at most",
-    "model.start": '"model.safetensors"  # a model to start from, such as an exported one',
-    "client.most_batches": "10  # of a client in a round",
-    "server.schedule": '"cooldown:last-quarter:0.05"  # of the learning rate',
-    "privacy.buffers": "4  # of a BLT; else 4, or as many as there are rounds",
-    "privacy.min_sep": "10  # rounds a client waits; else as many as the clients allow",
-    "privacy.max_participations": "5  # of one client",
+    "population": '"es-ES keyboards"  # a label for the people; published with the model',
+    "data.path": '"people.jsonl"  # the file to read; required by jsonl and stackoverflow',
+    "data.vocabulary": '"words.txt"  # public words, one per line, instead of vocabulary_size',
+    "data.vocabulary_size": "1000  # number of words in the task's own vocabulary",
+    "data.sentence_length": "20  # words per sentence; the default depends on the task",
+    "data.most_users": "1000  # largest number of users to train on",
+    "model.start": '"model.safetensors"  # a model to start from, for example an exported one',
+    "client.most_batches": "10  # largest number of batches per client and round",
+    "server.schedule": '"cooldown:last-quarter:0.05"  # schedule of the learning rate',
+    "privacy.buffers": "4  # buffers of a BLT; default: 4, or the number of rounds if smaller",
+    "privacy.min_sep": "10  # rounds between two contacts; default: what the population allows",
+    "privacy.max_participations": "5  # largest number of contacts per client",
     "privacy.epsilon": "8.0  # instead of noise_multiplier",
     "privacy.noise_multiplier": "2.0  # instead of epsilon",
-    "privacy.budget": "8.0  # stop before epsilon passes this",
-    "simulation.timer_hours": "24.0  # a client waits so long, instead of min_sep rounds",
+    "privacy.budget": "8.0  # stop before epsilon exceeds this",
+    "simulation.timer_hours": "24.0  # hours between two contacts, instead of min_sep rounds",
 }
 
 
 def config_text(config: Config) -> str:
-    """What `read_config` reads back as the same config."""
-    top, tables = _split("", msgspec.to_builtins(config))
+    """Return the configuration as TOML, which `read_config` reads back as an equal one."""
+    top, tables = _toml_lines("", msgspec.to_builtins(config))
     return "\n".join([*top, *tables]) + "\n"
 
 
-def _split(prefix: str, table: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+def _toml_lines(prefix: str, table: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the lines of a table's own values, and the lines of the tables inside it."""
     lines, tables = list[str](), list[str]()
     for name, value in table.items():
         if isinstance(value, dict):
-            inner, more = _split(f"{prefix}{name}.", cast("Mapping[str, Any]", value))
-            tables += ["", f"[{prefix}{name}]", *inner, *more]
+            values, nested = _toml_lines(f"{prefix}{name}.", cast("Mapping[str, Any]", value))
+            tables += ["", f"[{prefix}{name}]", *values, *nested]
         elif value is None:
             lines.append(f"# {name} = {EXAMPLES[prefix + name]}")
         else:
@@ -53,10 +54,11 @@ def _split(prefix: str, table: Mapping[str, Any]) -> tuple[list[str], list[str]]
     return lines, tables
 
 
-# Noise grows with the root of the parameters: thousands of people train thousands, not millions.
+# Small models: the norm of the noise grows with the square root of the number of parameters, so
+# thousands of clients can train thousands of parameters, not millions.
 SMALL = Data(vocabulary_size=1_000)
 SMALL_WINDOW = Network(name="window", sizes={"embedding": 16, "hidden": 16})
-# Where a task's defaults differ from those above; the paper's own for StackOverflow.
+# Defaults per task. For StackOverflow they are the paper's.
 PRESETS: Final[dict[str, Config]] = {
     "chitchat": Config(data=SMALL, model=SMALL_WINDOW),
     "jsonl": Config(task="jsonl", data=SMALL, model=SMALL_WINDOW),
@@ -94,35 +96,44 @@ PRESETS: Final[dict[str, Config]] = {
 
 
 def read_config(path: Path | None, changes: Iterable[str] = ()) -> Config:
-    """A TOML file over the defaults of its task, and changes like `seed=1` over both."""
+    """Return the configuration of a training.
+
+    Args:
+        path: TOML file, which overrides the defaults of its task; None for the defaults alone.
+        changes: Single settings in TOML, such as `seed=1`, which override the file.
+
+    Raises:
+        InvalidInput: A file or a change is not TOML, or a setting is unknown or makes no sense.
+    """
     given = {} if path is None else _toml(_text(path), str(path))
     for change in changes:
         given = _merged(given, _toml(change, f"--set {change}"))
     task = given.get("task", "chitchat")
     if not isinstance(task, str) or task not in PRESETS:
         raise InvalidInput(f"tasks are {', '.join(PRESETS)}; got {task!r:.60}")
-    whole = _merged(msgspec.to_builtins(PRESETS[task]), given)
-    whole = _one_way_to_say_noise(whole, given)
-    _check_finite("", whole)
+    settings = _merged(msgspec.to_builtins(PRESETS[task]), given)
+    settings = _without_overridden_presets(settings, given)
+    _check_finite("", settings)
     try:
-        return msgspec.convert(whole, Config)
+        return msgspec.convert(settings, Config)
     except msgspec.ValidationError as error:
-        why = str(error).replace("- at `$.", "- at `")
-        raise InvalidInput(f"{path or 'the settings'}: {why}") from None
+        reason = str(error).replace("- at `$.", "- at `")
+        raise InvalidInput(f"{path or 'the settings'}: {reason}") from None
 
 
 def check_beside_plan(changes: Iterable[str]) -> None:
-    """Refuse changes to what a plan has decided: all of [privacy] but the budget."""
+    """Refuse changes to settings that a plan fixes: all of [privacy] except the budget."""
     for change in changes:
         given = _table(_toml(change, f"--set {change}"), "privacy")
         if decided := sorted(given.keys() - {"budget"}):
             raise InvalidInput(
-                f"--set privacy.{decided[0]}: the plan decides that already; leave it away, or "
-                "make another plan"
+                f"--set privacy.{decided[0]}: the plan decides that already; leave the option out, "
+                "or make another plan"
             )
 
 
 def _text(path: Path) -> str:
+    """Return the text of a UTF-8 file."""
     try:
         return read_file(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -132,7 +143,7 @@ def _text(path: Path) -> str:
 
 
 def _check_finite(prefix: str, table: Mapping[str, Any]) -> None:
-    """No setting may be NaN or infinite, and no file of ours could say so."""
+    """Refuse NaN and infinity: no setting may have them, and JSON files cannot store them."""
     for name, value in table.items():
         if isinstance(value, dict):
             _check_finite(f"{prefix}{name}.", cast("Mapping[str, Any]", value))
@@ -140,32 +151,41 @@ def _check_finite(prefix: str, table: Mapping[str, Any]) -> None:
             raise InvalidInput(f"{prefix}{name} must be a finite number, got {value}")
 
 
-def _toml(text: str, where: str) -> dict[str, Any]:
+def _toml(text: str, source: str) -> dict[str, Any]:
+    """Parse TOML; `source` names it in error messages."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(f"{where} is not TOML: {error}; text needs quotes") from None
+        raise InvalidInput(f"{source} is not TOML: {error}; text needs quotes") from None
 
 
 def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    both = dict(old)
+    """Return `old` with the values of `new` over it; nested tables are merged too."""
+    merged = dict(old)
     for name, value in new.items():
-        if isinstance(value, dict) and isinstance(both.get(name), dict):
-            value = _merged(both[name], cast("Mapping[str, Any]", value))
-        both[name] = value
-    return both
+        if isinstance(value, dict) and isinstance(merged.get(name), dict):
+            value = _merged(merged[name], cast("Mapping[str, Any]", value))
+        merged[name] = value
+    return merged
 
 
-def _one_way_to_say_noise(whole: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A noise multiplier that was given takes the place of a preset's epsilon; an optimiser all."""
+def _without_overridden_presets(
+    settings: dict[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Drop preset values that contradict the given ones.
+
+    A given noise multiplier replaces the preset's epsilon. A given optimizer other than SGD
+    replaces all of the preset's [server] table.
+    """
     privacy, server = _table(given, "privacy"), _table(given, "server")
     if "noise_multiplier" in privacy and "epsilon" not in privacy:
-        whole = {**whole, "privacy": {**whole["privacy"], "epsilon": None}}
+        settings = {**settings, "privacy": {**settings["privacy"], "epsilon": None}}
     if server.get("name", "sgd") != "sgd":
-        whole = {**whole, "server": server}
-    return whole
+        settings = {**settings, "server": server}
+    return settings
 
 
 def _table(given: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = given.get(name)
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    """Return the table of this name; an empty one if there is none."""
+    table = given.get(name)
+    return cast("dict[str, Any]", table) if isinstance(table, dict) else {}

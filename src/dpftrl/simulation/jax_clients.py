@@ -1,4 +1,4 @@
-"""Clients that train a JAX model, as many at a time as there are processors."""
+"""Simulated clients that train a JAX language model, one per core at a time."""
 
 import hashlib
 import json
@@ -26,13 +26,13 @@ from dpftrl.tasks.users import Users
 @final
 @dataclass(frozen=True)
 class LocalTraining:
-    """How a client trains: plain gradient descent, batch by batch.
+    """How a client trains: plain stochastic gradient descent.
 
     Attributes:
-        learning_rate: Of the gradient descent.
-        batch_size: Sentences in a batch; the last one of an epoch may have fewer.
-        epochs: How often each sentence is seen, in a new order each time.
-        most_batches: Stop after this many, however many sentences there are.
+        learning_rate: Learning rate of the gradient descent.
+        batch_size: Sentences per batch. The last batch of an epoch may have fewer.
+        epochs: Passes over the client's sentences, each in a new order.
+        most_batches: Largest number of batches in total; None for no limit.
     """
 
     learning_rate: float
@@ -48,19 +48,19 @@ class LocalTraining:
             whole_number("most_batches", self.most_batches)
 
     def batches(self, sentences: int) -> int:
-        """How many batches a client with so many sentences goes through.
+        """Return the number of batches of a client that has `sentences` sentences.
 
         >>> LocalTraining(0.1, batch_size=16, epochs=2).batches(17)
         4
         """
-        wanted = self.epochs * -(-sentences // self.batch_size)
-        return wanted if self.most_batches is None else min(wanted, self.most_batches)
+        batches = self.epochs * -(-sentences // self.batch_size)
+        return batches if self.most_batches is None else min(batches, self.most_batches)
 
 
 def client_batches(
     sentences: NDArray[np.int32], local: LocalTraining, order: np.random.Generator, room: int
 ) -> NDArray[np.int32]:
-    """A client's batches [room, batch_size, length + 1], in order; the rest is PAD."""
+    """Return a client's batches as [room, batch_size, length + 1]; unused places hold PAD."""
     count, per_epoch = local.batches(len(sentences)), -(-len(sentences) // local.batch_size)
     filled = np.zeros((room, local.batch_size, sentences.shape[1]), np.int32)
     for first in range(0, count, per_epoch or 1):
@@ -71,9 +71,10 @@ def client_batches(
 
 
 def client_order(seed: int, round_number: int, name: str) -> np.random.Generator:
-    """Randomness of one client in one round, whoever else takes part.
+    """Return the random generator of one client in one round.
 
-    It shuffles sentences and nothing else: no privacy rests on it.
+    It does not depend on the other clients of the round. It only shuffles sentences: the privacy
+    guarantee does not rely on it.
     """
     text = json.dumps([seed, round_number, name]).encode()
     return np.random.Generator(
@@ -81,25 +82,31 @@ def client_order(seed: int, round_number: int, name: str) -> np.random.Generator
     )
 
 
-# JAX leaves much of its interface untyped: what comes back is annotated where it matters.
+# JAX leaves much of its API untyped: return values are annotated where it matters.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
 
 @final
 class JaxClients:
-    """People who train the model on their own sentences when a round asks them to.
+    """Clients that train the model on their own sentences when a round contacts them.
 
-    All batches of a client are one compiled program, the same for every client and round: the
-    number of batches is an argument of it, so that nobody's few sentences wait for another's many.
-    Clients run side by side in threads. (One program for many clients, by `vmap`, is slower on
-    processors: the scores of a batch no longer fit into the cache.)
+    One compiled program trains a client on all of its batches. It is the same for every client and
+    round: the number of batches is an argument, so that a client with few sentences takes less
+    time. Clients run in parallel threads. (Training many clients in one program, with `vmap`, is
+    slower on CPUs: the scores of a batch no longer fit into the cache.)
 
     Guarantees:
-        A client's update is a function of the model, its sentences, the seed and the round: not of
-        the others in the cohort. The same machine gives the same bits again. Updates come in the
-        order of the cohort, never in that of how much text somebody has: whose report is in time
-        must not depend on anyone's data.
+        A client's update is a function of the model, its sentences, the seed and the round. It does
+        not depend on the other clients of the cohort. The same machine gives the same bits again.
+        Updates come in the order of the cohort, never in the order of how much text a client has:
+        which reports are in time must not depend on anyone's data.
+
+    Args:
+        model: The model to train.
+        users: The clients and their sentences.
+        local: How a client trains.
+        seed: Seed for the order of sentences.
     """
 
     def __init__(self, model: Model, users: Users, local: LocalTraining, seed: int):
@@ -114,49 +121,52 @@ class JaxClients:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Who can be asked."""
+        """Names of all clients."""
         return self._users.names
 
     def updates(
         self, model: Float32Vector, cohort: Sequence[str], round_number: int
     ) -> Iterator[tuple[str, Float32Vector]]:
-        """Each client's update, its model minus the one it was handed, in the cohort's order.
+        """Yield each client's name and update (trained model minus given model), in cohort order.
 
-        A model that diverges gives NaN, which is passed on: the server counts it as zeros.
+        A model that diverges gives NaN. It is yielded as it is; the server counts it as zeros.
 
         Args:
-            model: The server's, flat by sorted name.
+            model: The server's model, flattened in the order of sorted array names.
             cohort: Names of the clients.
-            round_number: Gives each round its own order of sentences.
+            round_number: Number of the round; each round has its own order of sentences.
+
+        Raises:
+            InvalidInput: The model has another size or type, or a client is unknown.
         """
         if model.shape != (self._size,) or model.dtype != np.float32:
             raise InvalidInput(
-                f"the model must be {self._size:,} numbers of float32, got {model.shape} of "
+                f"the model must have {self._size:,} numbers of float32, got {model.shape} of "
                 f"{model.dtype}"
             )
         for name in cohort:
             if name not in self._index:
-                raise InvalidInput(f"the cohort has {name!r:.60}, who is none of the users")
-        # A copy, because the server's vector may move on while we still read.
-        handed = jnp.array(model, copy=True)
-        return _side_by_side(partial(self._update, handed, round_number), cohort)
+                raise InvalidInput(f"the cohort has {name!r:.60}, which is not one of the users")
+        # A copy, because the server may change its vector while clients still read it.
+        received = jnp.array(model, copy=True)
+        return _in_parallel(partial(self._update, received, round_number), cohort)
 
-    def _update(self, handed: jax.Array, round_number: int, name: str) -> Float32Vector:
+    def _update(self, received: jax.Array, round_number: int, name: str) -> Float32Vector:
         sentences = self._users.of(self._index[name])
         order = client_order(self._seed, round_number, name)
         batches = client_batches(sentences, self._local, order, self._room)
-        return np.asarray(self._train(handed, batches, self._local.batches(len(sentences))))
+        return np.asarray(self._train(received, batches, self._local.batches(len(sentences))))
 
 
 def _train(
     model: Model,
     learning_rate: float,
     unravel: Callable[[jax.Array], Any],
-    handed: jax.Array,
+    received: jax.Array,
     batches: jax.Array,
     count: jax.Array,
 ) -> jax.Array:
-    """What `count` steps of gradient descent change."""
+    """Return the change of the model after `count` steps of gradient descent."""
 
     def descend(parameter: jax.Array, gradient: jax.Array) -> jax.Array:
         return parameter - learning_rate * gradient
@@ -165,26 +175,27 @@ def _train(
         gradients = jax.grad(partial(loss, model))(parameters, batches[number])
         return jax.tree.map(descend, parameters, gradients)
 
-    trained = jax.lax.fori_loop(0, count, step, unravel(handed))
-    return ravel_pytree(trained)[0] - handed
+    trained = jax.lax.fori_loop(0, count, step, unravel(received))
+    return ravel_pytree(trained)[0] - received
 
 
-def _side_by_side(
+def _in_parallel(
     update: Callable[[str], Float32Vector], cohort: Sequence[str]
 ) -> Iterator[tuple[str, Float32Vector]]:
-    """Updates in the cohort's order; only a few wait, however large the cohort is."""
+    """Compute updates in threads; yield them in cohort order, with only a few of them waiting."""
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     waiting: deque[tuple[str, Future[Float32Vector]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
             for name in cohort:
                 waiting.append((name, pool.submit(update, name)))
+                # Two per thread: one that trains, and one that is ready or next.
                 if len(waiting) > 2 * threads:
-                    first, result = waiting.popleft()
-                    yield first, result.result()
+                    client, future = waiting.popleft()
+                    yield client, future.result()
             while waiting:
-                first, result = waiting.popleft()
-                yield first, result.result()
+                client, future = waiting.popleft()
+                yield client, future.result()
         finally:
-            # Nobody may want the rest: a round closes when it has enough.
+            # A round that has enough reports does not need the remaining updates.
             pool.shutdown(cancel_futures=True)

@@ -1,4 +1,4 @@
-"""What may be watched while a run goes on: written only once a round is committed."""
+"""Public metrics of a run, one point per round; written only after the round is committed."""
 
 import contextlib
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from dpftrl.plots import plot_training
 
 @final
 class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A round, as the world may see it.
+    """The public metrics after one round.
 
     Attributes:
-        round: Rounds released.
-        epsilon: What they guarantee together.
-        accuracy: Share of the held-out people's words that were guessed, where it was measured.
-        perplexity: On the same sentences.
+        round: Number of rounds released so far.
+        epsilon: Epsilon of all these rounds together.
+        accuracy: Share of the held-out users' words that the model predicts; None if not measured.
+        perplexity: Perplexity on the same sentences; None if not measured.
     """
 
     round: int
@@ -31,11 +31,12 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 @final
 class Metrics:
-    """`metrics.jsonl`, and the same for TensorBoard in `events/`.
+    """Writes metrics to `metrics.jsonl`, to `events/` for TensorBoard, and to `curves.png`.
 
     Args:
-        folder: The folder of the run.
-        rounds: Rounds released: what a killed process wrote of others is dropped.
+        folder: Folder of the run.
+        rounds: Number of rounds released. Points of later rounds, which a killed process may have
+            written, are dropped.
     """
 
     def __init__(self, folder: Path, rounds: int):
@@ -47,11 +48,11 @@ class Metrics:
 
     @property
     def last(self) -> int:
-        """The last round that is in."""
+        """Round of the last point; -1 if there is none."""
         return self.points[-1].round if self.points else -1
 
     def add(self, point: Point) -> None:
-        """Add a round that was committed."""
+        """Append the point of a committed round."""
         self.points.append(point)
         try:
             with self._path.open("ab") as file:
@@ -61,24 +62,24 @@ class Metrics:
         self._events.add(point)
 
     def close(self) -> None:
-        """Draw the curves, and end the TensorBoard file."""
+        """Close the TensorBoard file and plot the curves."""
         self._events.close()
-        seen = [point for point in self.points if point.accuracy is not None]
+        measured = [point for point in self.points if point.accuracy is not None]
         plot_training(
-            [point.round for point in seen],
-            [point.accuracy or 0.0 for point in seen],
-            [point.epsilon for point in seen],
+            [point.round for point in measured],
+            [point.accuracy or 0.0 for point in measured],
+            [point.epsilon for point in measured],
             self._curves,
         )
 
 
 def read_points(path: Path) -> list[Point]:
-    """The rounds that a `metrics.jsonl` has; none if there is no such file."""
+    """Return the points of a `metrics.jsonl` file; none if the file does not exist."""
     if not path.exists():
         return []
     points = list[Point]()
     for line in read_file(path).splitlines():
-        with contextlib.suppress(msgspec.MsgspecError):  # a line that a killed process cut short
+        with contextlib.suppress(msgspec.MsgspecError):  # a killed process may leave half a line
             points.append(msgspec.json.decode(line, type=Point))
     return points
 
@@ -88,10 +89,11 @@ def _lines(points: Sequence[Point]) -> bytes:
 
 
 class _Events:
-    """The TensorBoard file: all points again, then each new one.
+    """Writes the TensorBoard file: first all earlier points, then each new one.
 
-    TensorBoard wants a time with every point. How long a round took says something of who took
-    part in it, so the time here is the number of the round, in seconds, and so is the file's.
+    TensorBoard needs a time for every point. The duration of a round would reveal something about
+    the clients in it. Therefore the time of a point is its round number, in seconds, and the time
+    in the file's name is 0.
     """
 
     def __init__(self, folder: Path, points: Sequence[Point]):
@@ -114,8 +116,11 @@ class _Events:
         tensorboard: Any = summary
         for name in ("epsilon", "accuracy", "perplexity"):
             if (value := getattr(point, name)) is not None:
-                at = float(point.round)
-                self._write(wall_time=at, step=point.round, summary=tensorboard.scalar(name, value))
+                self._write(
+                    wall_time=float(point.round),
+                    step=point.round,
+                    summary=tensorboard.scalar(name, value),
+                )
         self._file.flush()
 
     def close(self) -> None:
@@ -124,5 +129,5 @@ class _Events:
     def _write(self, **event: Any) -> None:
         from tensorboardX.proto import event_pb2
 
-        made: Any = event_pb2
-        self._file.write(made.Event(**event).SerializeToString())
+        untyped: Any = event_pb2
+        self._file.write(untyped.Event(**event).SerializeToString())

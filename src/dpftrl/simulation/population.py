@@ -1,7 +1,9 @@
-"""A simulated fleet: who can be asked at what hour, who drops out, and who comes first.
+"""A simulated population of clients, and one round of training on it.
 
-Everything follows from the seed, a client's name, and the hour or the number of the attempt, not
-from what was asked before: a resumed run meets the same fleet.
+The population decides which clients are available at what hour, which drop out, and in what order
+the others report. Everything depends only on the seed, the client's name, and the hour or the
+number of the attempt. It does not depend on earlier calls, so a resumed run meets the same
+population.
 """
 
 import contextlib
@@ -17,12 +19,17 @@ from dpftrl._internal.checks import as_float, whole_number
 from dpftrl.errors import InvalidInput, TooFewClients
 from dpftrl.federated import Released, Round, Server
 
-# Most devices idle at night: at this hour of their own time.
-NIGHT = 2
-# Hours from the middle of the fleet to its farthest time zones.
-ZONES = 6
-# Seconds: nobody reports sooner, this much more is usual, and stragglers take so many times that.
-SOONEST, USUAL, STRAGGLING = 20, 40, 10
+# Availability is highest at this hour of a client's local time, when most phones are idle.
+PEAK_HOUR = 2
+# Hours between the middle time zone of the population and the farthest ones.
+MAX_ZONE_OFFSET = 6
+# No client reports before MIN_SECONDS. The time after that is exponential with mean MEAN_SECONDS,
+# and STRAGGLER_FACTOR times as long for stragglers.
+MIN_SECONDS, MEAN_SECONDS, STRAGGLER_FACTOR = 20, 40, 10
+# Simulated hours after which no further clients are expected to become available: two full days.
+MAX_WAIT_HOURS = 48
+# Attempts in a row without enough reports before `next_round` gives up.
+MAX_ABANDONED = 50
 
 Keys = NDArray[np.uint64]
 Shares = NDArray[np.float64]
@@ -30,19 +37,23 @@ Shares = NDArray[np.float64]
 
 @final
 class Population:
-    """Clients that come and go.
+    """Simulated clients with time zones, drop-outs and stragglers.
 
     >>> fleet = Population(["ann", "bob", "eve"], seed=1)
     >>> fleet.reporting(["ann", "bob", "eve"], attempt=0)
     ['ann', 'bob', 'eve']
 
     Args:
-        names: Any sequence, so that millions of names can be made up when they are needed.
-        seed: Of all that happens.
-        drop_out: Share of the contacted that never report.
-        straggler_share: Share of the others that take ten times as long.
-        least: Share that is available by day.
-        most: Share that is available by night.
+        names: Names of the clients. Any sequence works, so that millions of names can be computed
+            on demand.
+        seed: Seed of all random choices.
+        drop_out: Share of the contacted clients that never report.
+        straggler_share: Share of the other clients that take ten times as long.
+        least: Share of clients that are available by day.
+        most: Share of clients that are available by night.
+
+    Raises:
+        InvalidInput: A share is not from 0 to 1, or `least` is above `most`.
     """
 
     def __init__(
@@ -66,41 +77,42 @@ class Population:
         self._drop_out, self._straggler_share = drop_out, straggler_share
         self._least, self._most = least, most
         self._keys = self._keys_of(names)
-        # Two dice instead of one: the middle zones have the most people.
-        self._zone = ZONES * (_share(self._keys, "east") - _share(self._keys, "west"))
+        # The difference of two uniform numbers: most clients are in the middle time zones.
+        self._zone = MAX_ZONE_OFFSET * (_share(self._keys, "east") - _share(self._keys, "west"))
 
     def __len__(self) -> int:
         return len(self._names)
 
     def available(self, hours: float) -> list[str]:
-        """Names of those who can be asked at a time, in hours since the start."""
+        """Return the names of the clients available at a time, in hours since the start."""
         return [self._names[int(index)] for index in self.indices(hours)]
 
     def indices(self, hours: float) -> NDArray[np.int64]:
-        """Positions of those who can be asked; a device stays as it is until the full hour."""
+        """Return the positions of the available clients; this changes only at full hours."""
         if not math.isfinite(hours):
             raise InvalidInput(f"hours must be a finite number, got {hours!r}")
         hour = math.floor(hours)
-        night = (1 + np.cos((hour - NIGHT + self._zone) * (2 * np.pi / 24))) / 2
+        night = (1 + np.cos((hour - PEAK_HOUR + self._zone) * (2 * np.pi / 24))) / 2
         share = self._least + (self._most - self._least) * night
         return np.flatnonzero(_share(self._keys, "hour", hour) < share)
 
     def arrivals(self, cohort: Sequence[str], attempt: int) -> list[tuple[float | None, str]]:
-        """When each client reports, in seconds, the soonest first; at the end, who never does."""
+        """Return when each client reports, in seconds, the earliest first; None means never."""
         keys = self._keys_of(cohort)
         wait = -np.log1p(-_share(keys, "wait", attempt))
         late = _share(keys, "late", attempt) < self._straggler_share
-        seconds = SOONEST + USUAL * wait * np.where(late, STRAGGLING, 1)
+        seconds = MIN_SECONDS + MEAN_SECONDS * wait * np.where(late, STRAGGLER_FACTOR, 1)
         seconds[_share(keys, "lost", attempt) < self._drop_out] = np.inf
-        # By name where times are equal, so that the order of the cohort says nothing.
+        # Equal times are ordered by name, so that the order of the cohort has no effect.
         order = sorted(zip(seconds.tolist(), cohort, strict=True))
         return [(None if time == math.inf else time, name) for time, name in order]
 
     def reporting(self, cohort: Sequence[str], attempt: int) -> list[str]:
-        """Those of the cohort that report, the soonest first."""
+        """Return the clients of the cohort that report, the earliest first."""
         return [name for time, name in self.arrivals(cohort, attempt) if time is not None]
 
     def _keys_of(self, names: Sequence[str]) -> Keys:
+        """Return a 64-bit hash of the seed and each name."""
         salt = self._seed.to_bytes((self._seed.bit_length() + 7) // 8 or 1, "little")
         digests = b"".join(_digests(names, salt))
         return np.frombuffer(digests, np.dtype("<u8")).astype(np.uint64)
@@ -114,71 +126,77 @@ def _digests(names: Iterable[str], salt: bytes) -> Iterable[bytes]:
         yield state.digest()
 
 
-def _share(keys: Keys, what: str, *when: int) -> Shares:
-    """A number in [0, 1) for each client, for one purpose at one time."""
-    text = "/".join([what, *map(str, when)]).encode()
+def _share(keys: Keys, purpose: str, *when: int) -> Shares:
+    """Return a pseudo-random number in [0, 1) per client, for one purpose at one time."""
+    text = "/".join([purpose, *map(str, when)]).encode()
     salt = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
     return (_mixed(keys ^ np.uint64(salt)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _mixed(bits: NDArray[Any]) -> Keys:
-    """The finaliser of splitmix64: every bit of the result depends on every bit given."""
+    """Apply the finalizer of splitmix64: every output bit depends on every input bit."""
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))
 
 
-# Simulated hours after which nobody new is expected to become available.
-LONGEST_WAIT = 48
-# Attempts in a row that came to nothing.
-MOST_ABANDONED = 50
-
-
 class Clients(Protocol):
-    """Whatever makes updates out of a model."""
+    """Anything that computes clients' updates to a model."""
 
     def updates(
         self, model: NDArray[np.float32], cohort: Sequence[str], round_number: int, /
     ) -> Iterator[tuple[str, Any]]:
-        """The update of each client: its model minus the one that it was handed."""
+        """Yield each client's name and update: its trained model minus the given one."""
         ...
 
 
 def next_round(
     server: Server, clients: Clients, population: Population, rounds_per_hour: float
 ) -> Released:
-    """Try until a round is committed.
+    """Repeat attempts until a round is committed.
 
-    Everything depends on the journal and on seeds alone: a resumed run asks the same clients, at
+    Everything depends on the journal and the seeds only: a resumed run contacts the same clients at
     the same simulated time, and gets the same updates.
+
+    Args:
+        server: The server of the run.
+        clients: Computes the updates.
+        population: Decides who is available and who reports.
+        rounds_per_hour: Speed of the simulated clock.
+
+    Raises:
+        RunOver: There is no further round.
+        TooFewClients: Too few clients are available, or too many attempts in a row failed.
     """
-    for _ in range(MOST_ABANDONED):
+    for _ in range(MAX_ABANDONED):
         current = _begin(server, population, rounds_per_hour)
-        # Late reports would be refused anyway: only those that will count are computed.
+        # The server would refuse later reports: compute only those that it will count.
         reporting = population.reporting(current.clients, current.attempt)[: current.reports.goal]
         if len(reporting) < current.reports.goal:
             server.abandon(
                 current, f"{len(reporting)} of {current.reports.goal} would have reported"
             )
             continue
-        return _carry(server, clients, current, reporting)
+        return _commit(server, clients, current, reporting)
     raise TooFewClients(
-        f"{MOST_ABANDONED} attempts in a row had too few reports; ask more clients for each report "
-        "wanted (over_selection), or expect fewer drop-outs"
+        f"{MAX_ABANDONED} attempts in a row had too few reports; contact more clients per report "
+        "(over_selection), or simulate fewer drop-outs"
     )
 
 
 def _begin(server: Server, population: Population, rounds_per_hour: float) -> Round:
+    """Start a round as soon as enough clients are available, by the simulated clock."""
     last_time = server.clock or 0.0
     now = last_time if server.in_flight else last_time + 1 / rounds_per_hour
-    for waited in range(LONGEST_WAIT):
+    for waited in range(MAX_WAIT_HOURS):
         with contextlib.suppress(TooFewClients):
             return server.begin(population.available(now + waited), now + waited)
-    now += LONGEST_WAIT
+    now += MAX_WAIT_HOURS
     return server.begin(population.available(now), now)
 
 
-def _carry(server: Server, clients: Clients, current: Round, reporting: Sequence[str]) -> Released:
+def _commit(server: Server, clients: Clients, current: Round, reporting: Sequence[str]) -> Released:
+    """Compute the updates of the reporting clients, report them, and commit the round."""
     for client, update in clients.updates(server.model, reporting, current.number):
         current.report(client, update, current.attempt)
     return server.commit(current)

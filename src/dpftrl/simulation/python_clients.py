@@ -1,4 +1,4 @@
-"""Clients that are any Python function: PyTorch, numpy, or whatever trains."""
+"""Simulated clients that call any Python function to train: PyTorch, numpy or another framework."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
@@ -14,7 +14,7 @@ Arrays = dict[str, NDArray[Any]]
 
 @final
 class PythonClients:
-    """Clients trained by a function, one after the other.
+    """Clients that are trained by a Python function, one after the other.
 
     >>> import numpy as np
     >>> def train(model, client, round_number):
@@ -29,12 +29,12 @@ class PythonClients:
         train: Callable[[Arrays, str, int], Mapping[str, NDArray[Any]]],
         model: Mapping[str, NDArray[Any]],
     ):
-        """Take the function and a model, for its names and shapes.
+        """Use a training function for models of one layout.
 
         Args:
-            train: Gets named arrays (its own copy), a client's name and the number of the round;
-                returns the arrays as trained (not the difference).
-            model: Any model of the right names and shapes.
+            train: Called with named arrays (its own copy), a client's name and the round number.
+                Returns the trained arrays (not the difference).
+            model: Any model with the right names and shapes.
         """
         self._train = train
         self._layout = Layout.of(model)
@@ -42,11 +42,19 @@ class PythonClients:
     def updates(
         self, model: Float32Vector, cohort: Sequence[str], round_number: int
     ) -> Iterator[tuple[str, Float32Vector]]:
-        """Each client's update, its model minus the one it was handed, in the cohort's order."""
+        """Yield each client's name and update (trained model minus given model), in cohort order.
+
+        Raises:
+            InvalidInput: The model has another size, or `train` returns arrays that do not fit.
+        """
         if model.shape != (self._layout.size,):
-            raise InvalidInput(f"the model must be {self._layout.size:,} long, got {model.shape}")
+            raise InvalidInput(
+                f"the model must have {self._layout.size:,} numbers, got {model.shape}"
+            )
         for name in cohort:
             trained = self._train(self._layout.arrays(model.copy()), name, round_number)
-            if why := self._layout.misfit(trained):
-                raise InvalidInput(f"what came back from training {name!r:.60} does not fit: {why}")
+            if mismatch := self._layout.misfit(trained):
+                raise InvalidInput(
+                    f"the model that came back from training {name!r:.60} does not fit: {mismatch}"
+                )
             yield name, self._layout.flat(trained) - model

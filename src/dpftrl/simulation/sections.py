@@ -1,4 +1,4 @@
-"""What a training can be told, table by table; what makes no sense is refused on construction."""
+"""The settings of a training, one class per table of the TOML file; checked on construction."""
 
 from typing import Literal, final
 
@@ -11,7 +11,7 @@ from dpftrl.federated.start_model import check_label
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A table of the file."""
+    """One table of the configuration file."""
 
     def _check_whole(self, *names: str, at_least: int = 1) -> None:
         for name in names:
@@ -26,16 +26,17 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 @final
 class Data(Section, frozen=True):
-    """Which text, and how much of it.
+    """Table [data]: which text to use, and how much of it.
 
     Attributes:
-        path: The file to read, for tasks that need one.
-        vocabulary: A file of public words, one a line; else the task's own public vocabulary.
-        vocabulary_size: Words of the task's own vocabulary.
-        sentence_length: Words of a sentence.
-        sentences_per_user: The first so many of each user.
-        heldout_share: Share of the users that are only evaluated on.
-        most_users: Users to train on at most.
+        path: File to read, for tasks that need one.
+        vocabulary: File of public words, one per line. By default, the task's own public
+            vocabulary.
+        vocabulary_size: Number of words in the task's own vocabulary.
+        sentence_length: Words per sentence.
+        sentences_per_user: Largest number of sentences per user; the first ones are kept.
+        heldout_share: Share of the users that are used for evaluation only.
+        most_users: Largest number of users to train on.
     """
 
     path: str | None = None
@@ -50,25 +51,27 @@ class Data(Section, frozen=True):
         self._check_whole("vocabulary_size", "sentence_length", "sentences_per_user", "most_users")
         if not 0 < as_float(self.heldout_share) < 1:
             raise InvalidInput(
-                f"heldout_share must be above 0 and below 1, got {self.heldout_share!r}: somebody "
-                "must be held out, to see how good the model is"
+                f"heldout_share must be above 0 and below 1, got {self.heldout_share!r}: the model "
+                "is evaluated on held-out users"
             )
 
 
 @final
 class Network(Section, frozen=True):
-    """The model.
+    """Table [model]: the model and where it starts from.
 
     Attributes:
         name: `lstm` or `window`.
-        sizes: Of its layers; those not given take its defaults.
-        start: A .safetensors model to start from; else fresh, or pre-trained on public text. If
-            `dpftrl export` wrote it, the private runs behind it are composed with this one.
-        other_people: Runs behind the start model, by identity or population label, whose people
-            are others than those of this run: they are not composed. You state this; nobody can
-            check it, and the privacy statement says so.
-        pretraining_steps: Steps of plain training on the task's public text, before anything else.
-        pretraining_rate: Their learning rate.
+        sizes: Sizes of the layers. A size that is not given has the model's default.
+        start: A .safetensors model to start from. By default, the model is freshly initialized or
+            pre-trained on public text. If `dpftrl export` wrote the file, the private runs that
+            trained the model are composed with this one.
+        other_people: Earlier runs of the start model, by run id or population label, whose people
+            are others than those of this run. They are not composed. This is your statement:
+            nobody can check it, and the privacy statement says so.
+        pretraining_steps: Steps of non-private training on the task's public text, before the first
+            round.
+        pretraining_rate: Learning rate of the pre-training.
     """
 
     name: Literal["lstm", "window"] = "window"
@@ -83,14 +86,21 @@ class Network(Section, frozen=True):
         self._check_positive("pretraining_rate")
         if self.other_people and self.start is None:
             raise InvalidInput(
-                f"other_people names {self.other_people[0]!r:.60} as an earlier run, and there is "
+                f"other_people names {self.other_people[0]!r:.60} as an earlier run, but there is "
                 "no start model: give model.start as well, or leave other_people out"
             )
 
 
 @final
 class Local(Section, frozen=True):
-    """What a client does: plain SGD on its own sentences."""
+    """Table [client]: local training of a client, which is plain SGD on its own sentences.
+
+    Attributes:
+        epochs: Passes over the client's sentences.
+        batch_size: Sentences per batch.
+        learning_rate: Learning rate of SGD.
+        most_batches: Largest number of batches per client and round.
+    """
 
     epochs: int = 1
     batch_size: int = 16
@@ -104,24 +114,25 @@ class Local(Section, frozen=True):
 
 @final
 class Privacy(Section, frozen=True):
-    """How private, and with what noise.
+    """Table [privacy]: the guarantee, the noise, and who can take part.
 
     Attributes:
-        rounds: Rounds of training.
-        report_goal: Reports that close a round.
-        over_selection: Clients asked for each report wanted.
-        availability: Share of the clients that can be asked at all; it only enters min-sep.
-        mechanism: `blt` is optimised for the run; or a name that `dpftrl mechanisms` lists, or a
-            .json file.
-        buffers: Of an optimised BLT; else 4, or as many as there are rounds.
-        min_sep: Rounds from one participation of a client to its next; else as many as the
-            number of clients allows.
-        max_participations: Of one client.
-        epsilon: Calibrate the noise of this run, by itself, to this.
-        noise_multiplier: Or take this noise.
-        delta: Where epsilon is stated.
-        budget: Stop before epsilon passes this, earlier runs included that are composed with this
-            one. A calibrated run without earlier runs stays below by itself.
+        rounds: Number of training rounds.
+        report_goal: Number of reports that close a round.
+        over_selection: Clients contacted per report needed.
+        availability: Share of the clients that can be contacted at all. It only affects the default
+            of `min_sep`.
+        mechanism: `blt`, which is optimized for this run; or a name that `dpftrl mechanisms` lists;
+            or a .json file.
+        buffers: Buffers of the optimized BLT. By default 4, or the number of rounds if smaller.
+        min_sep: Rounds from one contact of a client to its next. By default, as many as the number
+            of clients allows.
+        max_participations: Largest number of contacts per client.
+        epsilon: Target epsilon of this run alone, which the noise is calibrated to.
+        noise_multiplier: Noise multiplier, instead of `epsilon`.
+        delta: Delta of the guarantee.
+        budget: The run stops before epsilon exceeds this value. Earlier runs that are composed with
+            this one count. A run with a target epsilon and no earlier runs stays within it anyway.
     """
 
     rounds: int = 60
@@ -144,15 +155,15 @@ class Privacy(Section, frozen=True):
 
 @final
 class Simulation(Section, frozen=True):
-    """How the simulated clients behave.
+    """Table [simulation]: how the simulated clients behave.
 
     Attributes:
-        drop_out: Share of the contacted that never report.
-        straggler_share: Share of the others that report late.
-        least_available: Share that can be asked by day.
-        most_available: Share that can be asked by night.
-        rounds_per_hour: How fast rounds follow each other on the simulated clock.
-        timer_hours: Clients wait for so many hours instead of for min-sep rounds.
+        drop_out: Share of the contacted clients that never report.
+        straggler_share: Share of the other clients that report late.
+        least_available: Share of clients that are available by day.
+        most_available: Share of clients that are available by night.
+        rounds_per_hour: Rounds per hour of the simulated clock.
+        timer_hours: Hours from one contact of a client to its next, instead of `min_sep` rounds.
     """
 
     drop_out: float = 0.05
@@ -173,25 +184,31 @@ class Simulation(Section, frozen=True):
             )
         if not (self.most_available > 0 and self.drop_out < 1):
             raise InvalidInput(
-                "nobody would ever report: most_available must be above 0 and drop_out below 1, "
+                "no client would ever report: most_available must be above 0 and drop_out below 1, "
                 f"got {self.most_available!r} and {self.drop_out!r}"
             )
         self._check_positive("rounds_per_hour", "timer_hours")
-        positive_number("the hours of a round, 1 / rounds_per_hour,", 1 / self.rounds_per_hour)
+        positive_number("the hours per round, 1 / rounds_per_hour,", 1 / self.rounds_per_hour)
 
 
 @final
 class Config(Section, frozen=True):
-    """A whole training.
+    """The complete configuration of a training.
 
     Attributes:
         task: chitchat, poetry, stackoverflow or jsonl.
-        population: What you call the people of this run; it is published with the model.
-        seed: Decides everything but the noise.
-        clip_norm: L2 norm of an update.
-        evaluate_every: Rounds between two looks at the held-out users.
-        evaluate_sentences: How many of their sentences are looked at.
+        population: Label for the people of this run. It is published with the model.
+        seed: Seed of everything except the noise.
+        clip_norm: Largest L2 norm of a client's update; larger updates are scaled down.
+        evaluate_every: Rounds between two evaluations on held-out users.
+        evaluate_sentences: Largest number of held-out sentences per evaluation.
         snapshot_every: Rounds between two saved noise states.
+        data: Which text to use.
+        model: The model and where it starts from.
+        client: Local training of a client.
+        server: Optimizer of the server.
+        privacy: The guarantee and the noise.
+        simulation: How the simulated clients behave.
     """
 
     task: str = "chitchat"

@@ -1,4 +1,9 @@
-"""A whole training in one process: task, clients, server, metrics and statement."""
+"""A complete training in one process: task, plan, clients, server, metrics and statement.
+
+`Training` is the front door: it creates or resumes a run and trains. The functions below it choose
+the model to start from (`starting_model`), the plan (`make_plan`) and the data
+(`load_training_task`).
+"""
 
 import time
 from collections.abc import Callable, Generator
@@ -31,118 +36,28 @@ from dpftrl.tasks.language_model import Lstm, Window, language_model
 from dpftrl.tasks.pretraining import pretrain
 
 Arrays = dict[str, NDArray[np.float32]]
-# Called with the step and the loss.
+# A progress callback of pre-training, called with the step and its loss.
 OnStep = Callable[[int, float], None]
 
-# What is never a target hardly counts.
-NEVER = 1e-5
-
-
-def network(settings: Network, task: Task) -> Lstm | Window:
-    """The model for a task's vocabulary."""
-    return language_model(settings.name, len(task.vocabulary), **settings.sizes)
-
-
-def starting_arrays(
-    settings: Network, task: Task, seed: int, report: OnStep | None = None
-) -> Arrays:
-    """The arrays of `starting_model`, where no private run is behind them.
-
-    Raises:
-        InvalidInput: A private run made the model. Arrays alone would not say so, and a run that
-            starts from them would state too small an epsilon.
-    """
-    model = starting_model(settings, task, seed, report)
-    if not isinstance(model, StartModel):
-        return model
-    if model.start.earlier:
-        raise InvalidInput(
-            f"{settings.start} was made by a private run, which must be composed with what starts "
-            "from it; use starting_model, and hand over what it returns"
-        )
-    return dict(model.arrays)
-
-
-def starting_model(
-    settings: Network, task: Task, seed: int, report: OnStep | None = None
-) -> StartModel | Arrays:
-    """A model from a file, one trained on the task's public text, or a fresh one.
-
-    Arrays without a file hold nothing from the clients. A file says where its model comes from, and
-    a run that starts from it is composed with the private runs behind it.
-    """
-    model = network(settings, task)
-    if settings.start is not None:
-        start = StartModel.load(settings.start, settings.other_people)
-        if why := Layout.of(model.init(seed)).misfit(start.arrays):
-            raise InvalidInput(f"{settings.start} is a model of another kind: {why}")
-        return start
-    if settings.pretraining_steps:
-        if task.public is None:
-            raise InvalidInput(f"{task.name} has no public text to train on beforehand")
-        steps, rate = settings.pretraining_steps, settings.pretraining_rate
-        return pretrain(model, task.public, seed, steps=steps, learning_rate=rate, report=report)
-    arrays = dict(model.init(seed))
-    arrays["output.bias"] = _by_rank(len(task.vocabulary))
-    return arrays
-
-
-def _by_rank(size: int) -> NDArray[np.float32]:
-    """Zipf's law: vocabularies list the most frequent words first, which is public."""
-    share = np.full(size, NEVER)
-    share[UNKNOWN + 1 :] = 1 / np.arange(1, size - UNKNOWN)
-    return np.log(share / share.sum()).astype(np.float32)
-
-
-# Of a BLT, if nobody says otherwise; in a training of fewer rounds, one for each.
-BUFFERS = 4
-
-
-def make_plan(privacy: Privacy, population: int) -> Plan:
-    """The plan for a number of clients; only a plan can train."""
-    fleet = Fleet(
-        population,
-        privacy.report_goal,
-        availability=privacy.availability,
-        over_selection=privacy.over_selection,
-    )
-    clients = MinSep(
-        privacy.rounds,
-        fleet.min_sep() if privacy.min_sep is None else privacy.min_sep,
-        UNCAPPED if privacy.max_participations is None else privacy.max_participations,
-    )
-    if (privacy.epsilon is None) == (privacy.noise_multiplier is None):
-        raise InvalidInput("[privacy] takes epsilon or noise_multiplier: give one of them")
-    chosen = _mechanism(privacy, clients)
-    noise_multiplier = privacy.noise_multiplier
-    if noise_multiplier is None:
-        noise_multiplier = calibrate(chosen, clients, privacy.epsilon or 0.0, privacy.delta)
-    return Plan(fleet, account(chosen, clients, noise_multiplier, privacy.delta))
-
-
-def _mechanism(privacy: Privacy, clients: MinSep) -> Mechanism:
-    if privacy.mechanism == "blt":
-        buffers = privacy.buffers or min(BUFFERS, clients.rounds)
-        return optimize_blt(clients, buffers, objective="rms").mechanism
-    if privacy.mechanism.endswith(".json"):
-        return load_mechanism(privacy.mechanism)
-    return mechanism(privacy.mechanism, clients)
-
-
 CONFIG = "config.toml"
+# Default number of buffers of an optimized BLT. A training of fewer rounds has one per round.
+BUFFERS = 4
+# Weight of the special tokens in the first output bias. They are never targets; the most frequent
+# word has weight 1.
+SPECIAL_TOKEN_WEIGHT = 1e-5
 
 
 @final
 @dataclass(frozen=True)
 class Progress:
-    """How far a training is.
+    """Progress of a training.
 
     Attributes:
-        point: The last round.
-        rounds: Rounds planned.
-        reports: Clients in a round.
-        accuracy: The last that was measured.
-        seconds_left: At the present pace.
+        point: Metrics of the last round.
+        rounds: Number of planned rounds.
+        reports: Reports per round.
+        accuracy: The last accuracy that was measured.
+        seconds_left: Estimated time to the end, at the current speed.
     """
 
     point: Point
@@ -154,19 +69,21 @@ class Progress:
 
 @final
 class Training:
-    """A training that is ready to go on.
+    """A training that was created with `begin` or opened again with `resume`.
+
+    Use it as a context manager: leaving it closes the server.
 
     Attributes:
-        config: What was asked for.
-        task: The people and their text.
-        server: The run.
-        statement: The privacy statement that `run` wrote when it ended, if any round was released.
+        config: Configuration of the training.
+        task: The users and their text.
+        server: The server of the run.
+        statement: Privacy statement that `run` writes at its end, if any round was released.
     """
 
     def __init__(
         self, config: Config, task: Task, server: Server, state_folder: Path | None = None
     ):
-        """Use `begin` or `resume`."""
+        """Use `begin` or `resume` instead."""
         local = config.client
         self.config = config
         self.task = task
@@ -199,22 +116,25 @@ class Training:
         insecure_test_key: int | None = None,
         report: Report | None = None,
     ) -> Self:
-        """Load the task, make the plan and the first model, and begin a run.
+        """Load the task, make the plan and the first model, and create a run.
 
         Args:
-            config: What was asked for.
-            folder: Where the run goes.
-            plan: Instead of the one that the config's [privacy] makes.
-            state_folder: Where the witness goes.
-            insecure_test_key: Seed of a noise key that anybody can guess. For tests alone.
-            report: Is told what is being done before the first round.
+            config: Configuration of the training.
+            folder: Folder for the run's files.
+            plan: Plan to use instead of one made from the configuration's [privacy] table.
+            state_folder: Folder for the witness.
+            insecure_test_key: Seed of a noise key that anybody can guess. For tests only.
+            report: Progress callback for the work before the first round.
+
+        Raises:
+            InvalidInput: The folder already holds a run, or the settings do not fit together.
         """
         RunFolder(folder).refuse_if_begun()
         task = load_training_task(config, report)
         plan = plan or make_plan(config.privacy, len(task.train))
         _check_population(plan, task)
         words_to_predict(task.heldout.sentences, config.evaluate_sentences)
-        first = starting_model(config.model, task, config.seed, _steps(config, report))
+        model = starting_model(config.model, task, config.seed, _on_step(config, report))
         settings = Settings(
             clip_norm=config.clip_norm,
             optimizer=config.server,
@@ -228,7 +148,7 @@ class Training:
             folder,
             plan,
             settings,
-            first,
+            model,
             state_folder=state_folder,
             insecure_test_key=insecure_test_key,
         )
@@ -244,9 +164,19 @@ class Training:
         trust_folder: bool = False,
         report: Report | None = None,
     ) -> Self:
-        """Go on with a run, as its own config says."""
+        """Resume a run with the configuration in its folder.
+
+        Args:
+            folder: Folder with the run's files.
+            state_folder: Folder with the witness.
+            trust_folder: Resume even if the witness is missing.
+            report: Progress callback for loading the task.
+
+        Raises:
+            InvalidInput: The folder holds no run.
+        """
         if not RunFolder(folder).exists:
-            raise InvalidInput(f"{folder} holds no run to resume; leave --resume away to begin one")
+            raise InvalidInput(f"{folder} holds no run to resume; leave out --resume to create one")
         config = read_config(folder / CONFIG)
         server = Server.resume(folder, state_folder=state_folder, trust_folder=trust_folder)
         try:
@@ -266,50 +196,59 @@ class Training:
         report: Callable[[Progress], None] = lambda _: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> str | None:
-        """Train until the rounds or the budget are used up, or somebody wants to stop.
+        """Train until the rounds or the privacy budget are used up, or `should_stop` returns True.
+
+        Args:
+            report: Progress callback, called after every round.
+            should_stop: Called before every round.
 
         Returns:
-            Why there is no further round; None if it was asked to stop before.
+            The reason why there is no further round; None if `should_stop` ended the training.
         """
         started, first = time.monotonic(), self.server.rounds
         if self._metrics.last < first:
             self._measure()
-        with self._wound_up():
+        with self._finishing():
             while not should_stop():
                 try:
                     rate = self.config.simulation.rounds_per_hour
                     next_round(self.server, self._clients, self._population, rate)
-                except RunOver as over:
-                    return str(over)
+                except RunOver as reason:
+                    return str(reason)
                 self._measure()
-                pace = (time.monotonic() - started) / (self.server.rounds - first)
-                report(self._progress(pace))
+                seconds_per_round = (time.monotonic() - started) / (self.server.rounds - first)
+                report(self._progress(seconds_per_round))
         return self.server.ended()
 
     def evaluate(self) -> Evaluation:
-        """How the released model does on held-out people."""
+        """Evaluate the last released model on held-out users."""
         heldout, most = self.task.heldout.sentences, self.config.evaluate_sentences
         return evaluate(self._model, self.server.arrays(), heldout, most)
 
     def _measure(self) -> None:
-        """Note a committed round, and every now and then how good the model is."""
+        """Record the metrics of a committed round; evaluate the model every few rounds."""
         server, every = self.server, self.config.evaluate_every
         point = Point(server.rounds, server.epsilon)
         if server.rounds % every == 0 or server.ended():
-            found = self.evaluate()
-            point = Point(server.rounds, server.epsilon, found.accuracy, found.perplexity)
+            result = self.evaluate()
+            point = Point(server.rounds, server.epsilon, result.accuracy, result.perplexity)
         self._metrics.add(point)
 
-    def _progress(self, pace: float) -> Progress:
+    def _progress(self, seconds_per_round: float) -> Progress:
         server, points = self.server, self._metrics.points
         rounds = server.plan.participation.rounds
         measured = [point.accuracy for point in points if point.accuracy is not None]
-        left = (rounds - server.rounds) * pace
-        return Progress(points[-1], rounds, server.plan.fleet.report_goal, measured[-1], left)
+        return Progress(
+            points[-1],
+            rounds,
+            server.plan.fleet.report_goal,
+            accuracy=measured[-1],
+            seconds_left=(rounds - server.rounds) * seconds_per_round,
+        )
 
     @contextmanager
-    def _wound_up(self) -> Generator[None]:
-        """However it ends, curves and statement say how far it came."""
+    def _finishing(self) -> Generator[None]:
+        """Write the curves and the statement at the end, also after an error or Ctrl-C."""
         try:
             yield
         finally:
@@ -322,37 +261,153 @@ class Training:
                 save_statement(self.statement, folder.root / "statement")
 
 
+def network(settings: Network, task: Task) -> Lstm | Window:
+    """Return the model for a task's vocabulary."""
+    return language_model(settings.name, len(task.vocabulary), **settings.sizes)
+
+
+def starting_arrays(
+    settings: Network, task: Task, seed: int, report: OnStep | None = None
+) -> Arrays:
+    """Return the arrays of `starting_model`, if no private run trained them.
+
+    Args:
+        settings: The model and where it starts from.
+        task: Task that the model is for.
+        seed: Seed of the parameters.
+        report: Progress callback of pre-training, called with each step and its loss.
+
+    Raises:
+        InvalidInput: A private run trained the model. The arrays alone do not record that, so a run
+            that starts from them would state too small an epsilon.
+    """
+    model = starting_model(settings, task, seed, report)
+    if not isinstance(model, StartModel):
+        return model
+    if model.start.earlier:
+        raise InvalidInput(
+            f"{settings.start} was trained by a private run, which must be composed with the run "
+            "that starts from it; use starting_model, and pass on what it returns"
+        )
+    return dict(model.arrays)
+
+
+def starting_model(
+    settings: Network, task: Task, seed: int, report: OnStep | None = None
+) -> StartModel | Arrays:
+    """Return a model from a file, a model pre-trained on the task's public text, or a new one.
+
+    A model without a file contains nothing from the clients. A file records where its model comes
+    from, and a run that starts from it is composed with the private runs that trained it.
+
+    Args:
+        settings: The model and where it starts from.
+        task: Task that the model is for.
+        seed: Seed of the parameters.
+        report: Progress callback of pre-training, called with each step and its loss.
+
+    Raises:
+        InvalidInput: The file holds another kind of model, or the task has no public text.
+    """
+    model = network(settings, task)
+    if settings.start is not None:
+        start = StartModel.load(settings.start, settings.other_people)
+        if mismatch := Layout.of(model.init(seed)).misfit(start.arrays):
+            raise InvalidInput(f"{settings.start} is a model of another kind: {mismatch}")
+        return start
+    if settings.pretraining_steps:
+        if task.public is None:
+            raise InvalidInput(
+                f"{task.name} has no public text for pre-training; set pretraining_steps=0"
+            )
+        steps, rate = settings.pretraining_steps, settings.pretraining_rate
+        return pretrain(model, task.public, seed, steps=steps, learning_rate=rate, report=report)
+    arrays = dict(model.init(seed))
+    arrays["output.bias"] = _zipf_log_frequencies(len(task.vocabulary))
+    return arrays
+
+
+def _zipf_log_frequencies(size: int) -> NDArray[np.float32]:
+    """Return log frequencies by Zipf's law: vocabularies list the most frequent words first.
+
+    The order of a vocabulary is public, so this uses nothing from the clients.
+    """
+    share = np.full(size, SPECIAL_TOKEN_WEIGHT)
+    share[UNKNOWN + 1 :] = 1 / np.arange(1, size - UNKNOWN)
+    return np.log(share / share.sum()).astype(np.float32)
+
+
+def make_plan(privacy: Privacy, population: int) -> Plan:
+    """Return the plan for the [privacy] settings and a number of clients.
+
+    Raises:
+        InvalidInput: Both epsilon and noise_multiplier are given, or neither.
+    """
+    fleet = Fleet(
+        population,
+        privacy.report_goal,
+        availability=privacy.availability,
+        over_selection=privacy.over_selection,
+    )
+    participation = MinSep(
+        privacy.rounds,
+        fleet.min_sep() if privacy.min_sep is None else privacy.min_sep,
+        UNCAPPED if privacy.max_participations is None else privacy.max_participations,
+    )
+    if (privacy.epsilon is None) == (privacy.noise_multiplier is None):
+        raise InvalidInput(
+            "[privacy] needs either epsilon or noise_multiplier: give exactly one of them"
+        )
+    chosen = _mechanism(privacy, participation)
+    noise_multiplier = privacy.noise_multiplier
+    if noise_multiplier is None:
+        noise_multiplier = calibrate(chosen, participation, privacy.epsilon or 0.0, privacy.delta)
+    return Plan(fleet, account(chosen, participation, noise_multiplier, privacy.delta))
+
+
+def _mechanism(privacy: Privacy, participation: MinSep) -> Mechanism:
+    """Return the mechanism that the settings name: optimized, from a file, or by name."""
+    if privacy.mechanism == "blt":
+        buffers = privacy.buffers or min(BUFFERS, participation.rounds)
+        return optimize_blt(participation, buffers, objective="rms").mechanism
+    if privacy.mechanism.endswith(".json"):
+        return load_mechanism(privacy.mechanism)
+    return mechanism(privacy.mechanism, participation)
+
+
 def load_training_task(config: Config, report: Report | None = None) -> Task:
-    """The task that a config names."""
+    """Load the task that a configuration names; `report` is a progress callback."""
     data = config.data
-    given = None if data.vocabulary is None else Vocabulary.from_file(data.vocabulary)
+    vocabulary = None if data.vocabulary is None else Vocabulary.from_file(data.vocabulary)
     return load_task(
         config.task,
-        vocabulary_size=None if given else data.vocabulary_size,
+        vocabulary_size=None if vocabulary else data.vocabulary_size,
         sentence_length=data.sentence_length,
         sentences_per_user=data.sentences_per_user,
         heldout_share=data.heldout_share,
         most_users=data.most_users,
         path=data.path,
-        vocabulary=given,
+        vocabulary=vocabulary,
         report=report,
     )
 
 
 def _check_population(plan: Plan, task: Task) -> None:
+    """Refuse a plan for more clients than the task has."""
     if plan.fleet.population > len(task.train):
         raise InvalidInput(
-            f"the plan is for {plan.fleet.population:,} clients, and {task.name} has "
-            f"{len(task.train):,}; plan for these: --population {len(task.train)}"
+            f"the plan is for {plan.fleet.population:,} clients, but {task.name} has only "
+            f"{len(task.train):,}; make a plan with --population {len(task.train)}"
         )
 
 
-def _steps(config: Config, report: Report | None) -> Callable[[int, float], None] | None:
+def _on_step(config: Config, report: Report | None) -> OnStep | None:
+    """Return a callback that reports the steps of pre-training as progress."""
     if report is None:
         return None
     total = config.model.pretraining_steps
 
-    def told(step: int, loss: float) -> None:
+    def on_step(step: int, loss: float) -> None:
         report(step / total, f"training on public text, loss {loss:.2f}")
 
-    return told
+    return on_step
