@@ -210,7 +210,7 @@ def test_impossible_requests_are_refused(bands, message, tmp_path):
 
 
 def test_too_many_rounds_are_refused(tmp_path):
-    with pytest.raises(TooLarge, match="kept to 10000 rounds"):
+    with pytest.raises(TooLarge, match="limited to 10000 rounds"):
         optimize_bandmf(MinSep(10_001, 2), 2, cache=tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Finding the best mechanism for a participation."""
+"""Optimisers: each finds the mechanism of one family with the smallest loss."""
 
 from dpftrl.optimize._toeplitz_error import workload_loss
 from dpftrl.optimize.band_inverse import optimize_band_inverse

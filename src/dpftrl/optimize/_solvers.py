@@ -1,7 +1,10 @@
-"""Damped Newton steps for many starts at once.
+"""Three minimisers, for functions that return their value and their gradient.
 
-Functions are evaluated in batches, so that a Hessian by differences of exact gradients, or a whole
-range of step lengths, costs about as much as one evaluation.
+- `minimize_projected`: spectral projected gradients, for a convex set with a known projection.
+- `minimize_lbfgs`: L-BFGS without constraints, for many parameters.
+- `minimize`: damped Newton steps for few parameters, from many starts at once. Functions are
+  evaluated in batches, so that a Hessian (by differences of exact gradients) or several step
+  lengths cost about as much as one evaluation.
 """
 
 from collections.abc import Callable
@@ -10,26 +13,42 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpftrl._internal.arrays import FloatArray, Vector
-from dpftrl.optimize.result import Progress
+from dpftrl._internal.progress import Progress
 
 
 def scipy_optimize() -> Any:
-    """Imported when needed, since it takes a while; without types, since it ships few."""
+    """Import `scipy.optimize` on first use, since the import is slow.
+
+    It is typed as `Any`, because scipy has few type annotations.
+    """
     import scipy.optimize
 
     return scipy.optimize
 
 
+# Returns the value and the gradient at a point.
 Function = Callable[[Vector], tuple[float, Vector]]
+# Returns the nearest point of the feasible set.
 Projection = Callable[[Vector], Vector]
 
-# A step may end above the last few values, but below the largest of so many.
+# The line search is non-monotone: a value must be below the largest of this many previous values.
 REMEMBERED = 10
+# Limits of the step length, so that a curvature near zero does not give a useless step.
 SMALLEST, LARGEST = 1e-8, 1e8
+# The line search halves the step down to this share of it; less is lost in rounding.
+SMALLEST_SHARE = 1e-10
+# Share of the decrease predicted by the gradient that a step must reach (Armijo's condition).
+SUFFICIENT_DECREASE = 1e-4
 
 
 class Projected(NamedTuple):
-    """The best point, its value, and how far its projected gradient still is from zero."""
+    """Result of `minimize_projected`.
+
+    Attributes:
+        point: The best point.
+        value: The function's value there.
+        gradient_norm: The largest entry of the projected gradient, which is zero at an optimum.
+    """
 
     point: Vector
     value: float
@@ -44,7 +63,16 @@ def minimize_projected(
     most_steps: int = 1000,
     progress: Progress | None = None,
 ) -> Projected:
-    """Minimise a log loss with its derivatives over the set that `project` projects to."""
+    """Minimise a function over a convex set by spectral projected gradients.
+
+    Args:
+        function: The logarithm of a loss, with its gradient.
+        project: The projection onto the set.
+        start: Where to start; it is projected first.
+        tolerance: Stop when the projected gradient is this small.
+        most_steps: Stop after this many steps.
+        progress: Called after each step.
+    """
     x = project(start)
     value, gradient = function(x)
     best = Projected(x, value, _residual(project, x, gradient))
@@ -54,12 +82,12 @@ def minimize_projected(
         if _residual(project, x, gradient) <= tolerance:
             break
         direction = project(x - length * gradient) - x
-        found = _search(function, x, direction, max(recent), float(direction @ gradient))
-        if found is None:
+        accepted = _line_search(function, x, direction, max(recent), float(direction @ gradient))
+        if accepted is None:
             break
-        ahead, value, slope = found
-        length = _spectral(ahead - x, slope - gradient)
-        x, gradient = ahead, slope
+        next_x, value, next_gradient = accepted
+        length = _spectral_step_length(next_x - x, next_gradient - gradient)
+        x, gradient = next_x, next_gradient
         recent = [*recent[1 - REMEMBERED :], value]
         if value < best.value:
             best = Projected(x, value, _residual(project, x, gradient))
@@ -69,40 +97,52 @@ def minimize_projected(
 
 
 def _residual(project: Projection, x: Vector, gradient: Vector) -> float:
+    """The largest entry of the projected gradient."""
     return float(np.abs(project(x - gradient) - x).max())
 
 
-def _search(
+def _line_search(
     function: Function, x: Vector, direction: Vector, ceiling: float, slope: float
 ) -> tuple[Vector, float, Vector] | None:
-    """Halve the step until the loss is low enough; None when rounding hides any progress."""
+    """Halve the step until the value is low enough.
+
+    Returns:
+        The accepted point with its value and gradient; None if no step is low enough.
+    """
     share = 1.0
-    while share > 1e-10:
-        ahead = x + share * direction
-        value, gradient = function(ahead)
-        if np.isfinite(value) and value <= ceiling + 1e-4 * share * slope:
-            return ahead, value, gradient
+    while share > SMALLEST_SHARE:
+        trial = x + share * direction
+        value, gradient = function(trial)
+        if np.isfinite(value) and value <= ceiling + SUFFICIENT_DECREASE * share * slope:
+            return trial, value, gradient
         share /= 2
     return None
 
 
-def _spectral(step: Vector, bend: Vector) -> float:
-    """The inverse curvature along the last step."""
-    curvature = float(step @ bend)
+def _spectral_step_length(step: Vector, gradient_change: Vector) -> float:
+    """The inverse curvature along the last step (Barzilai and Borwein)."""
+    curvature = float(step @ gradient_change)
     if curvature <= 0:
         return LARGEST
     return min(max(float(step @ step) / curvature, SMALLEST), LARGEST)
 
 
-# Sees the number of each step, the point and its value; says whether to stop.
+# Called after each step with its number, the point and its value; returns whether to stop.
 Watch = Callable[[int, Vector, float], bool]
 
 # Steps over which the improvement is measured.
 WINDOW = 10
 
 
-class Reached(NamedTuple):
-    """Where the search ended; `finished` unless whoever watched it stopped it."""
+class LbfgsResult(NamedTuple):
+    """Where the search ended.
+
+    Attributes:
+        point: The last point.
+        value: The function's value there.
+        gradient: Its gradient there.
+        finished: False if `watch` stopped the search.
+    """
 
     point: Vector
     value: float
@@ -117,16 +157,16 @@ def minimize_lbfgs(
     most_steps: int = 1000,
     memory: int = 10,
     watch: Watch | None = None,
-) -> Reached:
-    """Minimise a log loss with its derivatives.
+) -> LbfgsResult:
+    """Minimise a function without constraints by L-BFGS.
 
     Args:
-        function: Gives the value and the derivatives; the value need not be finite everywhere.
+        function: The logarithm of a loss, with its gradient; it need not be finite everywhere.
         start: Where to start; if the value there is not finite, the search ends there.
-        within: Stop when ten steps together have gained less than this.
-        most_steps: Stop after so many steps.
-        memory: Pairs of past steps that shape the next one.
-        watch: Called after each step.
+        within: Stop when the last ten steps together improved the value by less than this.
+        most_steps: Stop after this many steps.
+        memory: Number of past steps from which L-BFGS estimates the curvature.
+        watch: Called after each step; the search stops if it returns True.
     """
     values: list[float] = []
     stopped = False
@@ -140,8 +180,8 @@ def minimize_lbfgs(
         if len(values) > WINDOW and values[-1 - WINDOW] - values[-1] < within:
             raise StopIteration
 
-    found = scipy_optimize().minimize(
-        _finite(function),
+    end = scipy_optimize().minimize(
+        _with_finite_values(function),
         start,
         jac=True,
         method="L-BFGS-B",
@@ -149,17 +189,17 @@ def minimize_lbfgs(
         options={
             "maxcor": memory,
             "maxiter": most_steps,
-            "maxfun": 20 * most_steps,
-            "ftol": 1e-15,
+            "maxfun": 20 * most_steps,  # generous: a step takes one or two evaluations as a rule
+            "ftol": 1e-15,  # both tolerances at rounding level: `after_step` ends the search
             "gtol": 1e-12,
         },
     )
-    return Reached(found.x, float(found.fun), found.jac, finished=not stopped)
+    return LbfgsResult(end.x, float(end.fun), end.jac, finished=not stopped)
 
 
-def _finite(function: Function) -> Function:
-    """Put a hill where the function has no finite value: the line search then turns back."""
-    last = 1e9  # so that a start without a value never looks like a good end
+def _with_finite_values(function: Function) -> Function:
+    """Where the function is not finite, return more than the last value: the search turns back."""
+    last = 1e9  # larger than any log loss: a start that is not finite never looks like a good end
 
     def guarded(x: Vector) -> tuple[float, Vector]:
         nonlocal last
@@ -173,19 +213,20 @@ def _finite(function: Function) -> Function:
     return guarded
 
 
-# Takes one point a row; gives their values and gradients.
+# Takes one point per row; returns their values and gradients.
 BatchFunction = Callable[[FloatArray], tuple[FloatArray, FloatArray]]
 
-DIFFERENCE = 1e-5
-LONGEST = 8.0
-# Steps that are tried: how much to damp, and how far to go. An optimum that lies at infinity, where
-# the gain falls off exponentially, is reached in steps of 1 by Newton's method itself; hence the 4.
+DIFFERENCE = 1e-5  # step of the differences of gradients that give the Hessian
+LONGEST = 8.0  # longest step along one axis of the Hessian
+# The steps that are tried, as pairs of a damping and a factor of the length. Some optima lie at
+# infinity, where the gain decreases exponentially. There Newton's method only takes steps of length
+# 1, so that a step of four times the length is tried too.
 DAMPING = np.array([0.0, 0.0, 1e-2, 1e-1, 1.0])
 STRETCH = np.array([1.0, 4.0, 1.0, 1.0, 1.0])
 
 
 class Minimum(NamedTuple):
-    """Where the search ended, for each start."""
+    """Where the search from each start ended, one row per start."""
 
     points: FloatArray
     values: FloatArray
@@ -195,25 +236,32 @@ class Minimum(NamedTuple):
 def minimize(
     function: BatchFunction, starts: FloatArray, steps: int = 100, tolerance: float = 1e-12
 ) -> Minimum:
-    """Go downhill from every start until no damping gives a step that is worth taking."""
+    """Minimise from every start by damped Newton steps.
+
+    Args:
+        function: The function to minimise, for a batch of points.
+        starts: One start per row.
+        steps: Most steps per start.
+        tolerance: A search ends when its step improves the value by less than this share.
+    """
     points = starts.copy()
     values, gradients = function(points)
     active = np.arange(len(points))
     for _ in range(steps):
-        found = _step(function, points[active], gradients[active])
-        gain = values[active] - found.values
+        step = _newton_step(function, points[active], gradients[active])
+        gain = values[active] - step.values
         better = gain > 0
-        chosen = active[better]
-        points[chosen] = found.points[better]
-        values[chosen] = found.values[better]
-        gradients[chosen] = found.gradients[better]
+        improved = active[better]
+        points[improved] = step.points[better]
+        values[improved] = step.values[better]
+        gradients[improved] = step.gradients[better]
         active = active[gain > tolerance * np.maximum(1, np.abs(values[active]))]
         if len(active) == 0:
             break
     return Minimum(points, values, gradients)
 
 
-def _step(function: BatchFunction, points: FloatArray, gradients: FloatArray) -> Minimum:
+def _newton_step(function: BatchFunction, points: FloatArray, gradients: FloatArray) -> Minimum:
     """The best of several damped Newton steps from each point."""
     curvature, axes = np.linalg.eigh(_hessian(function, points, gradients))
     slope = (axes.swapaxes(1, 2) @ gradients[:, :, None])[:, :, 0]
@@ -223,20 +271,21 @@ def _step(function: BatchFunction, points: FloatArray, gradients: FloatArray) ->
     along = (along * STRETCH[:, None]).clip(-LONGEST, LONGEST)
     trials = points[:, None, :] + along @ axes.swapaxes(1, 2)
     count, choices, size_of_point = trials.shape
-    found, slopes = function(trials.reshape(-1, size_of_point))
-    found = np.where(np.isfinite(found), found, np.inf).reshape(count, choices)
-    best = found.argmin(axis=1)
+    values, trial_gradients = function(trials.reshape(-1, size_of_point))
+    values = np.where(np.isfinite(values), values, np.inf).reshape(count, choices)
+    best = values.argmin(axis=1)
     row = np.arange(int(count))
     return Minimum(
         trials[row, best],
-        found[row, best],
-        slopes.reshape(count, choices, size_of_point)[row, best],
+        values[row, best],
+        trial_gradients.reshape(count, choices, size_of_point)[row, best],
     )
 
 
 def _hessian(function: BatchFunction, points: FloatArray, gradients: FloatArray) -> FloatArray:
+    """The Hessian at each point, by forward differences of the gradient, made symmetric."""
     count, size = points.shape
     moved = points[:, None, :] + DIFFERENCE * np.eye(size)
-    slopes = function(moved.reshape(-1, size))[1].reshape(count, size, size)
-    hessian = (slopes - gradients[:, None, :]) / DIFFERENCE
+    moved_gradients = function(moved.reshape(-1, size))[1].reshape(count, size, size)
+    hessian = (moved_gradients - gradients[:, None, :]) / DIFFERENCE
     return (hessian + hessian.swapaxes(1, 2)) / 2

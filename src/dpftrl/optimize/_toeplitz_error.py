@@ -1,4 +1,10 @@
-"""The logarithms of error and sensitivity of Toeplitz mechanisms, with their derivatives."""
+"""Error and sensitivity of Toeplitz mechanisms as logarithms, with their derivatives.
+
+A is the workload, C the strategy, and B = A C^-1. A series holds the coefficients of a lower
+triangular Toeplitz matrix, so that products and inverses of matrices are those of power series.
+Names that start with `by_` hold derivatives by the named quantity; `pull_back` functions turn
+derivatives by a result into derivatives by its argument.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +24,13 @@ from dpftrl.workload import Workload
 @final
 @dataclass(frozen=True, eq=False)
 class ScheduleRows:
-    """The rows of B. `rates` and `kept` are those of the workload."""
+    """The rows of B under a learning-rate schedule, where B is not Toeplitz.
+
+    Attributes:
+        d: The coefficients of C^-1 with the momentum applied.
+        rates: The learning rate of each round.
+        kept: The share of the model that weight decay keeps in each round.
+    """
 
     d: Vector
     rates: Vector
@@ -29,14 +41,17 @@ class ScheduleRows:
         return np.array([row @ row for row in self._rows(np.zeros(len(self.d)), 0, len(self.d))])
 
     def pull_back(self, weights: Vector) -> Vector:
-        """Derivatives by d of the sum of the squared row norms, weighted."""
+        """Derivatives by d of the weighted sum of the squared row norms.
+
+        Rows are recomputed from every sqrt(rounds)-th row, so that memory is O(rounds^1.5).
+        """
         rounds = len(self.d)
         starts = range(0, rounds, isqrt(rounds) + 1)
-        known = self._kept_rows(starts)
+        rows_before = self._rows_before(starts)
         by_d, later = np.zeros(rounds), np.zeros(rounds)
-        for start, first in zip(reversed(starts), reversed(known), strict=True):
+        for start, row_before in zip(reversed(starts), reversed(rows_before), strict=True):
             stop = min(start + starts.step, rounds)
-            rows = [row.copy() for row in self._rows(first, start, stop)]
+            rows = [row.copy() for row in self._rows(row_before, start, stop)]
             for t in reversed(range(start, stop)):
                 if t + 1 < rounds:
                     later *= self.kept[t + 1]
@@ -45,7 +60,10 @@ class ScheduleRows:
         return by_d
 
     def _rows(self, row: Vector, start: int, stop: int) -> Iterator[Vector]:
-        """Rows from start to stop, each valid until the next, from the row before them."""
+        """Yield the rows from start to stop, computed from the row before them.
+
+        Each row is a view that the next row overwrites.
+        """
         row, backwards = row.copy(), self.d[::-1].copy()
         for t in range(start, stop):
             if self.kept[t] != 1:
@@ -53,23 +71,23 @@ class ScheduleRows:
             row[: t + 1] += self.rates[t] * backwards[len(row) - 1 - t :]
             yield row[: t + 1]
 
-    def _kept_rows(self, starts: range) -> list[Vector]:
+    def _rows_before(self, starts: range) -> list[Vector]:
         """The row before each start."""
         row = np.zeros(len(self.d))
-        known = [row.copy()]
-        for t, made in enumerate(self._rows(row, 0, starts[-1])):
+        rows_before = [row.copy()]
+        for t, entries in enumerate(self._rows(row, 0, starts[-1])):
             if t + 1 in starts:
-                row[: t + 1] = made
-                known.append(row.copy())
-        return known
+                row[: t + 1] = entries
+                rows_before.append(row.copy())
+        return rows_before
 
 
-# Up to so many coefficients, sums of products beat Fourier transforms.
+# Up to this many coefficients, sums of products are faster than Fourier transforms.
 SHORT = 64
 
 
 def reciprocal(c: Vector, terms: int) -> Vector:
-    """The first terms of 1 / c."""
+    """The first `terms` coefficients of the series 1 / c."""
     from scipy import signal
 
     unit = np.zeros(terms)
@@ -78,21 +96,21 @@ def reciprocal(c: Vector, terms: int) -> Vector:
 
 
 def reciprocal_pull_back(by_inverse: Vector, c: Vector, inverse: Vector) -> Vector:
-    """From derivatives by the inverse, 1 / c, to those by c: d(1/c) = -(1/c)^2 dc."""
+    """Derivatives by c, from those by the inverse series 1 / c: d(1/c) = -(1/c)^2 dc."""
     if len(c) > SHORT:
         return -correlate(by_inverse, multiply(inverse, inverse))[: len(c)]
     from scipy import signal
 
     # Dividing by a short c costs less than multiplying by its long inverse.
-    once = cast(Vector, cast(Any, signal).lfilter([1.0], c, by_inverse[::-1]))[::-1]
+    divided = cast(Vector, cast(Any, signal).lfilter([1.0], c, by_inverse[::-1]))[::-1]
     rounds = len(inverse)
-    return np.array([-once[lag:] @ inverse[: rounds - lag] for lag in range(len(c))])
+    return np.array([-divided[lag:] @ inverse[: rounds - lag] for lag in range(len(c))])
 
 
-def multiply(one: Vector, other: Vector) -> Vector:
+def multiply(left: Vector, right: Vector) -> Vector:
     """The product of two series of equal length, cut to that length."""
-    size = 1 << (2 * len(one)).bit_length()
-    return np.fft.irfft(np.fft.rfft(one, size) * np.fft.rfft(other, size), size)[: len(one)]
+    size = 1 << (2 * len(left)).bit_length()
+    return np.fft.irfft(np.fft.rfft(left, size) * np.fft.rfft(right, size), size)[: len(left)]
 
 
 def correlate(values: Vector, series: Vector) -> Vector:
@@ -119,14 +137,15 @@ def geometric_transposed(values: Vector, decay: float) -> Vector:
 @final
 @dataclass(frozen=True)
 class ToeplitzError:
-    """The error of B = A C^-1 as a function of all coefficients of C^-1.
+    """The log error of B = A C^-1 as a function of all coefficients of C^-1.
 
     Attributes:
-        workload: A.
-        rounds: Rows of B.
-        objective: The largest row norm, or their root mean square.
-        sharpness: The largest of the row norms has kinks under a learning-rate schedule; a p-norm
-            of the squares with this p stands in for it. Otherwise the last row is the largest.
+        workload: The workload A.
+        rounds: Number of rows of B.
+        objective: `max` for the largest row norm, `rms` for the root mean square of the row norms.
+        sharpness: Used for `max` under a learning-rate schedule, where the largest row norm is not
+            smooth: a p-norm of the squared row norms with this p replaces it. Without a schedule
+            the last row is the largest.
     """
 
     workload: Workload
@@ -137,11 +156,11 @@ class ToeplitzError:
     def __call__(self, c_hat: Vector) -> tuple[float, Vector]:
         """The log error and its derivatives."""
         d = geometric(c_hat, self.workload.momentum)
-        value, by_d = self._alike(d) if self.workload.is_toeplitz else self._scheduled(d)
+        value, by_d = self._toeplitz(d) if self.workload.is_toeplitz else self._scheduled(d)
         return value, geometric_transposed(by_d, self.workload.momentum)
 
-    def _alike(self, d: Vector) -> tuple[float, Vector]:
-        """Every round treated alike: B is Toeplitz, and row t has its first t + 1 coefficients."""
+    def _toeplitz(self, d: Vector) -> tuple[float, Vector]:
+        """The log error where B is Toeplitz: row t holds its first t + 1 coefficients."""
         kept = 1 - self.workload.weight_decay
         b = geometric(d, kept)
         rows = np.arange(self.rounds, 0, -1) / self.rounds if self.objective == "rms" else 1.0
@@ -150,6 +169,7 @@ class ToeplitzError:
         return float(np.log(square)) / 2, geometric_transposed(weighted / square, kept)
 
     def _scheduled(self, d: Vector) -> tuple[float, Vector]:
+        """The log error under a learning-rate schedule, where B is not Toeplitz."""
         rates, kept = self.workload.rates(self.rounds), self.workload.kept(self.rounds)
         rows = ScheduleRows(d, rates, kept)
         variances = rows.variances()
@@ -174,10 +194,10 @@ def error_curve(c_hat: Vector, workload: Workload) -> Vector:
 
 
 def log_sensitivity(c: Vector, participation: Participation) -> tuple[float, Vector]:
-    """The log norm of the columns 0, b, 2b, ... added up, and its derivatives.
+    """The log norm of the sum of the columns 0, b, 2b, ..., and its derivatives; b is min-sep.
 
-    That is the sensitivity of C where all n coefficients are non-negative and none is larger than
-    the one before it, or where they are zero from min_sep on.
+    This is the log sensitivity of C in two cases: all n coefficients are non-negative and do not
+    increase, or they are non-negative and zero from index b on.
     """
     total = column_sum(c, participation)
     square = float(total @ total)
@@ -185,40 +205,42 @@ def log_sensitivity(c: Vector, participation: Participation) -> tuple[float, Vec
 
 
 def log_majorant_sensitivity(c: Vector, participation: Participation) -> tuple[float, Vector]:
-    """The log sensitivity that is reported for any c: that of the smallest falling majorant.
+    """The log sensitivity that mechanisms report for any c, and its derivatives.
 
-    It has kinks, where the derivatives are those of one side.
+    Where it is not known exactly, it is the sensitivity of the smallest non-increasing majorant of
+    |c|, which is an upper bound. The bound has kinks; there the derivatives are one-sided.
     """
     if all_columns_apart(c, participation):
         return log_sensitivity(c, participation)
     majorant = non_increasing_majorant(c)
     value, by_majorant = log_sensitivity(majorant, participation)
-    # Every entry of the majorant is that of |c| at the first place from there on which reaches it.
-    places = np.where(np.abs(c) == majorant, np.arange(len(c)), len(c))
-    reached = np.minimum.accumulate(places[::-1])[::-1]
-    by_size: Vector = np.zeros(len(c))
-    np.add.at(by_size, reached, by_majorant)
-    return value, by_size * np.sign(c)
+    # Entry i of the majorant equals |c| at the first index from i on where the two are equal.
+    equal_at = np.where(np.abs(c) == majorant, np.arange(len(c)), len(c))
+    source = np.minimum.accumulate(equal_at[::-1])[::-1]
+    by_magnitude: Vector = np.zeros(len(c))
+    np.add.at(by_magnitude, source, by_majorant)
+    return value, by_magnitude * np.sign(c)
 
 
 def workload_loss(
     mechanism: Mechanism, participation: Participation, workload: Workload
 ) -> ErrorReport:
-    """Errors of A D and the sensitivity of C: for the prefix sum, `mechanism.error_report`.
+    """Error and sensitivity of a mechanism under a workload.
 
-    Toeplitz mechanisms need no dense matrix; others are kept to as many rounds as their dense
-    decoder is.
+    The error is that of A D, where D = C^-1 is the decoder. For the prefix sum the result is
+    `mechanism.error_report`. Toeplitz mechanisms need no dense matrix. Others use their dense
+    decoder, which limits the number of rounds.
 
     >>> from dpftrl.mechanisms import SquareRoot
     >>> from dpftrl.participation import MinSep
-    >>> loss = workload_loss(SquareRoot(), MinSep(64, 8), Workload(momentum=0.9))
-    >>> plain = SquareRoot().error_report(MinSep(64, 8))
-    >>> print(f"{loss.rms_loss:.1f} instead of {plain.rms_loss:.1f}")
+    >>> momentum = workload_loss(SquareRoot(), MinSep(64, 8), Workload(momentum=0.9))
+    >>> prefix_sum = SquareRoot().error_report(MinSep(64, 8))
+    >>> print(f"{momentum.rms_loss:.1f} instead of {prefix_sum.rms_loss:.1f}")
     62.4 instead of 10.2
     """
     if workload.is_prefix_sum:
         return mechanism.error_report(participation)
-    curve = _curve(mechanism, mechanism.check_rounds(participation.rounds), workload)
+    curve = _error_curve(mechanism, mechanism.check_rounds(participation.rounds), workload)
     return ErrorReport(
         max_error=float(curve.max()),
         rms_error=float(np.sqrt(np.mean(curve**2))),
@@ -226,7 +248,8 @@ def workload_loss(
     )
 
 
-def _curve(mechanism: Mechanism, rounds: int, workload: Workload) -> Vector:
+def _error_curve(mechanism: Mechanism, rounds: int, workload: Workload) -> Vector:
+    """The row norms of A D: the error after each round."""
     if isinstance(mechanism, ToeplitzMechanism):
         mechanism.check_curve(rounds)
         return error_curve(mechanism.inverse_coefficients(rounds), workload)

@@ -1,4 +1,7 @@
-"""BandInvMF: the best mechanism whose noise is a moving average of few rows of Z."""
+"""BandInvMF: optimises mechanisms whose C^-1 is a banded Toeplitz matrix.
+
+Their noise is a weighted sum of the last few rows of Z.
+"""
 
 import time
 from collections.abc import Sequence
@@ -7,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from dpftrl._internal.arrays import Vector
+from dpftrl._internal.progress import Progress
 from dpftrl.mechanisms import BandedInverse
 from dpftrl.mechanisms.square_root import inverse_square_root_series
 from dpftrl.optimize._solvers import Function, minimize_lbfgs
@@ -20,7 +24,6 @@ from dpftrl.optimize._toeplitz_error import (
 from dpftrl.optimize.result import (
     Objective,
     Optimized,
-    Progress,
     check_bands,
     check_objective,
     check_workload,
@@ -31,10 +34,10 @@ from dpftrl.workload import PREFIX_SUM, Workload
 
 
 def log_loss(error: ToeplitzError, participation: Participation) -> Function:
-    """The log loss by the coefficients of C^-1, all of them.
+    """The log loss as a function of all coefficients of C^-1.
 
-    The sensitivity is the one that `BandedInverse` reports: that of the smallest majorant of |c|
-    that does not increase. It has kinks, where the derivatives are those of one side.
+    The sensitivity is the one that `BandedInverse` reports: that of the smallest non-increasing
+    majorant of |c|. It has kinks; there the derivatives are one-sided.
     """
     rounds = participation.rounds
 
@@ -45,31 +48,32 @@ def log_loss(error: ToeplitzError, participation: Participation) -> Function:
         padded = np.zeros(rounds)
         padded[: len(c_hat)] = c_hat
         value, by_c_hat = error(padded)
-        size, by_c = log_majorant_sensitivity(c, participation)
-        slope = reciprocal_pull_back(by_c, c_hat, c)
-        return value + size, by_c_hat[: len(c_hat)] + slope
+        sensitivity, by_c = log_majorant_sensitivity(c, participation)
+        sensitivity_by_c_hat = reciprocal_pull_back(by_c, c_hat, c)
+        return value + sensitivity, by_c_hat[: len(c_hat)] + sensitivity_by_c_hat
 
     return function
 
 
 def by_log_prefixes(function: Function) -> Function:
-    """The same function by the logarithms of the sums of the first 2, 3, ... coefficients.
+    """The same function of other parameters: the logs of the sums of the first 2, 3, ... terms.
 
-    Those sums are the coefficients of B for prefix sums: the last is what every row of Z leaves
-    behind for good, and its inverse is the sum of all of c. On this scale they are all alike,
-    and none can turn negative, which would make C grow without bound.
+    For prefix sums, the sums of the first coefficients of C^-1 are the coefficients of B. The last
+    sum is the part of every row of Z that stays in the model for good. On the log scale the
+    parameters are of similar size, and no sum can turn negative, which would make C grow without
+    bound.
     """
 
-    def changed(free: Vector) -> tuple[float, Vector]:
+    def of_log_prefixes(free: Vector) -> tuple[float, Vector]:
         value, by_c_hat = function(from_log_prefixes(free))
         by_prefix = by_c_hat - np.append(by_c_hat[1:], 0.0)
         return value, by_prefix[1:] * np.exp(free)
 
-    return changed
+    return of_log_prefixes
 
 
 def from_log_prefixes(free: Vector) -> Vector:
-    """The coefficients of C^-1, the first of which is 1.
+    """The coefficients of C^-1 from the logs of their prefix sums; the first coefficient is 1.
 
     >>> from_log_prefixes(np.log([0.5, 0.375]))
     array([ 1.   , -0.5  , -0.125])
@@ -77,17 +81,19 @@ def from_log_prefixes(free: Vector) -> Vector:
     return np.diff(np.append([0.0, 1.0], np.exp(free)))
 
 
-# Kinks of the bound on the sensitivity stop a search early: it starts again where it stopped, as
-# long as that gains something, and from places nearby.
+# Kinks of the bound on the sensitivity stop a search early. A search is therefore restarted where
+# it stopped, as long as this improves the loss, and from random points near the best.
 RESTARTS, WITHIN, STEPS = 3, 1e-8, 200
-NEARBY = (0.1, 0.1, 0.03)
-# Past steps that shape the next: with all of them, quasi-Newton methods get along kinks best.
+NEARBY = (0.1, 0.1, 0.03)  # standard deviations of the random moves away from the best point
+# Past steps that L-BFGS remembers: many, because that works best along kinks.
 MEMORY = 40
-# Up to so many bands, a search without derivatives has the last word.
+# Up to this many bands, a search without derivatives follows at the end.
 POLISHED = 6
 
 
 class _Point(NamedTuple):
+    """The free parameters (log prefix sums), and the log loss there."""
+
     free: Vector
     value: float
 
@@ -99,23 +105,23 @@ def optimize_band_inverse(
     workload: Workload = PREFIX_SUM,
     progress: Progress | None = None,
 ) -> Optimized[BandedInverse]:
-    """The mechanism with `bands` coefficients of C^-1 that has the smallest loss.
+    """Find the mechanism with `bands` coefficients of C^-1 that has the smallest loss.
 
-    Its loss counts the sensitivity as `BandedInverse` reports it, which is a bound where C does not
-    fall. It is never above that of `inv-sqrt` with as many bands, or of `lambda` with two or more.
+    The loss contains the sensitivity that `BandedInverse` reports, which is an upper bound where
+    the coefficients of C increase. The loss is never larger than that of `inv-sqrt` with as many
+    bands, or, with two or more bands, that of `lambda`. There are many local optima whose losses
+    differ by a few parts in ten thousand. The same input gives the same output.
 
     Args:
-        participation: What to optimise for.
+        participation: The participation to optimise for.
         bands: Number of coefficients of C^-1 (the first is 1).
         objective: `max` for MaxLoss, `rms` for RmsLoss.
-        workload: What the server does with the updates.
-        progress: Called after each search from one start.
-
-    The same input gives the same output. The loss has many local optima within a few 1e-4.
+        workload: How the server turns updates into the model.
+        progress: Called after the search from each start.
 
     >>> from dpftrl.participation import MinSep
-    >>> found = optimize_band_inverse(MinSep(rounds=256, min_sep=32), bands=4)
-    >>> print(f"{found.error_report.rms_loss:.3f}")
+    >>> optimized = optimize_band_inverse(MinSep(rounds=256, min_sep=32), bands=4)
+    >>> print(f"{optimized.error_report.rms_loss:.3f}")
     9.360
     """
     started = time.perf_counter()
@@ -124,8 +130,8 @@ def optimize_band_inverse(
     check_workload(workload, participation.rounds)
     error = ToeplitzError(workload, participation.rounds, objective)
     function = log_loss(error, participation)
-    searched = _search(by_log_prefixes(function), bands, progress)
-    candidates = [*searched, inverse_square_root_series(bands)]
+    solutions = _search(by_log_prefixes(function), bands, progress)
+    candidates = [*solutions, inverse_square_root_series(bands)]
 
     def value(c_hat: Vector) -> float:
         mechanism = BandedInverse(c_hat.tolist())
@@ -146,31 +152,37 @@ def optimize_band_inverse(
 
 
 def _search(function: Function, bands: int, progress: Progress | None) -> list[Vector]:
-    """The best with 2 bands, with twice as many, ... and with all, each a start for the next."""
-    if bands == 1:  # nothing is free
+    """Optimise for about 2 bands, then about twice as many, and so on up to `bands`.
+
+    The solution for fewer bands is one of the starts for the next size.
+
+    Returns:
+        The coefficients of C^-1 at each size.
+    """
+    if bands == 1:  # the only coefficient is 1: there is no free parameter
         return [np.ones(1)]
-    found: list[Vector] = []
+    solutions: list[Vector] = []
     halvings = range((bands - 1).bit_length() - 1, -1, -1)
     for size in [-(-bands // 2**halving) for halving in halvings]:
         prefixes = np.log(np.cumsum(inverse_square_root_series(size))[1:])
         starts = [prefixes, prefixes - 1, np.full(size - 1, prefixes[-1])]
-        if found:
-            fewer = found[-1]
+        if solutions:
+            fewer = solutions[-1]
             starts.append(np.append(fewer, np.full(size - 1 - len(fewer), fewer[-1])))
         nearby = NEARBY if size in (2, bands) else ()
-        found.append(_best_of(function, starts, nearby, progress))
-    return [from_log_prefixes(free) for free in found]
+        solutions.append(_best_of(function, starts, nearby, progress))
+    return [from_log_prefixes(free) for free in solutions]
 
 
 def _best_of(
     function: Function, starts: list[Vector], nearby: Sequence[float], progress: Progress | None
 ) -> Vector:
-    """The best that is reached from the starts, and then from around the best."""
+    """The best end of searches from the starts, and then from random points near the best end."""
     best = _Point(starts[0], np.inf)
     random = np.random.default_rng(len(starts[0]))
     for number in range(len(starts) + len(nearby)):
-        around = number - len(starts)
-        start = starts[number] if around < 0 else _moved(best.free, nearby[around], random)
+        move = number - len(starts)
+        start = starts[number] if move < 0 else _moved(best.free, nearby[move], random)
         best = min(best, _descend(function, start), key=lambda point: point.value)
         if progress is not None:
             bands, total = len(start) + 1, len(starts) + len(nearby)
@@ -179,11 +191,13 @@ def _best_of(
     return best.free
 
 
-def _moved(free: Vector, by: float, random: np.random.Generator) -> Vector:
-    return free + by * random.standard_normal(len(free))
+def _moved(free: Vector, deviation: float, random: np.random.Generator) -> Vector:
+    """The point with normal noise of this standard deviation added."""
+    return free + deviation * random.standard_normal(len(free))
 
 
 def _descend(function: Function, start: Vector) -> _Point:
+    """Run L-BFGS from a start, and again from where it stopped while that improves the loss."""
     best = _Point(start, np.inf)
     for _ in range(RESTARTS):
         end = minimize_lbfgs(function, best.free, WITHIN, most_steps=STEPS, memory=MEMORY)
@@ -196,17 +210,17 @@ def _descend(function: Function, start: Vector) -> _Point:
 
 
 def _polished(function: Function, c_hat: Vector) -> Vector:
-    """Few coefficients, by a search without derivatives: kinks do not stop it."""
+    """Improve few coefficients by a search without derivatives, which kinks do not stop."""
     if not 2 <= len(c_hat) <= POLISHED:
         return c_hat
     from scipy import optimize
 
     def value(free: Vector) -> float:
         with np.errstate(all="ignore"):
-            found = function(np.append(1.0, free))[0]
-        return found if np.isfinite(found) else 1e9
+            log_value = function(np.append(1.0, free))[0]
+        return log_value if np.isfinite(log_value) else 1e9  # larger than any log loss
 
     options = {"maxfev": 150 * len(c_hat), "xatol": 1e-10, "fatol": 1e-12}
-    search = cast(Any, optimize).minimize
-    found = search(value, c_hat[1:], method="Nelder-Mead", options=options)
-    return np.append(1.0, cast(Vector, found.x)) if found.fun < value(c_hat[1:]) else c_hat
+    minimize = cast(Any, optimize).minimize
+    end = minimize(value, c_hat[1:], method="Nelder-Mead", options=options)
+    return np.append(1.0, cast(Vector, end.x)) if end.fun < value(c_hat[1:]) else c_hat

@@ -1,10 +1,11 @@
-"""BandToep: the best Toeplitz strategy with so many bands."""
+"""BandToep: optimises banded Toeplitz strategies."""
 
 import time
 
 import numpy as np
 
 from dpftrl._internal.arrays import Vector
+from dpftrl._internal.progress import Progress
 from dpftrl.mechanisms import BLT, Toeplitz
 from dpftrl.mechanisms.square_root import square_root_series
 from dpftrl.optimize._solvers import Function, Projected, minimize_projected, scipy_optimize
@@ -18,7 +19,6 @@ from dpftrl.optimize._toeplitz_error import (
 from dpftrl.optimize.result import (
     Objective,
     Optimized,
-    Progress,
     check_bands,
     check_objective,
     check_workload,
@@ -26,8 +26,11 @@ from dpftrl.optimize.result import (
 from dpftrl.participation import Participation
 from dpftrl.workload import PREFIX_SUM, Workload
 
-# The largest row norm under a learning-rate schedule is approached by p-norms that get sharper.
+# Under a learning-rate schedule, p-norms with these p approximate the largest row norm, which is
+# not smooth. Each search starts at the solution for the previous p.
 SHARPNESS = (30.0, 300.0, 3000.0)
+# Up to this many rounds, optimising as many bands as rounds takes a second or so.
+MOST_ROUNDS = 256
 
 
 def optimize_band_toeplitz(
@@ -37,22 +40,24 @@ def optimize_band_toeplitz(
     workload: Workload = PREFIX_SUM,
     progress: Progress | None = None,
 ) -> Optimized[Toeplitz]:
-    """The Toeplitz strategy with `bands` non-negative coefficients that has the smallest loss.
+    """Find the Toeplitz strategy with `bands` non-negative coefficients and the smallest loss.
 
-    With as many bands as min_sep at most, every such strategy has an exact sensitivity; with more,
-    the search is over coefficients that do not increase, whose sensitivity is exact too. With as
-    many bands as rounds this is the best that any such Toeplitz mechanism can do.
+    The sensitivity is always exact. With at most min_sep bands it is known for every such strategy.
+    With more bands, the search is restricted to coefficients that do not increase, for which it is
+    known too. With as many bands as rounds, no Toeplitz mechanism with such coefficients has a
+    smaller loss.
 
     Args:
-        participation: What to optimise for.
-        bands: Number of coefficients (the first is 1; the best may end in zeros).
+        participation: The participation to optimise for.
+        bands: Number of coefficients. The first is 1, and the last ones may be zero.
         objective: `max` for MaxLoss, `rms` for RmsLoss.
-        workload: What the server does with the updates.
+        workload: How the server turns updates into the model.
         progress: Called after each step.
 
     >>> from dpftrl.participation import MinSep
-    >>> found = optimize_band_toeplitz(MinSep(rounds=256, min_sep=32), bands=32)
-    >>> print(f"{found.error_report.rms_loss:.3f} {found.error_report.sensitivity.kind}")
+    >>> optimized = optimize_band_toeplitz(MinSep(rounds=256, min_sep=32), bands=32)
+    >>> report = optimized.error_report
+    >>> print(f"{report.rms_loss:.3f} {report.sensitivity.kind}")
     8.731 exact
     """
     started = time.perf_counter()
@@ -78,6 +83,7 @@ def _search(
     workload: Workload,
     progress: Progress | None,
 ) -> Projected:
+    """Minimise the log loss, for increasing sharpness where the objective is not smooth."""
     project = falling if bands > participation.min_sep else non_negative
     smooth = objective == "rms" or workload.is_toeplitz
     end = Projected(square_root_series(bands), np.inf, np.inf)
@@ -89,21 +95,21 @@ def _search(
 
 
 def log_loss(error: ToeplitzError, participation: Participation) -> Function:
-    """The log loss by the first coefficients of C, which need not be scaled."""
+    """The log loss as a function of the first coefficients of C, at any scale of C."""
 
     def function(c: Vector) -> tuple[float, Vector]:
         padded = np.zeros(participation.rounds)
         padded[: len(c)] = c
-        with np.errstate(all="ignore"):  # an inverse that overflows is no step to take
+        with np.errstate(all="ignore"):  # an inverse that overflows makes the value infinite
             if not c[0] > 0:
                 return np.inf, np.zeros(len(c))
             inverse = reciprocal(c, participation.rounds)
             if not np.isfinite(inverse @ inverse):
                 return np.inf, np.zeros(len(c))
             value, by_inverse = error(inverse)
-            size, by_c = log_sensitivity(padded, participation)
-            slope = reciprocal_pull_back(by_inverse, c, inverse)
-        return value + size, slope + by_c[: len(c)]
+            sensitivity, by_c = log_sensitivity(padded, participation)
+            error_by_c = reciprocal_pull_back(by_inverse, c, inverse)
+        return value + sensitivity, error_by_c + by_c[: len(c)]
 
     return function
 
@@ -114,19 +120,19 @@ def non_negative(c: Vector) -> Vector:
 
 
 def falling(c: Vector) -> Vector:
-    """The nearest non-negative coefficients of which none is larger than the one before it."""
+    """The nearest non-negative coefficients that do not increase."""
     nearest: Vector = scipy_optimize().isotonic_regression(c, increasing=False).x
     return np.maximum(np.minimum.accumulate(nearest), 0.0)
 
 
-MOST_ROUNDS = 256
-
-
 def best_toeplitz_ratio(found: Optimized[BLT], workload: Workload = PREFIX_SUM) -> float | None:
-    """The BLT's loss over that of the best Toeplitz mechanism found; None above 256 rounds.
+    """The loss of an optimised BLT divided by that of the best Toeplitz mechanism.
 
-    A BLT is a Toeplitz mechanism whose coefficients do not rise, so that the ratio says what having
-    few parameters costs.
+    A BLT is a Toeplitz mechanism whose coefficients do not increase. The ratio is thus the price of
+    having few parameters.
+
+    Returns:
+        The ratio; None for more than 256 rounds, where the optimisation would be slow.
     """
     participation = found.participation
     if participation.rounds > MOST_ROUNDS:

@@ -1,4 +1,4 @@
-"""The error of a general banded strategy whose columns have norm 1, with its derivatives."""
+"""The objective of BandMF: error and gradient of banded strategies with columns of norm 1."""
 
 from typing import Any, cast, final
 
@@ -8,33 +8,37 @@ from numpy.typing import NDArray
 from dpftrl._internal.arrays import Matrix, Vector
 from dpftrl.workload import Workload
 
-SMALLEST_BLOCK = 64
+SMALLEST_BLOCK = 64  # rows per matrix product: smaller products are not worth their overhead
 
 
 def rows_reached(rounds: int, bands: int) -> NDArray[np.intp]:
-    """The row of C that each entry of an array of columns stands in; it has n, from 0."""
+    """The row of C, from 0, to which each entry of an array of columns belongs.
+
+    Rows from `rounds` on lie outside C.
+    """
     return np.arange(rounds)[:, None] + np.arange(bands)[None, :]
 
 
 @final
 class BandedError:
-    """log RmsError of B = A C^-1, as a function of columns that are scaled to norm 1 first.
+    """The log RmsError of B = A C^-1 as a function of the columns of C, scaled to norm 1 first.
 
-    Columns come as an array of n x P numbers: entry (j, p) stands for C[j + p, j], and those below
-    the last row are ignored. With D = C^-1 the derivatives of ||B||^2 by C are -2 (B^T B) D^T, of
-    which only the bands are computed. All products go through scipy: numpy may come with threads of
-    its own, and two sets that wait for each other on few cores take many times as long.
+    Columns are given as an array of n x P numbers. Entry (j, p) is C[j + p, j]; entries below the
+    last row of C are ignored. With D = C^-1, the derivatives of ||B||^2 by C are -2 (B^T B) D^T, of
+    which only the bands are computed. All products are computed by scipy: numpy may have its own
+    thread pool, and two thread pools that wait for each other on few cores are many times slower.
 
     Attributes:
         reaches: Which entries of the array lie inside C.
-        scale: How far a step should move each entry relative to the others, which makes the
-            problem better conditioned: early rounds weigh more, and so does the diagonal.
+        scale: A preconditioner: how far a step moves each entry relative to the others. Early
+            rounds and the diagonal have more influence on the error and move less.
     """
 
     def __init__(self, rounds: int, bands: int, workload: Workload):
         self.rounds, self.bands, self.workload = rounds, bands, workload
         self.reaches = rows_reached(rounds, bands) < rounds
         weight = np.linalg.norm(workload.matrix(rounds), axis=0)
+        # The constants of the preconditioner are empirical.
         self.scale = np.ones((rounds, bands))
         self.scale[:, 0] = 0.3
         self.scale *= np.maximum(weight / weight.max(), 1e-2)[:, None] ** -0.6
@@ -45,18 +49,19 @@ class BandedError:
         return inside / np.linalg.norm(inside, axis=1, keepdims=True)
 
     def scaled(self, free: Vector) -> tuple[float, Vector]:
-        """The value and the derivatives by columns that are divided by the scale."""
+        """The log RmsError and its derivatives as a function of the columns divided by `scale`."""
         value, gradient = self(free.reshape(self.scale.shape) * self.scale)
         return value, (gradient * self.scale).ravel()
 
     def __call__(self, raw: Matrix) -> tuple[float, Matrix]:
-        """The log RmsError and its derivatives by the columns before scaling."""
+        """The log RmsError and its derivatives by the columns before they are scaled to norm 1."""
         from scipy.linalg import lapack
 
         columns = self.columns(raw)
         strategy, bands = self._blank()
         bands[:] = columns
-        # The transpose of a row-major upper triangle is what LAPACK calls a lower one.
+        # LAPACK is column-major: it sees the transpose of a row-major upper triangle as a lower
+        # one.
         decoder, fault = cast(Any, lapack).dtrtri(strategy.T, lower=1, overwrite_c=1)
         if fault:
             return np.inf, np.zeros(raw.shape)
@@ -68,9 +73,10 @@ class BandedError:
         return np.log(square / self.rounds) / 2, (by_columns - columns * along) / norms
 
     def _blank(self) -> tuple[Matrix, Matrix]:
-        """A matrix of zeros, and a view of its bands: (j, p) is its entry (j, j + p).
+        """A matrix of zeros, and a view of its bands, in which (j, p) is its entry (j, j + p).
 
-        Entries of the view that lie outside C fall below the diagonal, where all must stay zero.
+        Entries of the view that lie outside C fall below the diagonal of the matrix, so they must
+        stay zero.
         """
         n, size = self.rounds, np.dtype(np.float64).itemsize
         memory = np.zeros(n * n + self.bands)
@@ -80,12 +86,13 @@ class BandedError:
         return memory[: n * n].reshape(n, n), bands
 
     def _applied(self, decoder: Matrix) -> Matrix:
+        """B = A D, in column-major order."""
         if self.workload.is_prefix_sum:
-            return np.cumsum(decoder.T, axis=1).T  # along the memory, which keeps it column-major
+            return np.cumsum(decoder.T, axis=1).T  # of contiguous rows; .T is column-major
         return np.asfortranarray(self.workload.apply(np.ascontiguousarray(decoder)))
 
     def _bands_of_product(self, decoder: Matrix, gram: Matrix) -> Matrix:
-        """The bands of (B^T B) D^T, from the lower triangle of B^T B, a block at a time."""
+        """The bands of (B^T B) D^T, from the lower triangle of B^T B, block by block."""
         from scipy.linalg import blas
 
         product, bands = self._blank()
@@ -102,9 +109,9 @@ class BandedError:
 
 
 def _lower_gram(noise: Matrix) -> Matrix:
-    """The lower triangle of B^T B, with zeros above it, for B lower triangular."""
+    """The lower triangle of B^T B, with zeros above it, for a lower triangular B."""
     from scipy.linalg import blas, lapack
 
-    if len(noise) <= SMALLEST_BLOCK:  # not worth the threads that the other may start
+    if len(noise) <= SMALLEST_BLOCK:  # too small for the threads of dlauum
         return np.tril(cast(Any, blas).dgemm(1.0, noise, noise, trans_a=1))
     return cast(Any, lapack).dlauum(noise, lower=1, overwrite_c=1)[0]

@@ -1,4 +1,10 @@
-"""The best BLT for a participation, in milliseconds at any number of rounds."""
+"""Optimises BLTs, in milliseconds at any number of rounds.
+
+A BLT is described by its chain of rates, r_1 < s_1 < r_2 < s_2 < ... < r_d < s_d, where 1 - r are
+the decays of C and 1 - s those of C^-1. In the code, `slow` are the rates r and `fast` the rates s.
+The search runs over free numbers, one per rate and without constraints, that `chain` maps to all
+valid chains: `free_numbers` is its inverse.
+"""
 
 import math
 import time
@@ -20,7 +26,15 @@ from dpftrl.workload import PREFIX_SUM, Workload
 
 
 def chain(free: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Rates r and s, one row a BLT, from free numbers ordered as r_1, s_1, ..., r_d, s_d."""
+    """The rates r and s of a batch of BLTs, from free numbers ordered as r_1, s_1, ..., r_d, s_d.
+
+    Each free number but the last gives the ratio of a rate to the next larger one, through the
+    logistic function. The last places s_d between r_d and the largest value for which the sum of
+    omega is at most 1.
+
+    Args:
+        free: One row of 2 d free numbers per BLT.
+    """
     _, slow, lower_fast = _below_top(free)
     share = _logistic(free[:, -1:])
     most = 1 + slow.sum(axis=1, keepdims=True) - lower_fast.sum(axis=1, keepdims=True)
@@ -29,7 +43,7 @@ def chain(free: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def pull_back(free: FloatArray, by_slow: FloatArray, by_fast: FloatArray) -> FloatArray:
-    """The gradient by the free numbers, from those by r and s."""
+    """The gradient by the free numbers, from the gradients by r and s."""
     below, slow, lower_fast = _below_top(free)
     share = _logistic(free[:, -1:])
     most = 1 + slow.sum(axis=1, keepdims=True) - lower_fast.sum(axis=1, keepdims=True)
@@ -39,14 +53,14 @@ def pull_back(free: FloatArray, by_slow: FloatArray, by_fast: FloatArray) -> Flo
     by_rate[:, 1::2] = by_fast[:, :-1] - share * by_top
     by_rate[:, -1:] += (1 - share) * by_top
     gradient = np.empty_like(free)
-    reach = np.cumsum(by_rate * below, axis=1)  # a fraction scales every rate below it
+    reach = np.cumsum(by_rate * below, axis=1)  # a ratio scales all smaller rates
     gradient[:, :-1] = reach * _logistic(-free[:, :-1])
     gradient[:, -1:] = by_top * (most - slow[:, -1:]) * share * (1 - share)
     return gradient
 
 
 def free_numbers(slow: FloatArray, fast: FloatArray) -> FloatArray:
-    """The free numbers of a chain (the inverse of `chain`), for starts."""
+    """The free numbers of chains: the inverse of `chain`."""
     rates = np.empty((len(slow), 2 * slow.shape[1] - 1))
     rates[:, ::2], rates[:, 1::2] = slow, fast[:, :-1]
     above = np.concatenate([rates[:, 1:], np.ones((len(slow), 1))], axis=1)
@@ -57,6 +71,7 @@ def free_numbers(slow: FloatArray, fast: FloatArray) -> FloatArray:
 
 
 def _below_top(free: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """All rates but s_d in increasing order, then those of r and of s among them."""
     log_fraction = -np.logaddexp(0.0, -free[:, :-1])
     rates = np.exp(np.cumsum(log_fraction[:, ::-1], axis=1)[:, ::-1])
     return rates, rates[:, ::2], rates[:, 1::2]
@@ -66,27 +81,35 @@ def _logistic(x: FloatArray) -> FloatArray:
     return np.exp(-np.logaddexp(0.0, -x))
 
 
-# Up to so many buffers, fixed starts find the best, as a rule.
+# Up to this many buffers, fixed starts usually find the best BLT.
 DIRECT = 4
-# The largest derivative of the log loss at which a search has come to rest.
-AT_REST = 1e-6
-# Newton steps for every start, for the better ones, for the best few; then the best to its end.
+# A search has converged if no derivative of the log loss is larger than this.
+CONVERGED = 1e-6
+# Pairs of Newton steps per start and number of the best starts to keep. At the end, the best start
+# gets FINE more steps.
 STAGES = ((3, 8), (6, 3), (6, 1))
 FINE = 200
-# Points spread over the free numbers, beside the chains that are known to be good starts: RmsLoss
-# has more poor local optima.
+# Starts spread over the free numbers, in addition to chains that are known to be good starts.
+# RmsLoss has more poor local optima, so it gets more.
 SPREAD = {"max": 6, "rms": 8}
-MOST_BUFFERS = 32
-AUTO_BUFFERS = 8
-AUTO_WITHIN = 1e-3
+MOST_BUFFERS = 32  # far beyond where another buffer helps
+AUTO_BUFFERS = 8  # most buffers that `auto` tries
+AUTO_WITHIN = 1e-3  # `auto` accepts a log loss this much above the best
 
 
-# Values, and derivatives by the rates of C and of C^-1, for one BLT a row.
+# Returns log losses, and their derivatives by the rates r and s, for one BLT per row.
 ChainFunction = Callable[[FloatArray, FloatArray], tuple[FloatArray, FloatArray, FloatArray]]
 
 
 class Chain(NamedTuple):
-    """A BLT by its rates, with the log loss there."""
+    """A BLT as its chain of rates.
+
+    Attributes:
+        slow: The rates r of C.
+        fast: The rates s of C^-1.
+        value: The log loss.
+        gradient_norm: The largest derivative of the log loss by a free number.
+    """
 
     slow: FloatArray
     fast: FloatArray
@@ -100,22 +123,22 @@ def optimize_blt(
     objective: Objective = "max",
     workload: Workload = PREFIX_SUM,
 ) -> Optimized[BLT]:
-    """The BLT with the smallest loss.
-
-    Args:
-        participation: What to optimise for.
-        buffers: How many buffers, at most; `auto` takes the fewest that are within 0.1% of what
-            more would give. The best may need less: buffers that coincide are merged.
-        objective: `max` for MaxLoss, `rms` for RmsLoss.
-        workload: What the server does with the updates. Anything but the prefix sum takes seconds
-            instead of milliseconds, growing with the rounds, and is searched for from the best for
-            the prefix sum only.
+    """Find the BLT with the smallest loss.
 
     The same input gives the same output, bit for bit.
 
+    Args:
+        participation: The participation to optimise for.
+        buffers: Most buffers. `auto` takes the fewest whose loss is within 0.1% of that with more
+            buffers. The result may have fewer, because buffers with the same decay are merged.
+        objective: `max` for MaxLoss, `rms` for RmsLoss.
+        workload: How the server turns updates into the model. Other workloads than the prefix sum
+            take seconds instead of milliseconds, and longer for more rounds. For these, the only
+            start is the best BLT for the prefix sum.
+
     >>> from dpftrl.participation import MinSep
-    >>> found = optimize_blt(MinSep(rounds=2052, min_sep=342), buffers=2)
-    >>> print(f"{found.error_report.max_loss:.4f}")
+    >>> optimized = optimize_blt(MinSep(rounds=2052, min_sep=342), buffers=2)
+    >>> print(f"{optimized.error_report.max_loss:.4f}")
     10.8063
     """
     start = time.perf_counter()
@@ -139,38 +162,42 @@ def optimize_blt(
 
 
 def _adapted(best: Chain, objective: BltWorkloadObjective) -> Chain:
-    """The best chain for a workload, from the best for the prefix sum."""
+    """The best chain for a workload, searched from the best chain for the prefix sum."""
     end = minimize(free_function(objective), _free(best), FINE, 1e-10)
     slow, fast = chain(end.points)
     return Chain(slow[0], fast[0], float(end.values[0]), float(np.abs(end.gradients).max()))
 
 
-def _free(found: Chain) -> FloatArray:
-    """The free numbers of a chain, kept from infinity where its links meet."""
+def _free(blt: Chain) -> FloatArray:
+    """The free numbers of a chain; they are clipped, since they are infinite for equal rates."""
     with np.errstate(all="ignore"):
-        return free_numbers(found.slow[None], found.fast[None]).clip(-36, 36)
+        return free_numbers(blt.slow[None], blt.fast[None]).clip(-36, 36)  # 2^-52 = exp(-36)
 
 
 def check_buffers(buffers: int, participation: Participation) -> int:
-    """Refuse a number of buffers that makes no sense."""
+    """Return the number of buffers, or raise `InvalidInput` if it is not possible."""
     buffers = whole_number("buffers", buffers)
     if buffers > min(participation.rounds, MOST_BUFFERS):
         raise InvalidInput(
-            f"buffers must be at most the rounds, and {MOST_BUFFERS}, got {buffers} "
-            f"for {participation.rounds} rounds"
+            f"buffers must be at most the rounds and at most {MOST_BUFFERS}, "
+            f"got {buffers} for {participation.rounds} rounds"
         )
     return buffers
 
 
 def _auto(participation: Participation, objective: Objective) -> Chain:
-    """The fewest buffers within a tolerance of the most that are worth trying."""
+    """The best chain with the fewest buffers that is nearly as good as one with more buffers.
+
+    Buffers are added until two more of them improve the log loss by less than a tenth of the
+    tolerance.
+    """
     most = min(AUTO_BUFFERS, participation.rounds)
-    found: list[Chain] = []
+    chains: list[Chain] = []
     for buffers in range(1, most + 1):
-        found.append(search(participation, objective, buffers, found[-1] if found else None))
-        if len(found) > 2 and found[-3].value - found[-1].value < AUTO_WITHIN / 10:
+        chains.append(search(participation, objective, buffers, chains[-1] if chains else None))
+        if len(chains) > 2 and chains[-3].value - chains[-1].value < AUTO_WITHIN / 10:
             break
-    return next(best for best in found if best.value <= found[-1].value + AUTO_WITHIN)
+    return next(best for best in chains if best.value <= chains[-1].value + AUTO_WITHIN)
 
 
 def search(
@@ -179,68 +206,81 @@ def search(
     buffers: int,
     smaller: Chain | None = None,
 ) -> Chain:
-    """The best chain with so many buffers, and never worse than with one less.
+    """The best chain with at most this many buffers; it is never worse than with one less.
 
-    Up to DIRECT buffers fixed starts find the best, as a rule. Where the end leaves a doubt, and
-    for more buffers, the best chain with one buffer less shows where there is room for another.
+    Up to DIRECT buffers, fixed starts usually find the best chain. If their result is doubtful, and
+    for more buffers, further starts add a pair of rates to the best chain with one buffer less.
+
+    Args:
+        participation: The participation to optimise for.
+        objective: The loss to minimise.
+        buffers: Most buffers.
+        smaller: The best chain with one buffer less, if it is already known.
     """
     function = free_function(BltObjective(participation, objective))
     points = starts(participation, buffers, SPREAD[objective])
-    reached: list[Chain] = []
+    ends: list[Chain] = []
     if buffers <= DIRECT and smaller is None:
-        reached.append(_best_of(minimize_in_stages(function, points)))
-        if buffers == 1 or not _doubtful(reached[0], participation.rounds):
-            return reached[0]
+        ends.append(_best_of(minimize_in_stages(function, points)))
+        if buffers == 1 or not _doubtful(ends[0], participation.rounds):
+            return ends[0]
         points = points[:0]
     smaller = smaller or search(participation, objective, buffers - 1)
     if len(smaller.slow) == buffers - 1:
         points = np.concatenate([points, _with_one_more(smaller)])
     if len(points):
-        reached.append(_best_of(minimize_in_stages(function, points)))
-    return min([smaller, *reached], key=lambda end: end.value)
+        ends.append(_best_of(minimize_in_stages(function, points)))
+    return min([smaller, *ends], key=lambda end: end.value)
 
 
 def _best_of(end: Minimum) -> Chain:
+    """The chain with the smallest log loss."""
     best = int(end.values.argmin())
     slow, fast = chain(end.points[[best]])
     gradient = float(np.abs(end.gradients[best]).max())
     return Chain(slow[0], fast[0], float(end.values[best]), gradient)
 
 
-def _doubtful(found: Chain, rounds: int) -> bool:
-    """Whether two neighbours have met, and so do nothing, or the search had not come to rest."""
-    links = np.stack([found.slow, found.fast], axis=1).ravel()
-    met = (np.diff(links) < 1e-4 * links[1:]) | (links[1:] * rounds < 1e-5)
-    return bool(met.any()) or found.gradient_norm > AT_REST
+def _doubtful(end: Chain, rounds: int) -> bool:
+    """Whether the result may not be the best.
+
+    This is so if two neighbouring rates are practically equal, which makes a buffer useless, or if
+    the search has not converged.
+    """
+    rates = np.stack([end.slow, end.fast], axis=1).ravel()
+    equal = (np.diff(rates) < 1e-4 * rates[1:]) | (rates[1:] * rounds < 1e-5)
+    return bool(equal.any()) or end.gradient_norm > CONVERGED
 
 
 def minimize_in_stages(function: BatchFunction, points: FloatArray) -> Minimum:
-    """A few steps from every start, some more from the better ones, and the best to the end."""
+    """Take a few steps from every start, more from the better ones, and finish the best."""
     for steps, kept in STAGES:
         points = _most_promising(minimize(function, points, steps, 1e-10), kept)
     return minimize(function, points, FINE, 1e-10)
 
 
 def free_function(objective: ChainFunction) -> BatchFunction:
-    """A function of the free numbers, from one of the chain's rates."""
+    """Turn a function of the rates into a function of the free numbers."""
 
     def function(free: FloatArray) -> tuple[FloatArray, FloatArray]:
-        with np.errstate(all="ignore"):  # a chain whose links meet has no finite loss
+        with np.errstate(all="ignore"):  # equal rates give no finite loss
             slow, fast = chain(free)
             values, by_slow, by_fast = objective(slow, fast)
             gradients = pull_back(free, by_slow, by_fast)
-        broken = ~(np.isfinite(values) & np.isfinite(gradients).all(axis=1))
-        values[broken], gradients[broken] = np.inf, 0.0
+        invalid = ~(np.isfinite(values) & np.isfinite(gradients).all(axis=1))
+        values[invalid], gradients[invalid] = np.inf, 0.0
         return values, gradients
 
     return function
 
 
 def starts(participation: Participation, buffers: int, spread_out: int) -> FloatArray:
-    """Chains spread evenly on a logarithmic scale, and points spread evenly over the free numbers.
+    """Starts for the search, as free numbers.
 
-    Optima for MaxLoss start near rate 0, those for RmsLoss at a few over the rounds, sometimes with
-    one more pair near 0.
+    The first are chains whose rates are spread evenly on a logarithmic scale. The ends of these
+    scales come from known optima: for MaxLoss the smallest rate is near 0, and for RmsLoss it is a
+    few divided by the rounds, sometimes with one more pair near 0. The others are `spread_out`
+    points that are spread evenly over the free numbers.
     """
     rounds, gap = participation.rounds, min(participation.min_sep, participation.rounds)
     ends = [(1e-3, 0.5), (0.1, 0.3), (1.0, 0.8), (4.0, 0.9), (0.3 * rounds / gap, 0.5)]
@@ -257,7 +297,7 @@ def starts(participation: Participation, buffers: int, spread_out: int) -> Float
 
 
 def _evenly(count: int, size: int) -> FloatArray:
-    """Points of a low-discrepancy sequence (an additive recurrence), between -6 and 6."""
+    """Points of a low-discrepancy sequence (an additive recurrence) between -6 and 6."""
     root = 2.0
     for _ in range(50):  # the root of x^(size+1) = x + 1
         root = (1 + root) ** (1 / (size + 1))
@@ -266,7 +306,7 @@ def _evenly(count: int, size: int) -> FloatArray:
 
 
 def _with_one_more(best: Chain) -> FloatArray:
-    """The chain with another pair of rates in each gap that has room for one."""
+    """Starts with one more buffer: a pair of rates is added in each gap of the chain."""
     chains: list[tuple[FloatArray, FloatArray]] = []
     slow, fast = best.slow, best.fast
     lower = np.append(slow[0] * 1e-2, fast[:-1])
@@ -282,16 +322,16 @@ def _with_one_more(best: Chain) -> FloatArray:
     return free[np.isfinite(free).all(axis=1)]
 
 
-def _most_promising(reached: Minimum, count: int) -> FloatArray:
-    """The best points, without those that reached the same place."""
-    order = np.argsort(reached.values, kind="stable")
-    values = reached.values[order]
-    fresh = np.append(True, np.diff(values) > 1e-9) & np.isfinite(values)
-    return reached.points[order[fresh][:count]]
+def _most_promising(ends: Minimum, count: int) -> FloatArray:
+    """The best points, without those that have the same value as a better one."""
+    order = np.argsort(ends.values, kind="stable")
+    values = ends.values[order]
+    distinct = np.append(True, np.diff(values) > 1e-9) & np.isfinite(values)
+    return ends.points[order[distinct][:count]]
 
 
 def finished(slow: FloatArray, fast: FloatArray) -> BLT:
-    """The mechanism of a chain, with buffers that coincide merged and idle ones left out."""
+    """The BLT with these rates; equal buffers are merged, and buffers with scale 0 are dropped."""
     with np.errstate(all="ignore"):
         omega = output_scales(slow[None], fast[None])[0]
     theta: list[float] = []
@@ -302,8 +342,8 @@ def finished(slow: FloatArray, fast: FloatArray) -> BLT:
         elif scale > 1e-15:
             theta.append(decay)
             scales.append(scale)
-    if not theta:  # the best is independent noise
+    if not theta:  # the best mechanism is independent noise
         theta, scales = [0.0], [0.0]
-    while math.fsum(scales) > 1:  # by the last digit: the sensitivity is exact only up to 1
+    while math.fsum(scales) > 1:  # by rounding; the sensitivity is exact only for a sum up to 1
         scales = [scale * (1 - 2**-52) for scale in scales]
     return BLT(theta, scales)

@@ -1,8 +1,9 @@
-"""ErrorReport of many BLTs at once with its gradient, in closed form at any number of rounds.
+"""The loss of a batch of BLTs with its gradient, in closed form at any number of rounds.
 
-A BLT is given by its chain of rates, one minus each decay of C and of its inverse in turn:
-r_1 < s_1 < r_2 < s_2 < ... < r_d < s_d. A batch shares one set of numpy calls, so that many BLTs
-cost little more than one. Formulas are those of `dpftrl.mechanisms.blt`, with their derivatives.
+A BLT is given by its chain of rates r_1 < s_1 < r_2 < s_2 < ... < r_d < s_d, where 1 - r are the
+decays of C and 1 - s those of C^-1. All BLTs of a batch share the same numpy calls, so that many
+cost little more than one. The formulas are those of `dpftrl.mechanisms.blt`, with their
+derivatives. Names that start with `by_` hold derivatives by the named quantity.
 """
 
 from dataclasses import dataclass
@@ -17,19 +18,21 @@ from dpftrl.optimize.result import Objective
 from dpftrl.participation import Participation
 from dpftrl.workload import Workload
 
+# Where terms * p < SERIES_BELOW, sums are computed by a binomial series. Its terms fall about as
+# fast as 0.5^m / m!, so that 14 of them reach the precision of float64.
 SERIES_TERMS = 14
 SERIES_BELOW = 0.5
 
 
 class Sums(NamedTuple):
-    """sum_{i < terms} weight_i (1 - p)^i and its derivative by p."""
+    """The sum of weight_i (1 - p)^i over i < terms, and its derivative by p."""
 
     value: FloatArray
     slope: FloatArray
 
 
 def geometric(p: FloatArray, terms: int) -> Sums:
-    """Weights of 1."""
+    """The sums for the weights weight_i = 1."""
     if terms == 0:
         return Sums(np.zeros_like(p), np.zeros_like(p))
     safe, small = _away_from_zero(p, terms)
@@ -40,7 +43,7 @@ def geometric(p: FloatArray, terms: int) -> Sums:
 
 
 def weighted(p: FloatArray, terms: int) -> Sums:
-    """Weights of terms - i."""
+    """The sums for the weights weight_i = terms - i."""
     safe, small = _away_from_zero(p, terms)
     whole, before = _powers(safe, terms)
     q = 1 - safe
@@ -52,6 +55,7 @@ def weighted(p: FloatArray, terms: int) -> Sums:
 
 
 def _away_from_zero(p: FloatArray, terms: int) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """The values with small ones replaced by 1, and which ones are small."""
     small = p < SERIES_BELOW / terms
     return np.where(small, 1.0, p), small
 
@@ -73,10 +77,10 @@ def _powers(p: FloatArray, terms: int) -> tuple[FloatArray, FloatArray]:
 def _with_series(
     sums: Sums, p: FloatArray, small: NDArray[np.bool_], terms: int, order: int
 ) -> Sums:
-    """Where terms * p is small the closed form cancels; a binomial series does not."""
-    few = p[small]
-    powers = np.empty((SERIES_TERMS, len(few)))
-    powers[0], powers[1:] = 1.0, few
+    """Replace the sums where terms * p is small: the closed form loses digits there."""
+    small_p = p[small]
+    powers = np.empty((SERIES_TERMS, len(small_p)))
+    powers[0], powers[1:] = 1.0, small_p
     coefficients = _binomial_series(terms, order)
     sums.value[small], sums.slope[small] = coefficients @ np.multiply.accumulate(powers, out=powers)
     return sums
@@ -95,7 +99,7 @@ def _binomial_series(terms: int, order: int) -> FloatArray:
 @final
 @dataclass(frozen=True)
 class BltObjective:
-    """log(error x sensitivity) for one participation."""
+    """log(error x sensitivity) of BLTs for one participation."""
 
     participation: Participation
     objective: Objective
@@ -103,34 +107,34 @@ class BltObjective:
     def __call__(
         self, slow: FloatArray, fast: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Values and gradients.
+        """Compute values and gradients.
 
         Args:
-            slow: Rates r of C, one row a BLT.
-            fast: Rates s of C^-1, likewise.
+            slow: The rates r of C, one row per BLT.
+            fast: The rates s of C^-1, one row per BLT.
 
         Returns:
             The log loss of each BLT, and its derivatives by r and by s.
         """
         apart = _apart(slow, fast)
         error, error_slow, error_fast = self._error(slow, fast, apart)
-        moved, moved_slow, moved_fast = self._sensitivity(slow, apart)
-        by_slow = error_slow / error[:, None] + moved_slow / moved[:, None]
-        by_fast = error_fast / error[:, None] + moved_fast / moved[:, None]
-        return 0.5 * np.log(error * moved), 0.5 * by_slow, 0.5 * by_fast
+        sens, sens_slow, sens_fast = self._sensitivity(slow, apart)
+        by_slow = error_slow / error[:, None] + sens_slow / sens[:, None]
+        by_fast = error_fast / error[:, None] + sens_fast / sens[:, None]
+        return 0.5 * np.log(error * sens), 0.5 * by_slow, 0.5 * by_fast
 
     def log_sensitivity(
         self, slow: FloatArray, fast: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """The part of the value and of the derivatives that the sensitivity makes up."""
-        moved, by_slow, by_fast = self._sensitivity(slow, _apart(slow, fast))
-        scale = 0.5 / moved[:, None]
-        return 0.5 * np.log(moved), scale * by_slow, scale * by_fast
+        """The log sensitivity, and its derivatives by r and by s."""
+        sens, by_slow, by_fast = self._sensitivity(slow, _apart(slow, fast))
+        scale = 0.5 / sens[:, None]
+        return 0.5 * np.log(sens), scale * by_slow, scale * by_fast
 
     def _error(
         self, slow: FloatArray, fast: FloatArray, apart: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """The squared error: a quadratic form in the weights of B."""
+        """The squared error, which is a quadratic form in the weights of B, and its derivatives."""
         rounds, batch = self.participation.rounds, len(slow)
         within, inverse_within = _differences(fast)  # s_j - s_i at [i, j]
         inverse_apart = 1 / apart
@@ -155,7 +159,10 @@ class BltObjective:
     def _sensitivity(
         self, slow: FloatArray, apart: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """The squared sensitivity, by segments of min_sep rounds (see `BLT.sensitivity`)."""
+        """The squared sensitivity and its derivatives.
+
+        It is the sum over segments of min_sep rounds (see `BLT.sensitivity`).
+        """
         rounds, gap = self.participation.rounds, self.participation.min_sep
         repeats = self.participation.max_participations - 1
         batch, count = slow.shape
@@ -196,7 +203,7 @@ class BltObjective:
 
 
 def output_scales(slow: FloatArray, fast: FloatArray) -> FloatArray:
-    """Omega of each BLT, from its chain."""
+    """The output scales omega of each BLT, from its rates."""
     return (_apart(slow, fast) / _differences(slow)[0]).prod(axis=2)
 
 
@@ -206,6 +213,7 @@ def _apart(slow: FloatArray, fast: FloatArray) -> FloatArray:
 
 
 def _times(matrices: FloatArray, vectors: FloatArray) -> FloatArray:
+    """The product of each matrix with its vector."""
     return (matrices @ vectors[:, :, None])[:, :, 0]
 
 
@@ -217,7 +225,7 @@ def _differences(rates: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _next_moments(moment: FloatArray, ahead: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """sum_s g_i(s) g_j(s) and sum_s g_i(s) g'_j(s) at [i, j], from those of s - 1."""
+    """sum_s g_i(s) g_j(s) and sum_s g_i(s) g'_j(s) at [i, j], from the moments of s - 1."""
     count = ahead.shape[1]
     g, slope = slice(1, count + 1), slice(count + 1, None)
     down, across = ahead[:, :, None], ahead[:, None, :]
@@ -231,16 +239,16 @@ def _moments(ahead: FloatArray, repeats: int) -> tuple[FloatArray, FloatArray]:
     """sum_{s < repeats} a_s a_s^T and a_repeats, for a_s = (1, g(s-1), g'(s-1)).
 
     g_j(s) = 1 + x_j g_j(s-1) are the geometric sums of x = theta^b, and g' their derivatives by x.
-    All entries are non-negative, and doubling only adds.
+    The moments are computed by repeated doubling. All terms are non-negative, so no digits cancel.
     """
     batch, count = ahead.shape
     size = 2 * count + 1
     diagonal = np.arange(int(count))
-    one = np.zeros((batch, size, size))
-    one[:, : count + 1, 0] = 1.0
-    one[:, 1 + diagonal, 1 + diagonal] = ahead
-    one[:, 1 + count + diagonal, 1 + diagonal] = 1.0
-    one[:, 1 + count + diagonal, 1 + count + diagonal] = ahead
+    step = np.zeros((batch, size, size))  # a_s = step @ a_(s-1)
+    step[:, : count + 1, 0] = 1.0
+    step[:, 1 + diagonal, 1 + diagonal] = ahead
+    step[:, 1 + count + diagonal, 1 + diagonal] = 1.0
+    step[:, 1 + count + diagonal, 1 + count + diagonal] = ahead
     total = np.zeros((batch, size, size))
     jump = np.zeros((batch, size, size))
     jump[:] = np.eye(size)
@@ -249,22 +257,22 @@ def _moments(ahead: FloatArray, repeats: int) -> tuple[FloatArray, FloatArray]:
             total = total + jump @ total @ jump.swapaxes(1, 2)
             jump = jump @ jump
         if bit == "1":
-            total = one @ total @ one.swapaxes(1, 2)
+            total = step @ total @ step.swapaxes(1, 2)
             total[:, 0, 0] += 1.0
-            jump = jump @ one
+            jump = jump @ step
     return total, jump[:, :, 0]
 
 
-DIFFERENCE = 1e-5
+DIFFERENCE = 1e-5  # of the log rates, for numerical derivatives of the error
 
 
 @final
 @dataclass(frozen=True)
 class BltWorkloadObjective:
-    """log(error x sensitivity), where the error is that of the model under a workload.
+    """log(error x sensitivity) of BLTs, where the error is that of the model under a workload.
 
-    The error costs O(n d^2) and is differentiated numerically, many BLTs at once; the sensitivity
-    does not depend on the workload and stays in closed form.
+    Computing the error takes O(n d^2) operations. Its derivatives are numerical, for all BLTs of
+    the batch at once. The sensitivity does not depend on the workload and has a closed form.
     """
 
     participation: Participation
@@ -274,7 +282,7 @@ class BltWorkloadObjective:
     def __call__(
         self, slow: FloatArray, fast: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Values, and derivatives by the rates of C and of C^-1, one row a BLT."""
+        """The log losses, and their derivatives by the rates r and s, one row per BLT."""
         count, size = slow.shape[0], 2 * slow.shape[1]
         chains = np.concatenate([slow, fast], axis=1)
         steps = np.concatenate([np.zeros((1, size)), np.eye(size), -np.eye(size)])
@@ -282,11 +290,13 @@ class BltWorkloadObjective:
         errors = self._log_error(moved.reshape(-1, size)).reshape(count, -1)
         slopes = (errors[:, 1 : size + 1] - errors[:, size + 1 :]) / (2 * DIFFERENCE) / chains
         plain = BltObjective(self.participation, self.objective)
-        moves, by_slow, by_fast = plain.log_sensitivity(slow, fast)
+        sensitivity, by_slow, by_fast = plain.log_sensitivity(slow, fast)
         half = size // 2
-        return errors[:, 0] + moves, by_slow + slopes[:, :half], by_fast + slopes[:, half:]
+        values = errors[:, 0] + sensitivity
+        return values, by_slow + slopes[:, :half], by_fast + slopes[:, half:]
 
     def _log_error(self, chains: FloatArray) -> FloatArray:
+        """The log error of each BLT; a row holds the rates r and then the rates s."""
         half = chains.shape[1] // 2
         slow, fast = chains[:, :half], chains[:, half:]
         variances = model_variances(
@@ -299,9 +309,9 @@ class BltWorkloadObjective:
 def model_variances(
     theta: FloatArray, omega: FloatArray, workload: Workload, rounds: int
 ) -> FloatArray:
-    """Variance of the noise in the model after each round, one row a BLT.
+    """Variance of the noise in the model after each round, one row per BLT.
 
-    The state is the buffers of the noise (see `BLT`), the momentum and the model; its covariance
+    The state consists of the noise buffers (see `BLT`), the momentum and the model. Its covariance
     follows a linear recursion.
     """
     count, buffers = theta.shape

@@ -1,4 +1,8 @@
-"""The best generalised BLT found, from fixed starts."""
+"""Optimises generalised BLTs, whose decays may be complex, from fixed starts.
+
+The rates are one minus the decays: the rates r of C are called poles and the rates s of C^-1 zeros.
+Names that start with `by_` hold derivatives by the named quantity.
+"""
 
 import time
 from collections.abc import Iterator
@@ -19,19 +23,24 @@ from dpftrl.participation import Participation
 
 Complex = NDArray[np.complex128]
 
-# Scales beyond this cancel one another so much that float32 buffers would lose digits.
+# Larger output scales cancel each other so much that float32 buffers would lose digits.
 LARGEST_SCALE = 10.0
 
 
 class Rates(NamedTuple):
-    """Rates, and their derivatives by the free numbers."""
+    """Complex rates, and their derivatives by the free numbers."""
 
     values: Complex
     slopes: Complex
 
 
 def rates(free: FloatArray) -> Rates:
-    """Complex rates from free numbers: mean and squared root, two by two."""
+    """Complex rates from free numbers.
+
+    Two free numbers give two rates. They are the mean of the two log rates, and the square of half
+    their difference: if it is negative, the rates are a conjugate pair. If the number of free
+    numbers is odd, the last is the log of a real rate.
+    """
     size = len(free)
     values, slopes = np.zeros(size, complex), np.zeros((size, size), complex)
     for place in range(0, size - 1, 2):
@@ -60,13 +69,13 @@ def free_from(real_rates: FloatArray) -> FloatArray:
 @final
 @dataclass(frozen=True)
 class GbltObjective:
-    """log(error x sensitivity of the majorant), and its gradient by the free numbers."""
+    """log(error x sensitivity of the majorant), as a function of the free numbers."""
 
     participation: Participation
     objective: Objective
 
     def __call__(self, free: FloatArray) -> tuple[float, FloatArray]:
-        """Value and gradient; infinite where a decay leaves the unit circle."""
+        """The value and the gradient; infinite if a decay is not inside the unit circle."""
         half = len(free) // 2
         poles, zeros = rates(free[:half]), rates(free[half:])
         r, s = poles.values, zeros.values
@@ -80,10 +89,11 @@ class GbltObjective:
         return value, gradient
 
     def value(self, free: FloatArray) -> float:
-        """The value alone, to sort by."""
+        """The value without the gradient, as a sort key."""
         return self(free)[0]
 
     def _value(self, r: Complex, s: Complex) -> tuple[float, Complex, Complex]:
+        """The value and its derivatives by the rates r and s."""
         rounds = self.participation.rounds
         apart = s[None, :] - r[:, None]  # s_j - r_i at [i, j]
         among_r, among_s = _differences(r), _differences(s)
@@ -98,7 +108,7 @@ class GbltObjective:
         c = np.append(1.0, (omega @ of_c).real)
         b = (constant + weights @ of_b).real
         error, by_b = self._error(b)
-        moved, by_c = log_majorant_sensitivity(c, self.participation)
+        sensitivity, by_c = log_majorant_sensitivity(c, self.participation)
 
         sums_c, bent_c = of_c @ by_c[1:], of_c @ (by_c[1:] * lags[:-1])
         by_log_omega = omega * sums_c
@@ -108,15 +118,15 @@ class GbltObjective:
         by_s = -weights * bent_b / (1 - s)
         by_log_constant = constant * by_b.sum()
 
-        one_apart = 1 / apart
-        one_r, one_s = 1 / among_r - np.eye(len(r)), 1 / among_s - np.eye(len(s))
-        by_r += by_log_omega * (one_r.sum(axis=1) - one_apart.sum(axis=1))
-        by_r -= one_r.T @ by_log_omega + one_apart @ by_log_weight
+        inverse_apart = 1 / apart
+        inverse_r, inverse_s = 1 / among_r - np.eye(len(r)), 1 / among_s - np.eye(len(s))
+        by_r += by_log_omega * (inverse_r.sum(axis=1) - inverse_apart.sum(axis=1))
+        by_r -= inverse_r.T @ by_log_omega + inverse_apart @ by_log_weight
         by_r += by_log_constant / r
-        by_s += by_log_weight * (one_apart.sum(axis=0) - one_s.sum(axis=0) - 1 / s)
-        by_s += one_s @ by_log_weight + one_apart.T @ by_log_omega
+        by_s += by_log_weight * (inverse_apart.sum(axis=0) - inverse_s.sum(axis=0) - 1 / s)
+        by_s += inverse_s @ by_log_weight + inverse_apart.T @ by_log_omega
         by_s -= by_log_constant / s
-        return error + moved, by_r, by_s
+        return error + sensitivity, by_r, by_s
 
     def _error(self, b: FloatArray) -> tuple[float, FloatArray]:
         """The log error and its derivatives by b."""
@@ -132,68 +142,73 @@ def _differences(values: Complex) -> Complex:
     return values[None, :] - values[:, None] + np.eye(len(values))
 
 
-# A pair of waves starts with a period of min_sep rounds, or a fraction of it; the pole falls off
-# faster than the zero. Both are given relative to the wave's frequency.
+# Starts with a wave, that is a conjugate pair of rates, whose period is min_sep rounds or a
+# fraction of it. The wave of the pole decays faster than that of the zero. Both are given relative
+# to the frequency of the wave.
 POLES = (0.5 + 0.85j, 0.15 + 1.0j)
 ZEROS = (0.27 + 0.98j, 0.05 + 1.0j)
-SLOWEST = 1e-9
-MOST_ROUNDS = 200_000
-ROUGH, RESTARTS, POLISHED = 60, 8, 6
+SLOWEST = 1e-9  # smallest rate of a start, so that its logarithm is finite
+MOST_ROUNDS = 200_000  # the objective takes O(rounds) time and memory per evaluation
+ROUGH = 60  # steps from every start
+POLISHED = 6  # number of the best ends that are optimised further
+RESTARTS = 8  # most restarts of each
 
 
 def optimize_general_blt(
     participation: Participation, buffers: int = 4, objective: Objective = "max"
 ) -> Optimized[GeneralBLT]:
-    """A generalised BLT with small loss: never more than that of the best BLT found.
+    """Find a generalised BLT with a small loss, never larger than that of `optimize_blt`.
+
+    The loss has kinks, where the majorant of the sensitivity changes, and several local optima. The
+    search takes quasi-Newton steps from fixed starts (BLTs with waves of period min_sep added), and
+    is restarted where a kink stops it. The same input gives the same output, bit for bit.
 
     Args:
-        participation: What to optimise for.
-        buffers: How many real buffers; a pair of decays takes two.
+        participation: The participation to optimise for.
+        buffers: Number of real buffers; a conjugate pair of decays takes two.
         objective: `max` for MaxLoss, `rms` for RmsLoss.
-
-    The loss has kinks, where the majorant of the sensitivity changes, and several local optima:
-    quasi-Newton steps from fixed starts (BLTs with waves of the period of min_sep added), begun
-    anew where a kink stops them. The same input gives the same output, bit for bit.
     """
-    began = time.perf_counter()
+    started = time.perf_counter()
     check_objective(objective)
     buffers = check_buffers(buffers, participation)
     if participation.rounds > MOST_ROUNDS:
         raise InvalidInput(
             f"gblt is optimised for at most {MOST_ROUNDS:,} rounds, got {participation.rounds:,}; "
-            "it can run for more than it was optimised for"
+            "optimise it for fewer rounds: it can run for more rounds than it was optimised for"
         )
     function = GbltObjective(participation, objective)
     starts = (s for s in _starts(participation, objective, buffers) if function(s)[0] < np.inf)
-    reached = sorted((_descend(function, start, ROUGH) for start in starts), key=function.value)
-    found = [_candidate(_polish(function, point), function) for point in reached[:POLISHED]]
-    best = min(
-        [_from_blt(search(participation, objective, buffers)), *found],
+    ends = sorted((_descend(function, start, ROUGH) for start in starts), key=function.value)
+    candidates = [_candidate(_polish(function, end), function) for end in ends[:POLISHED]]
+    best, gradient_norm = min(
+        [_from_blt(search(participation, objective, buffers)), *candidates],
         key=lambda pair: loss_value(pair[0].error_report(participation), objective),
     )
     return Optimized(
-        best[0],
+        best,
         participation,
         objective,
-        best[0].error_report(participation),
-        best[1],
-        time.perf_counter() - began,
+        best.error_report(participation),
+        gradient_norm,
+        time.perf_counter() - started,
     )
 
 
 def _from_blt(chain: Chain) -> tuple[GeneralBLT, float]:
+    """A BLT as a generalised BLT, and its gradient norm."""
     blt = finished(chain.slow, chain.fast)
     return GeneralBLT(blt.theta, blt.omega), chain.gradient_norm
 
 
 def _candidate(free: FloatArray, function: GbltObjective) -> tuple[GeneralBLT, float]:
+    """The generalised BLT with these free numbers, and its gradient norm."""
     return _finished(free), float(np.abs(function(free)[1]).max())
 
 
 def _starts(
     participation: Participation, objective: Objective, buffers: int
 ) -> Iterator[FloatArray]:
-    """BLTs, alone and with one or two pairs of waves."""
+    """Yield starts as free numbers: the best BLT, and BLTs with one or more waves added."""
     for waves in range(buffers // 2 + 1):
         real = buffers - 2 * waves
         chain = search(participation, objective, real) if real else None
@@ -206,6 +221,7 @@ def _starts(
 def _with_waves(
     participation: Participation, chain: Chain | None, waves: int, pole: complex, zero: complex
 ) -> FloatArray:
+    """The free numbers of a BLT with waves added; wave h has the frequency of harmonic h."""
     poles: list[float] = []
     zeros: list[float] = []
     for harmonic in range(1, waves + 1):
@@ -219,15 +235,16 @@ def _with_waves(
 
 
 def _descend(function: GbltObjective, start: FloatArray, steps: int) -> FloatArray:
-    found = scipy_optimize().minimize(
+    """Where BFGS ends; the start if the end is not better."""
+    result = scipy_optimize().minimize(
         function, start, jac=True, method="BFGS", options={"maxiter": steps, "gtol": 1e-9}
     )
-    end: FloatArray = found.x
+    end: FloatArray = result.x
     return end if function(end)[0] < function(start)[0] else start
 
 
 def _polish(function: GbltObjective, point: FloatArray) -> FloatArray:
-    """Begin anew while that helps: a kink spoils the curvature that was learnt before it."""
+    """Restart BFGS while that helps: a kink invalidates the curvature estimated before it."""
     for _ in range(RESTARTS):
         further = _descend(function, point, 400)
         if function(further)[0] > function(point)[0] - 1e-7:
@@ -237,7 +254,7 @@ def _polish(function: GbltObjective, point: FloatArray) -> FloatArray:
 
 
 def _finished(free: FloatArray) -> GeneralBLT:
-    """The mechanism of the free numbers."""
+    """The generalised BLT with these free numbers."""
     half = len(free) // 2
     r, s = rates(free[:half]).values, rates(free[half:]).values
     among = r[None, :] - r[:, None] + np.eye(half)

@@ -1,6 +1,5 @@
-"""What every optimiser returns."""
+"""The result type of the optimisers, and checks of their arguments."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar, final
 
@@ -10,12 +9,54 @@ from dpftrl.mechanisms import ErrorReport, Mechanism
 from dpftrl.participation import Participation
 from dpftrl.workload import Workload
 
-# Called after every step with the share that is done (None where that cannot be known) and a line.
-Progress = Callable[[float | None, str], None]
+# The loss to minimise. A loss is error times sensitivity: `max` stands for MaxLoss (the largest
+# error of a round), `rms` for RmsLoss (the root mean square error over the rounds).
+Objective = Literal["max", "rms"]
+MechanismType = TypeVar("MechanismType", bound=Mechanism, covariant=True)
+
+
+@final
+@dataclass(frozen=True)
+class Optimized(Generic[MechanismType]):
+    """An optimised mechanism, and how well the optimisation went.
+
+    Attributes:
+        mechanism: The optimised mechanism.
+        participation: The participation for which it was optimised.
+        objective: The loss that was minimised.
+        error_report: Error and sensitivity, recomputed from the final mechanism.
+        gradient_norm: The largest derivative of the log loss by a free parameter at the end of the
+            search. It is near zero at a local optimum.
+        seconds: Duration of the optimisation.
+    """
+
+    mechanism: MechanismType
+    participation: Participation
+    objective: Objective
+    error_report: ErrorReport
+    gradient_norm: float
+    seconds: float
+
+    @property
+    def value(self) -> float:
+        """The loss that was minimised."""
+        return loss_value(self.error_report, self.objective)
+
+
+def loss_value(error_report: ErrorReport, objective: Objective) -> float:
+    """MaxLoss or RmsLoss, as the objective says."""
+    return error_report.max_loss if objective == "max" else error_report.rms_loss
+
+
+def check_objective(objective: str) -> Objective:
+    """Return the objective, or raise `InvalidInput` if it does not exist."""
+    if objective not in ("max", "rms"):
+        raise InvalidInput(f"objective must be max or rms, got {objective!r}")
+    return objective
 
 
 def check_bands(bands: int, rounds: int) -> int:
-    """Refuse a number of bands that a matrix of so many rounds cannot have.
+    """Return the number of bands, or raise `InvalidInput` if it is not between 1 and `rounds`.
 
     >>> check_bands(9, rounds=8)
     Traceback (most recent call last):
@@ -28,53 +69,9 @@ def check_bands(bands: int, rounds: int) -> int:
 
 
 def check_workload(workload: Workload, rounds: int) -> None:
-    """Refuse a workload under which nothing that is added to updates ever shows."""
+    """Raise `InvalidInput` if all learning rates are zero: no mechanism then has any error."""
     if not workload.rates(rounds).max() > 0:
         raise InvalidInput(
             f"the learning rates of the first {rounds} rounds are all zero: "
-            "any mechanism is as good as any other"
+            "every mechanism has the same error"
         )
-
-
-Objective = Literal["max", "rms"]
-Found = TypeVar("Found", bound=Mechanism, covariant=True)
-
-
-@final
-@dataclass(frozen=True)
-class Optimized(Generic[Found]):
-    """A mechanism, what it was optimised for, and how well that went.
-
-    Attributes:
-        mechanism: The mechanism found.
-        participation: What it was optimised for.
-        objective: Which loss was made small.
-        loss: Its losses, recomputed from the finished mechanism.
-        gradient_norm: The largest derivative of the log loss by the free parameters at the end:
-            near zero at a local optimum.
-        seconds: How long it took.
-    """
-
-    mechanism: Found
-    participation: Participation
-    objective: Objective
-    error_report: ErrorReport
-    gradient_norm: float
-    seconds: float
-
-    @property
-    def value(self) -> float:
-        """The loss that was made small."""
-        return loss_value(self.error_report, self.objective)
-
-
-def loss_value(loss: ErrorReport, objective: Objective) -> float:
-    """The loss that an objective names."""
-    return loss.max_loss if objective == "max" else loss.rms_loss
-
-
-def check_objective(objective: str) -> Objective:
-    """Refuse an objective that does not exist."""
-    if objective not in ("max", "rms"):
-        raise InvalidInput(f"objective must be max or rms, got {objective!r}")
-    return objective

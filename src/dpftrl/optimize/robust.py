@@ -1,4 +1,8 @@
-"""A BLT for rounds and min-sep that are known only as ranges."""
+"""Optimises a BLT for ranges of rounds and min-sep.
+
+The regret of a BLT at a point of the ranges is its loss divided by that of the specialist: the best
+BLT for exactly that point. The robust BLT minimises the largest regret.
+"""
 
 import time
 from collections.abc import Sequence
@@ -28,18 +32,26 @@ from dpftrl.optimize.blt_objective import BltObjective
 from dpftrl.optimize.result import Objective, check_objective, loss_value
 from dpftrl.participation import UNCAPPED, MinSep
 
-# Soft maxima find the basin; sequential quadratic programming then finds the kink.
+# The search first minimises smooth approximations of the largest regret with these sharpnesses.
+# Then sequential quadratic programming finds the minimum of the largest regret itself, which is at
+# a kink.
 SHARPNESS = (30.0, 300.0)
-# Points whose log regret is this close to the worst share in holding the optimum in place.
+# Points whose log regret is this close to the largest count as active constraints at the optimum.
 ACTIVE = 1e-5
-# Corners and middles that the search starts with, and the finer grid that it is checked on.
+# Points per side of the grid that the search starts with, and of the finer grid for the check.
 COARSE_GRID, FINE_GRID = 3, 7
 
 
 @final
 @dataclass(frozen=True)
 class Regret:
-    """How a BLT does at one point of the ranges, against the BLT made for just that point."""
+    """The loss of a BLT at one point of the ranges, compared with the specialist for that point.
+
+    Attributes:
+        participation: The point.
+        loss: The loss of the BLT.
+        specialist: The loss of the best BLT for exactly this point.
+    """
 
     participation: MinSep
     loss: float
@@ -47,22 +59,22 @@ class Regret:
 
     @property
     def ratio(self) -> float:
-        """ErrorReport over the specialist's loss: 1 at best."""
+        """The loss divided by the specialist's loss: 1 at best."""
         return self.loss / self.specialist
 
 
 @final
 @dataclass(frozen=True)
 class RobustBlt:
-    """A BLT with small regret over whole ranges.
+    """A BLT with a small regret over ranges of rounds and min-sep.
 
     Attributes:
         mechanism: The BLT.
-        objective: Which loss the regret is about.
-        regrets: Its regret on a grid over the ranges.
-        gradient_norm: How far the gradients of the worst points are from balancing one another;
-            near zero where no step makes all of them better.
-        seconds: How long it took.
+        objective: The loss that the regret compares.
+        regrets: The regret at each point of a grid over the ranges.
+        gradient_norm: The largest entry of the smallest convex combination of the gradients at the
+            worst points. It is near zero at a local optimum, where no step improves all of them.
+        seconds: Duration of the optimisation.
     """
 
     mechanism: BLT
@@ -85,20 +97,21 @@ def optimize_robust_blt(
     objective: Objective = "max",
     grid: int = FINE_GRID,
 ) -> RobustBlt:
-    """Make the worst regret over a box of rounds and min-sep as small as it gets.
+    """Find the BLT that minimises the largest regret over ranges of rounds and min-sep.
+
+    The search starts with a coarse grid. It adds the point of a finer grid with the largest regret
+    until no such point has a larger regret. Between the points of the finer grid the regret may be
+    a little larger.
 
     Args:
-        rounds: The fewest and the most rounds.
+        rounds: The smallest and the largest number of rounds.
         min_sep: The smallest and the largest min-sep.
-        max_participations: A cap that holds whatever the rounds.
-        buffers: How many, for this BLT and for the specialists; `auto` is 4.
+        max_participations: Most participations of one client, for any number of rounds.
+        buffers: Number of buffers of this BLT and of the specialists; `auto` means 4.
         objective: `max` for MaxLoss, `rms` for RmsLoss.
-        grid: Points a side of the grid that it is checked on; 3 is quick.
-
-    Points are added where a finer grid shows a larger regret, until none does. Off that grid the
-    regret may be a little larger.
+        grid: Points per side of the finer grid; 3 is quick.
     """
-    began = time.perf_counter()
+    started = time.perf_counter()
     check_objective(objective)
     box = _checked_box(rounds, min_sep)
     size = 4 if buffers == "auto" else buffers
@@ -126,7 +139,7 @@ def optimize_robust_blt(
         worst = max(regrets, key=lambda regret: regret.ratio)
         covered = max(_regret(blt, p, specialist(p), objective).ratio for p in points)
         if worst.ratio <= covered * (1 + 1e-4) or worst.participation in points:
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - started
             return RobustBlt(blt, objective, tuple(regrets), imbalance, seconds)
         points.append(worst.participation)
 
@@ -134,15 +147,18 @@ def optimize_robust_blt(
 def _checked_box(
     rounds: tuple[int, int], min_sep: tuple[int, int]
 ) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Both ranges, after checking that each is a range of positive whole numbers."""
     for name, (low, high) in (("rounds", rounds), ("min_sep", min_sep)):
         whole_number(name, low)
         if whole_number(name, high) < low:
-            raise InvalidInput(f"the range of {name} is upside down: {low}..{high}")
+            raise InvalidInput(
+                f"the range of {name} must go from the smaller to the larger, got {low}..{high}"
+            )
     return rounds, min_sep
 
 
 def _grid(rounds: tuple[int, int], min_sep: tuple[int, int], cap: int, steps: int) -> list[MinSep]:
-    """Points spread evenly on a logarithmic scale, ends included."""
+    """A grid of points that are spread evenly on a logarithmic scale, ends included."""
     axes = [
         sorted({round(value) for value in np.geomspace(*ends, steps).tolist()})
         for ends in (rounds, min_sep)
@@ -150,19 +166,19 @@ def _grid(rounds: tuple[int, int], min_sep: tuple[int, int], cap: int, steps: in
     return list(dict.fromkeys(MinSep(n, min(b, n), cap) for n in axes[0] for b in axes[1]))
 
 
-def _as_start(found: Chain, size: int) -> FloatArray:
-    """The specialist's free numbers, where it uses all its buffers."""
-    if len(found.slow) != size:
+def _as_start(specialist: Chain, size: int) -> FloatArray:
+    """The free numbers of a specialist as one row; no row if it has fewer buffers than `size`."""
+    if len(specialist.slow) != size:
         return np.zeros((0, 2 * size))
     with np.errstate(all="ignore"):
-        free = free_numbers(found.slow[None], found.fast[None])
+        free = free_numbers(specialist.slow[None], specialist.fast[None])
     return free[np.isfinite(free).all(axis=1)]
 
 
 def _least_worst(
     points: Sequence[MinSep], specialists: Sequence[Chain], objective: Objective, free: FloatArray
 ) -> tuple[FloatArray, float]:
-    """Where the largest log regret is smallest, and the imbalance of gradients there."""
+    """The free numbers that minimise the largest log regret, and the imbalance there."""
     regret = _RegretAt(
         [BltObjective(point, objective) for point in points],
         np.array([specialist.value for specialist in specialists])[:, None],
@@ -173,13 +189,18 @@ def _least_worst(
         free = end.points[[int(end.values.argmin())]]
     free = _settle(regret, free[0])[None]
     values, gradients = regret.each(free[0])
-    held = values > values.max() - ACTIVE
-    return free, _imbalance(gradients[held])
+    active = values > values.max() - ACTIVE
+    return free, _imbalance(gradients[active])
 
 
 @dataclass(frozen=True)
 class _RegretAt:
-    """Log regrets at several points, as functions of the free numbers."""
+    """Log regrets at several points, as functions of the free numbers.
+
+    Attributes:
+        objectives: The log loss at each point.
+        best: The log loss of the specialist at each point, as a column.
+    """
 
     objectives: Sequence[BltObjective]
     best: FloatArray
@@ -191,7 +212,7 @@ class _RegretAt:
         return values, np.array([gradient[0] for _, gradient in pairs])
 
     def soft_worst(self, sharpness: float) -> BatchFunction:
-        """log(sum(exp(sharpness * regret))) / sharpness, for one BLT a row."""
+        """A smooth maximum of the regrets, log(sum(exp(sharpness * regret))) / sharpness."""
 
         def worst(slow: FloatArray, fast: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
             each = [objective(slow, fast) for objective in self.objectives]
@@ -208,7 +229,7 @@ class _RegretAt:
 
 
 def _settle(regret: _RegretAt, free: FloatArray) -> FloatArray:
-    """Minimise the largest regret itself: the least t with every regret at most t."""
+    """Minimise the largest regret itself: the smallest level that no regret exceeds."""
 
     def level(x: FloatArray) -> float:
         return float(x[-1])
@@ -216,30 +237,30 @@ def _settle(regret: _RegretAt, free: FloatArray) -> FloatArray:
     def level_slope(x: FloatArray) -> FloatArray:
         return np.eye(1, len(x), len(x) - 1)[0]
 
-    def room(x: FloatArray) -> FloatArray:
+    def slack(x: FloatArray) -> FloatArray:
         return x[-1] - regret.each(x[:-1])[0]
 
-    def room_slope(x: FloatArray) -> FloatArray:
+    def slack_slope(x: FloatArray) -> FloatArray:
         gradients = regret.each(x[:-1])[1]
         return np.concatenate([-gradients, np.ones((len(gradients), 1))], axis=1)
 
     start = np.append(free, regret.each(free)[0].max())
-    found = scipy_optimize().minimize(
+    result = scipy_optimize().minimize(
         level,
         start,
         jac=level_slope,
         method="SLSQP",
-        constraints={"type": "ineq", "fun": room, "jac": room_slope},
+        constraints={"type": "ineq", "fun": slack, "jac": slack_slope},
         options={"maxiter": 300, "ftol": 1e-13},
     )
-    settled: FloatArray = found.x[:-1]
+    settled: FloatArray = result.x[:-1]
     better = regret.each(settled)[0].max() < start[-1]
     return settled if better else free
 
 
 def _imbalance(gradients: FloatArray) -> float:
-    """The smallest of any weighted mean of the gradients: 0 where they balance."""
-    weight = 1e6  # holds the weights to a sum of 1
+    """The largest entry of the smallest weighted mean of the gradients: 0 if they balance."""
+    weight = 1e6  # of the equation that the weights of the mean add up to 1
     system = np.concatenate([gradients.T, np.full((1, len(gradients)), weight)])
     shares: FloatArray
     shares, _ = scipy_optimize().nnls(system, np.append(np.zeros(gradients.shape[1]), weight))
@@ -247,5 +268,6 @@ def _imbalance(gradients: FloatArray) -> float:
 
 
 def _regret(blt: BLT, point: MinSep, specialist: Chain, objective: Objective) -> Regret:
+    """The regret of a BLT at one point."""
     loss = loss_value(blt.error_report(point), objective)
     return Regret(point, loss, float(np.exp(specialist.value)))
