@@ -230,7 +230,10 @@ def test_a_mechanism_that_is_no_blt_is_asked_for_each_round():
         asked.append(clients.rounds)
         return tree.sensitivity(clients).times(2.0)
 
-    louder: Any = Altered(tree, sensitivity=sensitivity)
+    def sensitivity_by_round(min_sep: int, cap: int) -> Iterator[float]:
+        return Mechanism.sensitivity_by_round(louder, min_sep, cap)
+
+    louder: Any = Altered(tree, sensitivity=sensitivity, sensitivity_by_round=sensitivity_by_round)
     spent = first(5, spending(louder, 2, 1.0))
     assert asked == [1, 2, 3, 4, 5]
     with pytest.raises(AssertionError):

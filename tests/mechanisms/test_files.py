@@ -15,7 +15,7 @@ from safetensors.numpy import save
 import dpftrl
 from dpftrl import DpftrlError, load_mechanism, save_mechanism
 from dpftrl.errors import InvalidInput
-from dpftrl.mechanisms.files import FAMILIES
+from dpftrl.mechanisms.registry import FAMILIES
 
 COLUMNS = np.array([[1.0, 1.0, 1.0], [0.5, 0.25, 0.0]])
 

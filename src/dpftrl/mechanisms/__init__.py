@@ -1,4 +1,4 @@
-"""Correlated noise mechanisms, one family a file."""
+"""Correlated noise mechanisms, with one family per file."""
 
 from dpftrl.mechanisms._sensitivity import Sensitivity
 from dpftrl.mechanisms.banded import Banded

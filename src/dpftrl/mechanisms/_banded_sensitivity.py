@@ -1,7 +1,7 @@
-"""Sensitivity of a general banded strategy, by a dynamic programme over its Gram matrix.
+"""Sensitivity of a general banded strategy, by a dynamic program over its Gram matrix.
 
 `columns[p, j]` is the entry of C in row j + p and column j: P bands of an n x n strategy take P x n
-numbers. Columns at least P apart are orthogonal: only closer participations interact.
+numbers. Columns at least P apart are orthogonal, so that only closer participations interact.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,8 @@ from dpftrl.mechanisms._sensitivity import (
 )
 from dpftrl.participation import FixedEpochs, Participation, Pattern
 
-# Multiplications, and table entries, beyond which cheaper bounds take the programme's place.
+# Most multiplications and most table entries of the dynamic program (seconds, and 0.8 GB). Above
+# these a cheaper bound is used.
 MOST_WORK = 2e10
 MOST_ENTRIES = 1e8
 
@@ -27,12 +28,13 @@ def banded_sensitivity(columns: Matrix, participation: Participation) -> Sensiti
     """Sensitivity of a banded strategy under a participation.
 
     Guarantees:
-        Never below the truth. Exact when the number of bands is at most min_sep (then only column
-        norms count), and when Gram entries are non-negative and the bands at most twice min_sep
-        (then only consecutive participations interact, which the programme weighs exactly).
-        Elsewhere interactions beyond the consecutive ones are bounded one participation at a time.
+        The result is never below the true sensitivity. It is exact if the number of bands is at
+        most min_sep (then only column norms count). It is also exact if all Gram entries are
+        non-negative and the number of bands is at most twice min_sep (then only consecutive
+        participations interact, and the program counts those interactions exactly). Otherwise the
+        interactions beyond consecutive participations are bounded for each participation.
     """
-    scale = float(np.abs(columns).max())  # so that squares neither overflow nor vanish
+    scale = float(np.abs(columns).max())  # so that squares neither overflow nor underflow
     return _banded_sensitivity(columns / scale, participation).times(scale)
 
 
@@ -54,19 +56,20 @@ def _banded_sensitivity(columns: Matrix, participation: Participation) -> Sensit
         return _majorant_bound(columns, participation)
     pairs = {gap: 2 * np.abs(gram_at_gap(columns, gap)) for gap in gaps}
     bound, pattern = _best_pattern(energy, pairs, participation)
-    if isinstance(participation, FixedEpochs):  # covered by any gaps, but the pattern may not be
+    if isinstance(participation, FixedEpochs):
+        # The bound covers all gaps, but the pattern behind it may not be one of fixed epochs.
         pattern = participation.earliest()
     return Sensitivity.between(_attained(columns, pattern), bound**0.5, pattern)
 
 
 def banded_pattern_norm(columns: Matrix, pattern: Sequence[int]) -> float:
-    """The most that a client with exactly this pattern can add (a bound if signs are mixed)."""
+    """Largest norm that a client with exactly this pattern can add; a bound if signs are mixed."""
     scale = float(np.abs(columns).max())
     return scale * _attained(np.abs(columns) / scale, pattern)
 
 
 def gram_at_gap(columns: Matrix, gap: int) -> NDArray[np.float64]:
-    """The Gram entries between column j and column j + gap, for every j."""
+    """Gram entries between column j and column j + gap, for every j."""
     bands, rounds = columns.shape
     later = columns[: bands - gap, gap:]
     earlier = columns[gap:, : rounds - gap]
@@ -74,6 +77,7 @@ def gram_at_gap(columns: Matrix, gap: int) -> NDArray[np.float64]:
 
 
 def _attained(columns: Matrix, pattern: Sequence[int]) -> float:
+    """Norm of the sum of the pattern's columns: what updates in one direction attain."""
     bands, rounds = columns.shape
     total = np.zeros(rounds + bands)
     for start in pattern:
@@ -82,12 +86,14 @@ def _attained(columns: Matrix, pattern: Sequence[int]) -> float:
 
 
 def _worst_of_few(columns: Matrix, participation: Participation) -> Sensitivity:
+    """Sensitivity by trying every pattern."""
     worst = max(participation.patterns(), key=lambda pattern: _attained(columns, pattern))
     bound = max(banded_pattern_norm(columns, pattern) for pattern in participation.patterns())
     return Sensitivity.between(_attained(columns, worst), bound, worst)
 
 
 def _majorant_bound(columns: Matrix, participation: Participation) -> Sensitivity:
+    """Bound by a non-increasing Toeplitz strategy that dominates C entry by entry."""
     majorant = non_increasing_majorant(np.abs(columns).max(axis=1))
     bound = float(np.linalg.norm(column_sum(majorant, participation)))
     pattern = participation.earliest()
@@ -97,9 +103,15 @@ def _majorant_bound(columns: Matrix, participation: Participation) -> Sensitivit
 def _best_pattern(
     energy: NDArray[np.float64], pairs: dict[int, NDArray[np.float64]], participation: Participation
 ) -> tuple[float, Pattern]:
-    """Maximise energy plus pair terms over patterns; return the bound and the pattern behind it.
+    """Maximize the sum of energies and pair terms over patterns.
 
-    `ending[t, j]` is the best total of j + 1 participations of which the last is in round t.
+    Args:
+        energy: Squared norm of each column.
+        pairs: For each gap below the number of bands, twice the absolute Gram entries at that gap.
+        participation: Which rounds one client may take part in.
+
+    Returns:
+        A bound on the squared sensitivity, and the pattern that maximizes it.
     """
     rounds, gap, most = (
         participation.rounds,
@@ -108,10 +120,13 @@ def _best_pattern(
     )
     reach = max(pairs, default=gap - 1) + 1
     beyond_consecutive = _bound_beyond_consecutive(pairs, rounds, gap)
+    # ending[t, j] is the best total of j + 1 participations of which the last is in round t;
+    # came_from[t, j] is the round of the participation before it.
     ending = np.full((rounds, most), -np.inf)
     came_from = np.full((rounds, most), -1)
     ending[:, 0] = energy
-    free = np.full(most, -np.inf)  # the best so far that is too old to interact
+    # The best totals that end too long ago to interact with round t, and where they end.
+    free = np.full(most, -np.inf)
     free_from = np.full(most, -1)
     for t in range(gap, rounds):
         if (old := t - reach) >= 0:
@@ -140,10 +155,10 @@ def _best_pattern(
 def _bound_beyond_consecutive(
     pairs: dict[int, NDArray[np.float64]], rounds: int, gap: int
 ) -> NDArray[np.float64]:
-    """For each round, the most that participations before the previous one can add to it."""
+    """For each round, a bound on the pair terms with participations before the previous one."""
     best = {distance: np.zeros(rounds) for distance in range(gap, 2 * gap)}
     for distance in range(2 * gap, max(pairs, default=0) + 1):
-        here = np.zeros(rounds)
-        here[distance:] = pairs[distance]
-        best[distance] = np.maximum(best[distance - 1], here + best[distance - gap])
+        at_distance = np.zeros(rounds)
+        at_distance[distance:] = pairs[distance]
+        best[distance] = np.maximum(best[distance - 1], at_distance + best[distance - gap])
     return best[max(best)]

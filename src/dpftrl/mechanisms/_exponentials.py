@@ -1,7 +1,8 @@
 """Sums of exponentials: the arithmetic behind the closed forms of BLTs.
 
-Decays are kept as *rates*, one minus the decay, so that a decay of 1 - 1e-13 loses no digits. For
-positive weights every sum here has positive terms: nothing cancels, at any number of rounds.
+Decays are stored as *rates*, one minus the decay, so that a decay of 1 - 1e-13 loses no digits. For
+positive weights every sum here has positive terms, so that nothing cancels for any number of
+rounds.
 """
 
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from dpftrl._internal.arrays import Matrix, Vector
 
 
 class InverseDecays(NamedTuple):
-    """The decays of an inverse BLT, as rates, with the differences that its weights need.
+    """Decays of an inverse BLT, as rates, and the differences from which its weights follow.
 
     Attributes:
         rates: One minus each decay of the inverse, increasing.
@@ -29,9 +30,10 @@ class InverseDecays(NamedTuple):
 def inverse_decays(rates: Vector, omega: Vector) -> InverseDecays:
     """Eigenvalues of diag(1 - theta) + sqrt(omega) sqrt(omega)^T, to full relative accuracy.
 
-    They are the roots of the secular equation 1 = sum_i omega_i / (x - rate_i), one in each gap
-    between neighbouring rates and one above the last. Each root is found as its distance from the
-    nearer rate, which keeps every difference accurate however close buffers are to one another.
+    They are the roots of the secular equation 1 = sum_i omega_i / (x - rate_i). There is one root
+    in each gap between neighbouring rates and one above the last. Each root is computed as its
+    distance from the nearer rate, which keeps all differences accurate even if decays almost
+    coincide.
 
     Args:
         rates: Strictly increasing rates of the BLT.
@@ -39,11 +41,11 @@ def inverse_decays(rates: Vector, omega: Vector) -> InverseDecays:
     """
     if len(rates) == 0:
         return InverseDecays(np.zeros(0), np.zeros((0, 0)), np.zeros((0, 0)))
-    centre, offset = _secular_roots(rates, omega)
-    home = rates[centre]
-    from_poles = (home[None, :] - rates[:, None]) + offset[None, :]
-    between = (home[None, :] - home[:, None]) + (offset[None, :] - offset[:, None])
-    return InverseDecays(home + offset, from_poles, between)
+    index, offset = _secular_roots(rates, omega)
+    nearest = rates[index]
+    from_poles = (nearest[None, :] - rates[:, None]) + offset[None, :]
+    between = (nearest[None, :] - nearest[:, None]) + (offset[None, :] - offset[:, None])
+    return InverseDecays(nearest + offset, from_poles, between)
 
 
 def _secular_roots(rates: Vector, omega: Vector) -> tuple[NDArray[np.intp], Vector]:
@@ -60,7 +62,9 @@ def _secular_roots(rates: Vector, omega: Vector) -> tuple[NDArray[np.intp], Vect
     distance = apart[:, centre]
     others = np.where(index[:, None] == centre[None, :], 0.0, omega[:, None])
     low, high = np.full(len(rates), 5e-324), half
-    for _ in range(70):  # bisection on a logarithmic scale, down to the last bit
+    # Bisection on a logarithmic scale. 70 halvings take the range of float64 exponents (about
+    # 2^11) below the relative spacing of float64 numbers (2^-52).
+    for _ in range(70):
         guess = np.sqrt(low) * np.sqrt(high)
         from_root = np.where(others == 0, 1.0, distance - (sign * guess)[None, :])
         value = guess * (1 + (others / from_root).sum(axis=0)) - sign * omega[centre]
@@ -70,7 +74,7 @@ def _secular_roots(rates: Vector, omega: Vector) -> tuple[NDArray[np.intp], Vect
 
 
 def geometric_sum(rates: Vector, terms: int) -> Matrix:
-    """sum_{i < terms} (q_j q_l)^i for every pair of decays q = 1 - rate."""
+    """Matrix of sum_{i < terms} (q_j q_l)^i for every pair of decays q = 1 - rate."""
     if terms == 0:
         return np.zeros((len(rates), len(rates)))
     gap, power_minus_one = _pair_powers(rates, terms)
@@ -78,16 +82,16 @@ def geometric_sum(rates: Vector, terms: int) -> Matrix:
 
 
 def weighted_geometric_sum(rates: Vector, terms: int) -> Matrix:
-    """sum_{i < terms} (terms - i) (q_j q_l)^i for every pair of decays q = 1 - rate.
+    """Matrix of sum_{i < terms} (terms - i) (q_j q_l)^i for every pair of decays q = 1 - rate.
 
-    Where terms * (1 - q) is small the closed form cancels, and a binomial series takes over:
-    sum_m (-1)^m C(terms + 1, m + 2) (1 - q)^m.
+    For q = q_j q_l with a small terms * (1 - q), the closed form would cancel. There a binomial
+    series is used: sum_m (-1)^m C(terms + 1, m + 2) (1 - q)^m.
     """
     gap, power_minus_one = _pair_powers(rates, terms)
     series = np.zeros_like(gap)
     term = np.full_like(gap, terms * (terms + 1) / 2)
     small = np.where(gap * terms < 0.5, gap, 0.0)
-    for m in range(14):
+    for m in range(14):  # terms shrink faster than 0.5^m / m!, below 1e-16 of the sum after 14
         series += term
         term = -term * small * (terms - 1 - m) / (m + 3)
     safe = np.where(gap * terms < 0.5, 1.0, gap)
@@ -96,7 +100,7 @@ def weighted_geometric_sum(rates: Vector, terms: int) -> Matrix:
 
 
 def powers(rates: Vector, exponents: NDArray[np.int_]) -> Matrix:
-    """q^i for every exponent i (down) and decay q = 1 - rate (across)."""
+    """Matrix of q^i, with one row per exponent i and one column per decay q = 1 - rate."""
     log_size, sign = _log_decay(rates)
     with np.errstate(invalid="ignore"):  # 0 * -inf, replaced below
         size = np.exp(np.where(exponents[:, None] == 0, 0.0, exponents[:, None] * log_size))
@@ -104,9 +108,9 @@ def powers(rates: Vector, exponents: NDArray[np.int_]) -> Matrix:
 
 
 def _pair_powers(rates: Vector, terms: int) -> tuple[Matrix, Matrix]:
-    """1 - q_j q_l, and (q_j q_l)^terms - 1, for every pair."""
+    """Matrices of 1 - q_j q_l and of (q_j q_l)^terms - 1, for every pair of decays."""
     gap = rates[:, None] + rates[None, :] * (1 - rates[:, None])
-    if np.any(negative := rates > 1):  # the same without cancelling near decays of -1
+    if np.any(negative := rates > 1):  # the same in a form that does not cancel near decays of -1
         from_two = 2 - rates
         mirrored = from_two[:, None] + from_two[None, :] * (1 - from_two[:, None])
         gap = np.where(negative[:, None] & negative[None, :], mirrored, gap)

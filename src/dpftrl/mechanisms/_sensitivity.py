@@ -1,4 +1,4 @@
-"""Sensitivity of a lower-triangular Toeplitz strategy, from its coefficients."""
+"""The value `Sensitivity`, sensitivity by brute force, and sensitivity of Toeplitz strategies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,23 +13,29 @@ from dpftrl.participation import Participation, Pattern
 
 Kind = Literal["exact", "upper bound"]
 
-# Two ways of summing the same terms differ by rounding; bounds this close to attained are attained.
+# Two ways of summing the same terms differ by rounding. A bound this close (relatively) to a norm
+# that a pattern attains counts as exact.
 ROUNDING = 1e-12
+# Most patterns that are tried one by one: about a second.
+MOST_PATTERNS = 20_000
+# Most rounds for which every pattern is tried: the Gram matrix stays small.
+MOST_BRUTE_FORCE_ROUNDS = 64
 
 
 @final
 @dataclass(frozen=True)
 class Sensitivity:
-    """The largest L2 norm that one client can add to the strategy's output, at clip norm 1.
+    """The largest L2 norm by which one client can change C X, at clip norm 1.
 
     Attributes:
-        value: The sensitivity, or a number that it cannot exceed.
-        lower_bound: What the worst pattern found really attains; equal to `value` when exact.
-        pattern: A pattern that attains `lower_bound`, where it is short enough to be worth keeping.
+        value: The sensitivity, or an upper bound on it.
+        lower_bound: Norm that some allowed pattern attains; equal to `value` if that is exact.
+        pattern: A pattern that attains `lower_bound`; None if it is not known or too long to keep.
 
     Guarantees:
-        `value` is never below the true sensitivity under the participation it was computed for,
-        which holds if every client keeps to that participation and every update to the clip norm.
+        `value` is never below the true sensitivity under the participation that it was computed
+        for. This holds if every client keeps to that participation and every update is clipped to
+        the clip norm.
     """
 
     value: float
@@ -38,81 +44,79 @@ class Sensitivity:
 
     @classmethod
     def exact(cls, value: float, pattern: Pattern | None = None) -> Self:
-        """The true sensitivity."""
+        """A sensitivity that is known exactly."""
         return cls(value, value, pattern)
 
     @classmethod
     def between(
         cls, lower_bound: float, upper_bound: float, pattern: Pattern | None = None
     ) -> Self:
-        """An upper bound, or the exact value where the pattern found attains it."""
+        """A sensitivity between two bounds; exact if they agree up to rounding."""
         if upper_bound <= lower_bound * (1 + ROUNDING):
             return cls.exact(max(upper_bound, lower_bound), pattern)
         return cls(upper_bound, lower_bound, pattern)
 
     def times(self, scale: float) -> Self:
-        """The sensitivity of a strategy so many times as large."""
+        """Sensitivity of the strategy multiplied by `scale`."""
         return type(self)(self.value * scale, self.lower_bound * scale, self.pattern)
 
     @property
     def kind(self) -> Kind:
-        """Whether `value` is the sensitivity itself or only bounds it from above."""
+        """Whether `value` is the sensitivity itself or an upper bound on it."""
         return "exact" if self.value == self.lower_bound else "upper bound"
 
     def __float__(self) -> float:
         return self.value
 
 
-# Patterns that are tried one by one where a participation has no more.
-MOST_PATTERNS = 20_000
-
-
 def brute_force_is_cheap(participation: Participation) -> bool:
-    """Whether listing every pattern is a matter of a second."""
-    return participation.rounds <= 64 and participation.pattern_count() <= MOST_PATTERNS
+    """Whether `brute_force` takes about a second or less."""
+    few_rounds = participation.rounds <= MOST_BRUTE_FORCE_ROUNDS
+    return few_rounds and participation.pattern_count() <= MOST_PATTERNS
 
 
 def brute_force(strategy: NDArray[np.float64], participation: Participation) -> Sensitivity:
-    """Maximise over every pattern.
+    """Sensitivity of a dense strategy, as the maximum over every pattern.
 
     Guarantees:
         Updates may point in any direction, so that a pattern contributes at most the sum of the
-        absolute Gram entries of its columns; it attains that where those entries are non-negative.
+        absolute Gram entries of its columns. It attains that sum if those entries are
+        non-negative.
     """
     if not brute_force_is_cheap(participation):
         raise TooLarge(
-            f"brute force over {participation} would take too long; "
-            f"it is meant for at most 64 rounds and {MOST_PATTERNS} patterns"
+            f"brute force over {participation} would take too long; it is limited to "
+            f"{MOST_BRUTE_FORCE_ROUNDS} rounds and {MOST_PATTERNS} patterns"
         )
     gram = strategy.T @ strategy
-    size = np.abs(gram)
-    bound, attained, worst = 0.0, 0.0, ()
+    absolute_gram = np.abs(gram)
+    bound, attained, worst = 0.0, 0.0, ()  # squared norms, and the pattern that attains one
     for pattern in participation.patterns():
         block = np.ix_(pattern, pattern)
-        bound = max(bound, float(size[block].sum()))
-        moved = float(gram[block].sum())
-        if moved > attained:
-            attained, worst = moved, pattern
+        bound = max(bound, float(absolute_gram[block].sum()))
+        same_direction = float(gram[block].sum())
+        if same_direction > attained:
+            attained, worst = same_direction, pattern
     return Sensitivity.between(attained**0.5, bound**0.5, worst)
 
 
 def toeplitz_sensitivity(
     c: Vector, participation: Participation, *, rounding: float = 0.0
 ) -> Sensitivity:
-    """Sensitivity of LtToep(c) under a participation.
+    """Sensitivity of the lower-triangular Toeplitz strategy with coefficients c.
 
     Args:
         c: Coefficients, the diagonal first; those beyond its length are zero.
         participation: Which rounds one client may take part in.
-        rounding: Relative size (of c[0]) below which an increase or a negative coefficient is an
-            artefact of computing c, not a property of the mechanism.
+        rounding: An increase or a negative coefficient is ignored if it is at most this number
+            times c[0]. It is then an artefact of computing c, not a property of the mechanism.
 
     Guarantees:
-        For c non-negative and non-increasing the pattern 0, b, 2b, ... is the worst (Kalinin and
-        Lampert 2024, Theorem 2; Theorem 3.1 of the paper): the result is exact. It is exact too
-        when the columns of one client never overlap, since then they are orthogonal and the
-        earlier ones are longer. Otherwise the smallest non-increasing majorant of |c| dominates
-        the strategy entry by entry, so that its sensitivity is an upper bound.
+        If c is non-negative and non-increasing, the pattern 0, b, 2b, ... is the worst (Kalinin and
+        Lampert 2024, Theorem 2; Theorem 3.1 of the paper), and the result is exact. It is also
+        exact if the columns of one client never overlap, because they are then orthogonal and the
+        earlier ones have the larger norm. Otherwise the smallest non-increasing majorant of |c|
+        dominates the strategy entry by entry, so that its sensitivity is an upper bound.
 
     >>> from dpftrl.participation import MinSep
     >>> toeplitz_sensitivity(np.array([1.0, 0.5, 0.5]), MinSep(rounds=3, min_sep=1)).kind
@@ -121,7 +125,7 @@ def toeplitz_sensitivity(
     'upper bound'
     """
     c = c[: participation.rounds]
-    scale = float(np.abs(c).max()) or 1.0  # so that squares neither overflow nor vanish
+    scale = float(np.abs(c).max()) or 1.0  # so that squares neither overflow nor underflow
     c = c / scale
     majorant = non_increasing_majorant(c)
     slack = rounding * majorant[0]
@@ -136,18 +140,18 @@ def toeplitz_sensitivity(
 
 
 def all_columns_apart(c: Vector, participation: Participation) -> bool:
-    """Whether no two columns of one client can overlap."""
+    """Whether no two columns of one client can have a non-zero entry in the same row."""
     return len(c) <= participation.min_sep or participation.max_participations == 1
 
 
 def toeplitz_pattern_norm(c: Vector, pattern: Sequence[int], rounds: int) -> float:
-    """The most that a client with exactly this pattern can add (a bound if c has mixed signs)."""
-    size = np.abs(c[:rounds])
-    scale = float(size.max()) or 1.0
-    size = size / scale
+    """Largest norm that a client with exactly this pattern can add; a bound if signs are mixed."""
+    column = np.abs(c[:rounds])
+    scale = float(column.max()) or 1.0
+    column = column / scale
     total = np.zeros(rounds)
     for start in pattern:
-        total[start : start + len(size)] += size[: rounds - start]
+        total[start : start + len(column)] += column[: rounds - start]
     return scale * float(np.linalg.norm(total))
 
 
@@ -161,7 +165,7 @@ def non_increasing_majorant(c: Vector) -> Vector:
 
 
 def column_sum(c: Vector, participation: Participation) -> Vector:
-    """C u for u the pattern 0, b, 2b, ...: the first k shifts by b of c, added up."""
+    """Sum of the first k columns among 0, b, 2b, ... of C: c plus its shifts by multiples of b."""
     rounds, gap, most = (
         participation.rounds,
         participation.min_sep,

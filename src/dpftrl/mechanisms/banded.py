@@ -1,4 +1,4 @@
-"""BandMF: general lower-triangular strategies with few bands."""
+"""BandMF: general lower-triangular strategies with a limited number of bands."""
 
 import hashlib
 from dataclasses import dataclass
@@ -16,23 +16,24 @@ from dpftrl.mechanisms.square_root import square_root_series
 from dpftrl.mechanisms.toeplitz import forward_substitution, invert_lower
 from dpftrl.participation import MinSep, Participation, Pattern
 
-# Multiplications for one error curve (about a minute), entries of one matrix, and the least width
-# of a block that is solved for at once.
+# Most multiplications for one error curve: they take about a minute.
 MOST_WORK = 3e11
+# Most entries of the array of columns: 1.6 GB in float64.
 MOST_ENTRIES = 2e8
+# Least number of columns that are solved for at once: fewer would leave BLAS without work.
 SMALLEST_BLOCK = 64
-# Coordinates on which the size of the noise is tried out.
+# Number of random sign sequences by which `check_noise` measures the noise.
 PROBES = 16
 
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Banded(Mechanism):
-    """C lower triangular, with entries only on the diagonal and the P - 1 diagonals below it.
+    """A lower-triangular C with entries on the diagonal and the P - 1 diagonals below it.
 
     Attributes:
         columns: A read-only array of P x n numbers; columns[p, j] is C[j + p, j]. Entries that
-            would lie below the last row must be zero. BandMF gives all columns the same norm.
+            would be below the last row must be zero. BandMF gives all columns the same norm.
 
     >>> Banded([[1.0, 1.0, 1.0], [0.5, 0.5, 0.0]]).strategy(3)
     array([[1. , 0. , 0. ],
@@ -41,39 +42,40 @@ class Banded(Mechanism):
     """
 
     family = "banded"
+    sensitivity_cost = "high"
 
     columns: Matrix
     _digest: str
 
     def __init__(self, columns: ArrayLike):
-        held = _numbers(columns)
-        if held.ndim != 2 or not 1 <= held.shape[0] <= held.shape[1]:
+        entries = _numbers(columns)
+        if entries.ndim != 2 or not 1 <= entries.shape[0] <= entries.shape[1]:
             raise InvalidInput(
                 "columns must be an array of P bands by n >= P rounds, "
-                f"got one of shape {held.shape}"
+                f"got one of shape {entries.shape}"
             )
-        if not np.all(np.isfinite(held)):
+        if not np.all(np.isfinite(entries)):
             raise InvalidInput("columns must be finite numbers, got NaN or infinity")
-        if not np.all(held[0] > 0):
+        if not np.all(entries[0] > 0):
             raise InvalidInput("the diagonal of C, columns[0], must be positive")
-        if np.any(held[_below_last_row(*held.shape)]):
+        if np.any(entries[_below_last_row(*entries.shape)]):
             raise InvalidInput("columns must be zero where they would reach below the last row")
-        held.flags.writeable = False
-        digest = hashlib.sha256(repr(held.shape).encode() + held.tobytes()).hexdigest()
-        object.__setattr__(self, "columns", held)
+        entries.flags.writeable = False
+        digest = hashlib.sha256(repr(entries.shape).encode() + entries.tobytes()).hexdigest()
+        object.__setattr__(self, "columns", entries)
         object.__setattr__(self, "_digest", digest)
 
     @classmethod
     def square_root(cls, bands: int, rounds: int) -> Self:
-        """The square root cut to its first bands, every column scaled to norm 1.
+        """The square-root factorization cut to its first bands, with columns scaled to norm 1.
 
-        Where optimising BandMF starts from; close to it already.
+        The optimization of BandMF starts from it, and improves it only a little.
         """
         rounds = whole_number("rounds", rounds)
         bands = min(whole_number("bands", bands), rounds)
         if bands * rounds > MOST_ENTRIES:
             raise TooLarge(
-                f"{bands:,} bands of {rounds:,} rounds are too much for a general matrix; "
+                f"{bands:,} bands of {rounds:,} rounds are too many entries for a general matrix; "
                 "use band-sqrt, whose coefficients do not depend on the round"
             )
         c = square_root_series(bands)
@@ -83,41 +85,41 @@ class Banded(Mechanism):
 
     @property
     def name(self) -> str:
-        """With its number of bands."""
+        """`banded:P` for P bands."""
         return f"banded:{len(self.columns)}"
 
     @property
     def rounds(self) -> int:
-        """As many as C has columns."""
+        """Number of columns of C."""
         return self.columns.shape[1]
 
     def _leading(self, rounds: int) -> Matrix:
-        """The columns of the first `rounds` rows and columns of C."""
+        """The array `columns` of the first `rounds` rows and columns of C."""
         columns = self.columns[:rounds, : self.check_rounds(rounds)].copy()
         columns[_below_last_row(*columns.shape)] = 0.0
         return columns
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """By brute force where that is cheap, else by `banded_sensitivity`."""
+        """Sensitivity by `banded_sensitivity`, or by brute force if that is better and cheap."""
         columns = self._leading(participation.rounds)
-        found = banded_sensitivity(columns, participation)
-        if found.kind == "exact" or not isinstance(participation, MinSep):
-            return found
+        sensitivity = banded_sensitivity(columns, participation)
+        if sensitivity.kind == "exact" or not isinstance(participation, MinSep):
+            return sensitivity
         if brute_force_is_cheap(participation):
             return brute_force(self.strategy(participation.rounds), participation)
-        return found
+        return sensitivity
 
     def _pattern_norm(self, pattern: Pattern, rounds: int) -> float:
-        """The norm of the sum of the columns (in absolute value)."""
+        """Norm of the sum of the pattern's columns, taken in absolute value."""
         return banded_pattern_norm(self._leading(rounds), pattern)
 
     def error_curve(self, rounds: int) -> Vector:
-        """Row norms of B = A C^-1, solved from B C = A a block of columns at a time, last first."""
+        """Row norms of B = A C^-1. B C = A is solved block of columns by block, the last first."""
         columns = self._leading(self.check_curve(rounds))
         width = max(len(columns), SMALLEST_BLOCK)
         if rounds * rounds * width > MOST_WORK:
             raise TooLarge(
-                f"the error of {self.name} at {rounds:,} rounds takes too long; "
+                f"the error of {self.name} at {rounds:,} rounds takes too long to compute; "
                 "use fewer rounds, fewer bands, or a Toeplitz mechanism"
             )
         variance = np.zeros(rounds)
@@ -133,11 +135,11 @@ class Banded(Mechanism):
         return np.sqrt(variance)
 
     def memory(self, rounds: int) -> int:
-        """One vector for each band but the diagonal."""
+        """One vector for each band except the diagonal."""
         return min(len(self.columns), self.check_rounds(rounds)) - 1
 
     def check_noise(self, rounds: int) -> None:
-        """By sending rows of random signs through the stream."""
+        """Refuse columns whose noise grows too large, measured with random signs in place of Z."""
         self.check_rounds(rounds)
         signs = np.random.default_rng(0).choice([-1.0, 1.0], (rounds, PROBES))
         state, largest = self.init(PROBES), 0.0
@@ -154,12 +156,12 @@ class Banded(Mechanism):
         return forward_substitution(state, rows, row_of_c, keep=len(self.columns) - 1)
 
     def strategy(self, rounds: int) -> Matrix:
-        """C, written out."""
+        """The first `rounds` rows and columns of C."""
         columns = self._leading(self.check_dense(rounds))
         return _dense_columns(columns, 0, rounds)[:rounds]
 
     def decoder(self, rounds: int) -> Matrix:
-        """C^-1."""
+        """The first `rounds` rows and columns of C^-1."""
         return invert_lower(self.strategy(rounds))
 
     def parameters(self) -> dict[str, Any]:
@@ -178,17 +180,18 @@ class Banded(Mechanism):
 
 
 def _numbers(columns: ArrayLike) -> Matrix:
+    """Copy `columns` to a float64 array, or raise if it does not contain numbers."""
     try:
-        given = np.array(columns, order="C")
+        entries = np.array(columns, order="C")
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidInput(f"columns must be an array of numbers ({error})") from None
-    if given.dtype.kind not in "iuf":
-        raise InvalidInput(f"columns must be an array of numbers, got {given.dtype} in it")
-    return given.astype(np.float64)
+    if entries.dtype.kind not in "iuf":
+        raise InvalidInput(f"columns must be an array of numbers, got dtype {entries.dtype}")
+    return entries.astype(np.float64)
 
 
 def _dense_columns(columns: Matrix, start: int, stop: int) -> Matrix:
-    """Columns `start` to `stop` of C, dense, in the rows from `start` on that they can reach."""
+    """Columns `start` to `stop` of C as a dense matrix, in the rows from `start` on."""
     bands, width = len(columns), stop - start
     dense = np.zeros((width + bands, width))
     for p in range(bands):
@@ -197,4 +200,5 @@ def _dense_columns(columns: Matrix, start: int, stop: int) -> Matrix:
 
 
 def _below_last_row(bands: int, rounds: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Mask of the entries of `columns` that would be below the last row of C."""
     return np.add.outer(np.arange(bands), np.arange(rounds)) >= rounds

@@ -1,4 +1,4 @@
-"""Mechanisms whose *inverse* is banded Toeplitz: few buffers, and a C without end."""
+"""Mechanisms whose *inverse* is banded Toeplitz: few buffers, though C itself has full width."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,17 +14,18 @@ from dpftrl.mechanisms.square_root import inverse_square_root_series
 from dpftrl.mechanisms.toeplitz import ToeplitzMechanism, abridged, divide_series
 from dpftrl.participation import Participation
 
-# Relative rounding that a coefficient of C can pick up in the recursion that makes it.
+# Relative rounding error that a coefficient of C can have from the recursion that computes it.
 ROUNDING = 1e-13
 
 
 @final
 @dataclass(frozen=True, repr=False)
 class BandedInverse(ToeplitzMechanism):
-    """C^-1 = LtToep of a few coefficients of any sign (BandInvMF when optimised).
+    """C^-1 is Toeplitz with a few coefficients of any sign (BandInvMF when optimized).
 
-    Noise is a short moving average of Z, so that a stream keeps one vector less than there are
-    coefficients. C need not fall, or be positive: its sensitivity is then a bound.
+    The noise is a short moving average of Z, so that a stream keeps one vector less than there are
+    coefficients. The coefficients of C need not be positive or non-increasing; the sensitivity is
+    then an upper bound.
 
     >>> BandedInverse([1.0, -0.5]).coefficients(4)
     array([1.   , 0.5  , 0.25 , 0.125])
@@ -42,19 +43,19 @@ class BandedInverse(ToeplitzMechanism):
 
     @classmethod
     def square_root(cls, bands: int) -> Self:
-        """The first bands of the inverse square root: BISR."""
+        """The inverse square root cut to its first bands (BISR)."""
         return cls(inverse_square_root_series(whole_number("bands", bands)).tolist())
 
     @classmethod
     def one_parameter(cls, decay: float) -> Self:
-        """Noise z_t - decay * z_(t-1), for a decay between 0 and 1: C has coefficients decay^i."""
+        """Noise z_t - decay * z_(t-1), for a decay from 0 to 1; C has the coefficients decay^i."""
         if not 0 <= decay <= 1:
             raise InvalidInput(f"lambda must be between 0 and 1, got {decay!r}")
         return cls([1.0, -decay])
 
     @property
     def name(self) -> str:
-        """`inv-sqrt:P` or `lambda:L` where it is one of those."""
+        """`lambda:L` or `inv-sqrt:P` if the mechanism is one of those, otherwise the family."""
         if len(self.c_hat) == 2 and self.c_hat[0] == 1 and -1 <= self.c_hat[1] <= 0:
             return f"lambda:{abs(self.c_hat[1])!r}"
         if self == BandedInverse.square_root(len(self.c_hat)):
@@ -62,7 +63,7 @@ class BandedInverse(ToeplitzMechanism):
         return self.family
 
     def coefficients(self, rounds: int) -> Vector:
-        """The reciprocal power series."""
+        """The first `rounds` coefficients of C: the reciprocal power series."""
         c = divide_series(np.eye(1, rounds)[0], np.array(self.c_hat))
         if not np.all(np.isfinite(c)):
             raise InvalidInput(
@@ -72,34 +73,34 @@ class BandedInverse(ToeplitzMechanism):
         return c
 
     def inverse_coefficients(self, rounds: int) -> Vector:
-        """The given ones, with zeros behind them."""
+        """The given coefficients, followed by zeros."""
         c_hat = np.zeros(rounds)
         c_hat[: len(self.c_hat)] = self.c_hat[:rounds]
         return c_hat
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """As for any Toeplitz strategy, with the rounding of its recursion allowed for."""
+        """Sensitivity as for any Toeplitz strategy, with an allowance for rounding in C."""
         c = self.coefficients(self.check_curve(participation.rounds))
         return toeplitz_sensitivity(c, participation, rounding=ROUNDING)
 
     def memory(self, rounds: int) -> int:
-        """One vector for each coefficient of the inverse but the first."""
+        """One vector for each coefficient of the inverse except the first."""
         return min(len(self.c_hat), self.check_rounds(rounds)) - 1
 
     def check_noise(self, rounds: int) -> None:
-        """The noise is at most the sum of its coefficients times the largest row of Z."""
+        """Refuse coefficients whose absolute sum, which bounds the noise, is too large."""
         self.check_rounds(rounds)
         self.refuse_noise(sum(map(abs, self.c_hat)) * max(1.0, 1 / self.c_hat[0]), rounds)
 
     def _step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]:
-        """A moving average over the rows of Z, which the buffers hold, newest first."""
+        """Moving average over the newest rows of Z, which are the buffers, newest first."""
         window = np.concatenate([rows(state.next_row)[None], state.buffers])
         noise = np.array(self.c_hat[: len(window)]) @ window
         buffers = window[: len(self.c_hat) - 1]
         return noise, StreamState(state.round + 1, state.next_row + 1, buffers)
 
     def parameters(self) -> dict[str, Any]:
-        """The coefficients of the inverse."""
+        """The list of coefficients of the inverse."""
         return {"inverse_coefficients": list(self.c_hat)}
 
     def __repr__(self) -> str:

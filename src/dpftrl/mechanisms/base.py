@@ -1,14 +1,16 @@
-"""The one protocol that every mechanism family meets.
+"""The protocol that every mechanism family implements.
 
-A mechanism is a strategy C and a decoder D with D C = I. Training adds the rows of D Z to the sums
-of clipped updates, for Z of independent Gaussians; the release is then post-processing of C X + Z.
+A mechanism consists of a strategy matrix C and a decoder matrix D with D C = I. Row t of X is the
+sum of the clipped updates of round t, and Z is a matrix of independent Gaussians. Training adds
+row t of D Z to row t of X. The release X + D Z = D (C X + Z) is post-processing of C X + Z, so that
+the Gaussian mechanism applied to C X gives the privacy guarantee.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple, Self, final
+from itertools import count, pairwise
+from typing import Any, ClassVar, Literal, NamedTuple, Self, final
 
 import numpy as np
 
@@ -17,32 +19,38 @@ from dpftrl._internal.checks import whole_number
 from dpftrl._internal.deprecation import warn
 from dpftrl.errors import InvalidInput, RoundsExceeded, TooLarge
 from dpftrl.mechanisms._sensitivity import Sensitivity
-from dpftrl.participation import Participation, Pattern
+from dpftrl.participation import MinSep, Participation, Pattern
 
-# Gives row i of Z, the independent Gaussians, for a block of coordinates. Asked twice for the same
-# row, it must give the same numbers.
+# A function that returns row i of Z (the independent Gaussians) for a block of coordinates. It must
+# return the same numbers whenever it is called with the same i.
 Rows = Callable[[int], Vector]
 
-# Rounds to which dense matrices, and vectors with one entry a round, are kept.
+# How expensive `Mechanism.sensitivity` is; see `Mechanism.sensitivity_cost`.
+Cost = Literal["low", "medium", "high"]
+
+# Most rounds for which a dense matrix is built: 10,000 x 10,000 float64 numbers take 0.8 GB.
 DENSE_LIMIT = 10_000
+# Most rounds for which a vector with one entry per round is built: 160 MB in float64.
 CURVE_LIMIT = 20_000_000
-# The noise of a round over Z, and over what the round's own row of Z adds to it. Float64 has 53
-# bits, a grid 25 to a standard deviation of Z: much beyond this Z would be lost in the noise, and
-# the noise would not fit into the 63 bits of a sum.
+# Largest allowed ratio of the noise of one round to Z, and to what the round's own row of Z adds to
+# that noise. Float64 has 53 bits, and the grid of an exact sum uses 25 of them for one standard
+# deviation of Z. With much larger noise, float64 would no longer resolve Z in it, and the noise
+# would not fit into the 63 bits of an exact sum.
 MOST_NOISE = 2.0**20
-# What a rounding gain is multiplied by, for its own rounding and for rounding of errors.
+# Safety factor on every rounding gain. It covers the rounding of the gain's own computation and the
+# second-order terms (rounding of rounding errors).
 ROUNDING_MARGIN = 1.001
 
 
 class StreamState(NamedTuple):
-    """Where a stream of noise stands: all that the next step needs.
+    """State of a noise stream between two rounds: everything that the next step needs.
 
-    Whoever holds it together with a released model can take the noise off again: keep it secret.
+    The state is secret. Whoever has it and a released model can remove the noise from the model.
 
     Attributes:
-        round: Rounds made so far.
-        next_row: Rows of Z taken so far; the next one has this index.
-        buffers: One row for each model-sized vector that is kept.
+        round: Number of rounds completed so far.
+        next_row: Number of rows of Z used so far, which is the index of the next row.
+        buffers: One row for each model-sized vector that the stream keeps.
     """
 
     round: int
@@ -50,13 +58,25 @@ class StreamState(NamedTuple):
     buffers: Matrix
 
 
+class DecayingBuffers(NamedTuple):
+    """Parameters of a stream whose buffers decay independently, as those of a BLT do.
+
+    In each round, the noise is the next row of Z minus sum_j scales[j] * buffer_j. Then buffer_j
+    becomes decays[j] * buffer_j + noise. The noise kernel can do both in one pass over the memory.
+    """
+
+    decays: tuple[float, ...]
+    scales: tuple[float, ...]
+
+
 @final
 @dataclass(frozen=True)
 class ErrorReport:
-    """Error at a fixed privacy level: what mechanisms are compared by.
+    """Errors and sensitivity of a mechanism, which together compare mechanisms at equal privacy.
 
-    `max_loss` and `rms_loss` are the standard deviation of the noise on prefix sums, the largest
-    and the root mean square over rounds, with noise scaled to the sensitivity. Never squared.
+    `max_error` and `rms_error` are standard deviations of the noise on prefix sums for unit Z: the
+    largest one, and the root mean square over rounds. `max_loss` and `rms_loss` are the same with
+    Z scaled to the sensitivity, that is at a fixed privacy level. None of them is squared.
     """
 
     max_error: float
@@ -75,62 +95,78 @@ class ErrorReport:
 
 
 class Mechanism(ABC):
-    """A correlated noise mechanism: an immutable value."""
+    """A correlated noise mechanism: an immutable, comparable value.
+
+    Attributes:
+        family: Name of the family in mechanism files. It is unique to the class.
+        rounds_buffers_once: Whether the noise stream refills a buffer with one fused multiply-add,
+            and so rounds each buffer once per round. Otherwise it rounds after every product of a
+            weighted sum.
+        sensitivity_cost: How expensive `sensitivity` is. "low" takes about one pass over the
+            rounds or less. "medium" grows with rounds times participations, to a minute. "high"
+            works on matrices, and is too slow to repeat for many participations.
+        has_jagged_error: Whether the error curve goes up and down from round to round, so that a
+            plot needs a thin line.
+    """
 
     family: ClassVar[str]
-    # Whether the stream refills a buffer in one fused multiply-add of its decay and the noise, and
-    # so rounds it once a round. Otherwise it rounds after every product of a weighted sum.
     rounds_buffers_once: ClassVar[bool] = False
+    sensitivity_cost: ClassVar[Cost] = "low"
+    has_jagged_error: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
-        """What to call it in a table or on the command line."""
+        """Name of the mechanism in tables and on the command line."""
         return self.family
 
     @property
     def rounds(self) -> int | None:
-        """The last number of rounds it supports; None if it runs on for ever."""
+        """Largest number of rounds that the mechanism supports; None if there is no limit."""
         return None
 
     @abstractmethod
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """How far one client can move C X, at clip norm 1."""
+        """Largest L2 norm by which one client can change C X, at clip norm 1."""
+
+    def sensitivity_by_round(self, min_sep: int, max_participations: int) -> Iterator[float]:
+        """Yield the sensitivity of a run of 1, 2, 3, ... rounds, up to the mechanism's limit."""
+        for rounds in count(1) if self.rounds is None else range(1, self.rounds + 1):
+            yield self.sensitivity(MinSep(rounds, min_sep, max_participations)).value
 
     @final
     def pattern_norm(self, pattern: Sequence[int], rounds: int) -> float:
-        """The most that one client with exactly this pattern can move C X, at clip norm 1.
+        """Largest L2 norm by which one client with exactly this pattern can change C X.
 
-        A bound where the strategy has entries of both signs.
+        The clip norm is 1. The result is an upper bound if the strategy has entries of both signs.
         """
-        taken = tuple(whole_number("a round of the pattern", t, at_least=0) for t in pattern)
+        checked = tuple(whole_number("a round of the pattern", t, at_least=0) for t in pattern)
         last = self.check_rounds(rounds) - 1
-        if (
-            any(later <= sooner for sooner, later in pairwise(taken))
-            or max(taken, default=0) > last
-        ):
+        increasing = all(earlier < later for earlier, later in pairwise(checked))
+        if not increasing or max(checked, default=0) > last:
             raise InvalidInput(
-                f"a pattern has increasing rounds from 0 to {last}, got {taken!s:.80}"
+                f"a pattern must be increasing rounds from 0 to {last}, got {checked!s:.80}"
             )
-        return self._pattern_norm(taken, rounds)
+        return self._pattern_norm(checked, rounds)
 
     @abstractmethod
-    def _pattern_norm(self, pattern: Pattern, rounds: int) -> float: ...
+    def _pattern_norm(self, pattern: Pattern, rounds: int) -> float:
+        """`pattern_norm` for a pattern that was checked."""
 
     @abstractmethod
     def error_curve(self, rounds: int) -> Vector:
         """Standard deviation of the noise on each of the first `rounds` prefix sums, for unit Z."""
 
     def max_error(self, rounds: int) -> float:
-        """The largest value of the error curve."""
+        """Maximum of the error curve."""
         return float(self.error_curve(rounds).max())
 
     def rms_error(self, rounds: int) -> float:
-        """The root mean square of the error curve."""
+        """Root mean square of the error curve."""
         return float(np.sqrt(np.mean(self.error_curve(rounds) ** 2)))
 
     @final
     def error_report(self, participation: Participation) -> ErrorReport:
-        """Errors and sensitivity for one participation."""
+        """Errors and sensitivity under one participation."""
         self.check_rounds(participation.rounds)
         return ErrorReport(
             max_error=self.max_error(participation.rounds),
@@ -139,23 +175,34 @@ class Mechanism(ABC):
         )
 
     def loss(self, participation: Participation) -> ErrorReport:
-        """The old name of `error_report`."""
+        """Deprecated name of `error_report`."""
         warn("Mechanism.loss", "Mechanism.error_report")
         return self.error_report(participation)
 
     @abstractmethod
     def memory(self, rounds: int) -> int:
-        """Model-sized vectors that a stream keeps between rounds."""
+        """Number of model-sized vectors that a stream keeps between rounds."""
+
+    @property
+    def memory_grows(self) -> bool:
+        """Whether a stream keeps one more vector in every round, so that memory has no limit."""
+        return False
+
+    @property
+    def decaying_buffers(self) -> DecayingBuffers | None:
+        """Parameters for the fused noise kernel; None if the stream is not of that form."""
+        return None
 
     def rounding_gain(self, rounds: int) -> float:
-        """How far rounding in the kept buffers can shift Z, in units of the rounding.
+        """How far rounding in the stream's buffers can shift Z, in units of the rounding.
 
-        The stream keeps its buffers in float64. If each row of Z is at most r in every coordinate,
-        rounding changes what the release says of one coordinate of Z by at most
-        2 * 2^-53 * r * `rounding_gain`, as an L2 norm over all rounds; see `docs/guarantees.md`.
-        It is 0 for a mechanism whose buffers are earlier rows of noise or of Z: those are float64
-        numbers already, and storing them rounds nothing. Otherwise it grows at least as the square
-        root of the rounds, so that more rounds of a smaller model never have a smaller mu.
+        The stream keeps its buffers in float64. If every entry of Z is at most r in absolute value,
+        then rounding shifts one coordinate of Z, as the release shows it, by at most
+        2 * 2^-53 * r * `rounding_gain`. This is an L2 norm over all rounds; `docs/guarantees.md`
+        has the derivation. The gain is 0 if the buffers are earlier rows of the noise or of Z:
+        those are float64 numbers already, and storing them rounds nothing. Otherwise it grows at
+        least as the square root of the rounds, so that more rounds of a smaller model never give a
+        smaller mu.
         """
         self.check_rounds(rounds)
         return 0.0
@@ -163,13 +210,21 @@ class Mechanism(ABC):
     def check_noise(self, rounds: int) -> None:
         """Refuse a strategy whose noise is so large that float64 no longer resolves Z in it.
 
-        Most families cannot grow: their parameters are refused when they are built.
+        Most families cannot have such noise, because their constructors check the parameters.
+
+        Raises:
+            InvalidInput: The noise can exceed `MOST_NOISE` within this number of rounds.
         """
         self.check_rounds(rounds)
 
     @final
     def refuse_noise(self, size: float, rounds: int) -> None:
-        """Raise if the noise of a round can be so many times as large as Z, or as its own row."""
+        """Raise if `size` is too large for float64.
+
+        Args:
+            size: Bound on the noise of a round, in multiples of Z and of the round's own row.
+            rounds: Number of rounds, for the message.
+        """
         if not size <= MOST_NOISE:
             raise InvalidInput(
                 f"the noise of {self.name} grows to {size:.2g} times Z within {rounds:,} rounds, "
@@ -179,69 +234,79 @@ class Mechanism(ABC):
 
     @final
     def init(self, size: int) -> StreamState:
-        """A stream at round 0, for `size` coordinates."""
+        """State of a stream before round 0, for `size` coordinates."""
         return StreamState(0, 0, np.zeros((0, whole_number("size", size))))
 
     @final
     def step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]:
-        """The next row of D Z, and the state after it.
+        """Compute the next row of D Z.
 
-        A reference in float64, one block of coordinates at a time.
+        This is the reference implementation in float64, for one block of coordinates. It takes no
+        secret key; `dpftrl.NoiseStream` is the one to train with.
+
+        Args:
+            state: State after the previous round, or what `init` returned.
+            rows: Source of the rows of Z.
+
+        Returns:
+            The noise of the round, and the state after it.
         """
         if self.rounds is not None and state.round >= self.rounds:
             raise RoundsExceeded(
-                f"{self.name} was built for {self.rounds} rounds and has made them all; "
-                "build one for more rounds, or use a mechanism that runs on, such as blt"
+                f"{self.name} was built for {self.rounds} rounds, and all of them are done; "
+                "build one for more rounds, or use a mechanism without a limit, such as blt"
             )
         return self._step(state, rows)
 
     @abstractmethod
-    def _step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]: ...
+    def _step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]:
+        """`step`, for a round that the mechanism supports."""
 
     @abstractmethod
     def strategy(self, rounds: int) -> Matrix:
-        """C as a dense matrix, for few rounds."""
+        """C as a dense matrix; refused above `DENSE_LIMIT` rounds."""
 
     @abstractmethod
     def decoder(self, rounds: int) -> Matrix:
-        """D as a dense matrix, for few rounds: D C is the identity."""
+        """D as a dense matrix, so that D C is the identity; refused above `DENSE_LIMIT` rounds."""
 
     @abstractmethod
     def parameters(self) -> dict[str, Any]:
-        """What distinguishes it within its family, ready for JSON (arrays may be numpy's)."""
+        """Parameters that define the mechanism within its family: JSON values or numpy arrays."""
 
     @classmethod
     def from_parameters(cls, parameters: dict[str, Any]) -> Self:
-        """The mechanism with these parameters, checked."""
+        """Build the mechanism from what `parameters` returned, and check the values."""
         return cls(**parameters)
 
     @final
     def check_rounds(self, rounds: int) -> int:
-        """Refuse a number of rounds that this mechanism does not support."""
+        """Return `rounds` as an int, or raise if the mechanism does not support that many."""
         rounds = whole_number("rounds", rounds)
         if self.rounds is not None and rounds > self.rounds:
             raise RoundsExceeded(
                 f"{self.name} supports {self.rounds} rounds, got {rounds}; "
-                "build one for more rounds, or use a mechanism that runs on, such as blt"
+                "build one for more rounds, or use a mechanism without a limit, such as blt"
             )
         return rounds
 
     @final
     def check_curve(self, rounds: int) -> int:
-        """Refuse to make a vector with one entry a round that would fill the memory."""
+        """As `check_rounds`; also refuse vectors with one entry per round above `CURVE_LIMIT`."""
         if self.check_rounds(rounds) > CURVE_LIMIT:
             raise TooLarge(
-                f"{self.name} needs one number a round, kept to {CURVE_LIMIT:,} rounds, "
-                f"got {rounds:,}; blt, tree and independent have closed forms for any number"
+                f"{self.name} needs one number per round, which is limited to {CURVE_LIMIT:,} "
+                f"rounds, got {rounds:,}; blt, tree and independent have closed forms for any "
+                "number of rounds"
             )
         return rounds
 
     @final
     def check_dense(self, rounds: int) -> int:
-        """Refuse to write down a matrix that would fill the memory."""
+        """As `check_rounds`; also refuse dense matrices above `DENSE_LIMIT`."""
         if self.check_rounds(rounds) > DENSE_LIMIT:
             raise TooLarge(
-                f"a dense {self.name} is kept to {DENSE_LIMIT} rounds, got {rounds}; "
+                f"a dense matrix of {self.name} is limited to {DENSE_LIMIT} rounds, got {rounds}; "
                 "use the coefficients, the error curve or the stream instead"
             )
         return rounds

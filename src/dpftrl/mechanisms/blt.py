@@ -1,10 +1,11 @@
-"""Buffered linear Toeplitz (BLT) mechanisms, with closed forms at any number of rounds."""
+"""Buffered linear Toeplitz (BLT) mechanisms, with closed forms for any number of rounds."""
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import Any, NamedTuple, Self, final
 
 import numpy as np
@@ -19,13 +20,22 @@ from dpftrl.mechanisms._exponentials import (
     weighted_geometric_sum,
 )
 from dpftrl.mechanisms._sensitivity import Sensitivity
-from dpftrl.mechanisms.base import ROUNDING_MARGIN, Matrix, Rows, StreamState, Vector
+from dpftrl.mechanisms.base import (
+    ROUNDING_MARGIN,
+    DecayingBuffers,
+    Matrix,
+    Rows,
+    StreamState,
+    Vector,
+)
 from dpftrl.mechanisms.toeplitz import ToeplitzMechanism
 from dpftrl.participation import Participation
 
+FLOAT64_EPSILON = 2.0**-52  # relative distance between neighbouring float64 numbers
+
 
 class Exponentials(NamedTuple):
-    """A sequence sum_j weights[j] (1 - rates[j])^i with non-negative weights."""
+    """The sequence sum_j weights[j] (1 - rates[j])^i, with non-negative weights."""
 
     rates: Vector
     weights: Vector
@@ -36,13 +46,15 @@ class Exponentials(NamedTuple):
 class BLT(ToeplitzMechanism):
     """BLT(theta, omega): c_0 = 1 and c_i = sum_j omega_j theta_j^(i-1).
 
-    One buffer a decay, at any number of rounds. C^-1 is a BLT too, and B = A C^-1 is a sum of d + 1
-    positive exponentials; sensitivity and error follow in closed form, in time O(d^3 log k).
+    A stream keeps one buffer per decay, whatever the number of rounds. C^-1 is a BLT too, and the
+    coefficients of B = A C^-1 are a sum of d + 1 positive exponentials for d decays. Sensitivity
+    and error follow in closed form, in time O(d^3 log k) for k participations.
 
     Attributes:
         theta: Buffer decays, between 0 and 1.
-        omega: Output scales, not negative. Their sum is c_1, which should not exceed c_0 = 1: above
-            that the theorem behind the sensitivity does not hold and a bound takes its place.
+        omega: Output scales, not negative. Their sum is c_1, which should not exceed c_0 = 1.
+            Above 1 the theorem behind the exact sensitivity does not apply, and `sensitivity`
+            returns an upper bound.
 
     >>> BLT([0.5], [0.25]).coefficients(4)
     array([1.    , 0.25  , 0.125 , 0.0625])
@@ -60,11 +72,11 @@ class BLT(ToeplitzMechanism):
         all_within("omega", scales, 0, float("inf"))
         if len(decays) != len(scales):
             raise InvalidInput(
-                f"theta and omega need one number a buffer, got {len(decays)} and {len(scales)}"
+                f"theta and omega need one number per buffer, got {len(decays)} and {len(scales)}"
             )
         if not math.fsum(w / (1 + q) for q, w in zip(decays, scales, strict=True)) <= 1:
             raise InvalidInput(
-                f"omega sums to {sum(scales):g}, so large that the noise would grow for ever; "
+                f"omega sums to {sum(scales):g}, so that the noise would grow without bound; "
                 "a sum of at most 1 is safe"
             )
         object.__setattr__(self, "theta", decays)
@@ -72,11 +84,11 @@ class BLT(ToeplitzMechanism):
 
     @classmethod
     def from_decays(cls, theta: Sequence[float], theta_hat: Sequence[float]) -> Self:
-        """The BLT whose decays are `theta` and whose inverse has the decays `theta_hat`.
+        """Build the BLT whose decays are `theta` and whose inverse has the decays `theta_hat`.
 
         They must interlace: theta_1 > theta_hat_1 > theta_2 > ... > theta_d > theta_hat_d. This is
-        equivalent to every omega being positive (Lemma 5.2 of McMahan, Moitra and Srebro 2024, in
-        a form that does not cancel).
+        equivalent to every omega being positive (Lemma 5.2 of McMahan, Moitra and Srebro 2024,
+        evaluated in a form without cancellation).
 
         >>> BLT.from_decays([0.75], [0.5])
         BLT(theta=(0.75,), omega=(0.25,))
@@ -97,7 +109,7 @@ class BLT(ToeplitzMechanism):
 
     @property
     def name(self) -> str:
-        """The name of a preset, or just `blt`."""
+        """Name of the preset with these parameters, otherwise `blt`."""
         return next((name for name, preset in PRESETS.items() if preset == self), self.family)
 
     @property
@@ -107,10 +119,11 @@ class BLT(ToeplitzMechanism):
 
     @cached_property
     def _distinct(self) -> Exponentials:
-        """Rates and scales with coinciding buffers merged and idle ones left out, slowest first.
+        """Rates and scales of C, in order of increasing rate.
 
-        Buffers of equal decay carry the same content, so that this changes no coefficient (decays
-        below 1e-16 count as zero, which changes none by more than that).
+        Buffers with equal decays are merged and buffers with scale 0 are left out. Buffers with
+        equal decays have the same content, so that this changes no coefficient. (Decays below
+        1e-16 count as zero, which changes no coefficient by more than 1e-16.)
         """
         merged: dict[float, list[float]] = {}
         for decay, scale in zip(self.theta, self.omega, strict=True):
@@ -123,15 +136,16 @@ class BLT(ToeplitzMechanism):
     @cached_property
     def _inverse(self) -> Exponentials:
         """c_hat_i = -sum_j weights[j] (1 - rates[j])^(i-1), for i > 0."""
-        found = inverse_decays(*self._distinct)
-        own = np.diag_indices(len(found.rates))
-        ratios = found.from_poles / np.where(np.eye(len(found.rates)) == 1, 1.0, found.between)
-        ratios[own] = found.from_poles[own]
-        return Exponentials(found.rates, ratios.prod(axis=0))
+        inverse = inverse_decays(*self._distinct)
+        size = len(inverse.rates)
+        diagonal = np.diag_indices(size)
+        ratios = inverse.from_poles / np.where(np.eye(size) == 1, 1.0, inverse.between)
+        ratios[diagonal] = inverse.from_poles[diagonal]
+        return Exponentials(inverse.rates, ratios.prod(axis=0))
 
     @cached_property
     def _prefix(self) -> Exponentials:
-        """b_i = sum_j weights[j] (1 - rates[j])^i: a constant, then the decays of the inverse."""
+        """b_i = sum_j weights[j] (1 - rates[j])^i: a constant term, then the decays of C^-1."""
         rates, weights = self._inverse
         constant = float(np.prod(self._distinct.rates / rates))
         rates_from_zero = np.append(np.zeros(1), rates)
@@ -142,40 +156,40 @@ class BLT(ToeplitzMechanism):
         return 1 - self._inverse.rates, -self._inverse.weights
 
     def coefficients(self, rounds: int) -> Vector:
-        """c_0 = 1, then a sum of exponentials."""
+        """The first `rounds` coefficients of C: 1, then a sum of exponentials."""
         exponents = np.arange(float(rounds - 1))
         return _after_one(np.power.outer(self.theta, exponents).T, self.omega)
 
     def inverse_coefficients(self, rounds: int) -> Vector:
-        """c_hat_0 = 1, then minus a sum of exponentials."""
+        """The first `rounds` coefficients of C^-1: 1, then minus a sum of exponentials."""
         rates, weights = self._inverse
         return _after_one(powers(rates, np.arange(rounds - 1)), -weights)
 
     def prefix_coefficients(self, rounds: int) -> Vector:
-        """A sum of positive exponentials."""
+        """The first `rounds` coefficients of B = A C^-1: a sum of positive exponentials."""
         rates, weights = self._prefix
         return powers(rates, np.arange(rounds)) @ weights
 
     def max_error(self, rounds: int) -> float:
-        """The last prefix sum has the largest error: sum_i b_i^2 in closed form."""
+        """Error of the last prefix sum, which is the largest: sum_i b_i^2 in closed form."""
         rates, weights = self._prefix
         sums = geometric_sum(rates, self.check_rounds(rounds))
         return float(weights @ sums @ weights) ** 0.5
 
     def rms_error(self, rounds: int) -> float:
-        """sum_i (n - i) b_i^2 / n in closed form."""
+        """Root mean square error over n rounds: sum_i (n - i) b_i^2 / n in closed form."""
         rates, weights = self._prefix
         sums = weighted_geometric_sum(rates, self.check_rounds(rounds))
         return (float(weights @ sums @ weights) / rounds) ** 0.5
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """The norm of the first k shifts by b of c, added up, in closed form.
+        """Norm of the sum of the columns 0, b, 2b, ... of C, in closed form.
 
         Guarantees:
-            Coefficients are non-negative and fall from c_1 on. If also c_1 <= c_0, that is
-            sum(omega) <= 1, the pattern 0, b, 2b, ... is the worst (see `toeplitz_sensitivity`) and
-            the result is exact. Otherwise raising c_0 to c_1 gives the smallest non-increasing
-            majorant, and with it an upper bound.
+            The coefficients are non-negative and non-increasing from c_1 on. If also c_1 <= c_0,
+            that is sum(omega) <= 1, the pattern 0, b, 2b, ... is the worst (see
+            `toeplitz_sensitivity`) and the result is exact. Otherwise raising c_0 to c_1 gives the
+            smallest non-increasing majorant, and with it an upper bound.
         """
         attained = self._shifted_norm(participation, 1.0)
         first = math.fsum(self.omega)
@@ -183,14 +197,42 @@ class BLT(ToeplitzMechanism):
             return Sensitivity.exact(attained)
         return Sensitivity.between(attained, self._shifted_norm(participation, first))
 
-    def _shifted_norm(self, participation: Participation, c_0: float) -> float:
-        """Norm of the shifts of (c_0, c_1, ...) by 0, b, ..., (k-1)b within n rounds.
+    def sensitivity_by_round(self, min_sep: int, max_participations: int) -> Iterator[float]:
+        """Yield the sensitivity of a run of 1, 2, 3, ... rounds, in constant time per round.
 
-        Rounds s*b ... (s+1)*b - 1 make up segment s. With g_j(s) = sum_{u <= s} theta_j^(u b) the
-        shifts add up to c_0 + sum_j omega_j theta_j^(b-1) g_j(s-1) in the first round of it and to
-        sum_j omega_j theta_j^(r-1) g_j(s) in its round r > 0. So segment s contributes a quadratic
-        form in y_s = (1, g(s-1)), and y_{s+1} = F y_s. Summing over segments by doubling adds only
-        positive numbers.
+        Guarantees:
+            If sum(omega) <= 1, the pattern 0, b, 2b, ... is the worst in whichever round the run
+            ends (see `sensitivity`). Every value includes a bound on the rounding of its sum.
+        """
+        if not math.fsum(self.omega) <= 1:
+            yield from super().sensitivity_by_round(min_sep, max_participations)
+            return
+        # Row t of the columns 0, b, 2b, ... added up. Buffer j holds the sum of
+        # theta_j^(t - 1 - s) over the participations s before round t. Plain floats: one numpy
+        # call costs more than all of this.
+        buffers = [0.0] * len(self.theta)
+        total, lost = 0.0, 0.0
+        for t in count():
+            participates = t % min_sep == 0 and t // min_sep < max_participations
+            row = update = 1.0 if participates else 0.0
+            for j, scale in enumerate(self.omega):
+                row += scale * buffers[j]
+                buffers[j] = self.theta[j] * buffers[j] + update
+            # Kahan's summation: millions of small squares must not get lost against the total.
+            term = row * row - lost
+            following = total + term
+            lost = (following - total) - term
+            total = following
+            yield math.sqrt(total) * (1 + 4 * FLOAT64_EPSILON * min(t + 4, 1e12))
+
+    def _shifted_norm(self, participation: Participation, c_0: float) -> float:
+        """Norm of the sum of the shifts of (c_0, c_1, ...) by 0, b, ..., (k-1)b within n rounds.
+
+        Rounds s*b ... (s+1)*b - 1 form segment s. Let g_j(s) = sum_{u <= s} theta_j^(u b). The sum
+        of the shifts is c_0 + sum_j omega_j theta_j^(b-1) g_j(s-1) in the first round of segment s,
+        and sum_j omega_j theta_j^(r-1) g_j(s) in its round r > 0. So segment s contributes a
+        quadratic form in y_s = (1, g(s-1)), and y_{s+1} = F y_s. The sum over segments is computed
+        by doubling and adds only positive numbers.
         """
         rounds, gap = participation.rounds, min(participation.min_sep, participation.rounds)
         repeats = participation.max_participations - 1
@@ -216,38 +258,44 @@ class BLT(ToeplitzMechanism):
         return float(total[0, 0] + end @ last @ end) ** 0.5
 
     def rounding_gain(self, rounds: int) -> float:
-        """In closed form, with every rounding at its largest and of the worst sign.
+        """Bound in closed form, with every rounding at its largest and with the worst sign.
 
-        Refilling buffer j rounds once, by at most 2^-53 of what it holds. What it holds is
-        sum_i h_i Z_(t-i), where h has the generating function of C^-1 over 1 - theta_j x: the decay
-        theta_j cancels, and h is a sum of exponentials with the decays of C^-1. An error in buffer
-        j decays by theta_j and enters the noise times omega_j.
+        Refilling buffer j rounds once, by at most 2^-53 of its content. The content is
+        sum_i h_i Z_(t-i), where h has the generating function of C^-1 divided by 1 - theta_j x. The
+        factor of theta_j cancels, and h is a sum of exponentials with the decays of C^-1. An error
+        in buffer j decays by theta_j per round and enters the noise times omega_j.
         """
         if self.check_rounds(rounds) == 1 or not len(self._distinct.rates):
             return 0.0
-        # Plain floats: this is asked for every round, and numpy's smallest step costs more.
-        slow, fast, scales, responses = self._responses
-        held = [_sum_of_powers(rate, rounds) for rate in fast]
+        # Plain floats: accounting calls this for every round, and one numpy call costs more.
+        responses = self._responses
+        content = [_sum_of_powers(rate, rounds) for rate in responses.inverse_rates]
         errors = math.fsum(
-            scale * _sum_of_powers(rate, rounds - 1) * math.fsum(map(operator.mul, row, held))
-            for rate, scale, row in zip(slow, scales, responses, strict=True)
+            scale * _sum_of_powers(rate, rounds - 1) * math.fsum(map(operator.mul, row, content))
+            for rate, scale, row in zip(
+                responses.rates, responses.scales, responses.sizes, strict=True
+            )
         )
         return math.sqrt(rounds) * errors * ROUNDING_MARGIN
 
     @cached_property
-    def _responses(self) -> tuple[list[float], list[float], list[float], list[list[float]]]:
-        """Rates of C and of C^-1, scales, and `_buffer_responses`."""
+    def _responses(self) -> "_Responses":
         rates, scales = self._distinct
         inverse = inverse_decays(rates, scales)
-        responses = _buffer_responses(inverse).tolist()
-        return rates.tolist(), inverse.rates.tolist(), scales.tolist(), responses
+        sizes = _buffer_responses(inverse).tolist()
+        return _Responses(rates.tolist(), inverse.rates.tolist(), scales.tolist(), sizes)
 
     def memory(self, rounds: int) -> int:
-        """One vector a buffer."""
+        """One vector per buffer."""
         return self.buffers if self.check_rounds(rounds) > 1 else 0
 
+    @property
+    def decaying_buffers(self) -> DecayingBuffers:
+        """Decays theta and output scales omega."""
+        return DecayingBuffers(self.theta, self.omega)
+
     def _step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]:
-        """Algorithm 3 of the paper: subtract what the buffers hold, then decay and refill them."""
+        """Algorithm 3 of the paper: subtract the scaled buffers from Z, then decay and refill."""
         buffers = state.buffers
         if state.round == 0:
             buffers = np.zeros((self.buffers, buffers.shape[1]))
@@ -256,15 +304,31 @@ class BLT(ToeplitzMechanism):
         return noise, StreamState(state.round + 1, state.next_row + 1, buffers)
 
     def parameters(self) -> dict[str, Any]:
-        """Decays and scales."""
+        """Decays theta and output scales omega."""
         return {"theta": list(self.theta), "omega": list(self.omega)}
 
 
-def _buffer_responses(inverse: InverseDecays) -> Matrix:
-    """Size of the exponential with decay k of C^-1 (across) in what buffer j holds (down).
+class _Responses(NamedTuple):
+    """Numbers that `BLT.rounding_gain` needs, as plain floats.
 
-    By partial fractions: prod_{m != j} (theta_hat_k - theta_m) over
-    prod_{m != k} (theta_hat_k - theta_hat_m).
+    Attributes:
+        rates: Rates of C, one minus each decay.
+        inverse_rates: Rates of C^-1.
+        scales: Output scales of C.
+        sizes: The result of `_buffer_responses`, one list per buffer.
+    """
+
+    rates: list[float]
+    inverse_rates: list[float]
+    scales: list[float]
+    sizes: list[list[float]]
+
+
+def _buffer_responses(inverse: InverseDecays) -> Matrix:
+    """Weight of the exponential with decay k of C^-1 (column) in the content of buffer j (row).
+
+    By partial fractions, its absolute value is that of prod_{m != j} (theta_hat_k - theta_m)
+    divided by prod_{m != k} (theta_hat_k - theta_hat_m).
     """
     count = len(inverse.rates)
     between = np.where(np.eye(count) == 1, 1.0, inverse.between)
@@ -291,7 +355,7 @@ def _after_one(decays: Matrix, weights: Sequence[float] | Vector) -> Vector:
     return np.append(1.0, decays @ np.asarray(weights))
 
 
-# Appendix A of the paper: BLTs of its production runs, for (n, b, k) = (2000, 100, 10),
+# The BLTs of the paper's production runs (Appendix A), optimized for (n, b, k) = (2000, 100, 10),
 # (4000, 400, 5) and (4000, 1000, 2). The one for b = 400 is the paper's default.
 PRESETS = {
     "blt-b100": BLT(

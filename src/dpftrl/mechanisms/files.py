@@ -1,7 +1,7 @@
-"""Mechanisms as files: JSON, with large matrices beside it in safetensors.
+"""Save and load mechanisms: JSON files, with large matrices in safetensors files beside them.
 
-A file says its format, its version, the family and the parameters. `about` is free for notes on
-where the mechanism comes from and is not read back. Floats read back to the last bit.
+A JSON file contains its format, its version, the family and the parameters. `about` is for notes on
+where the mechanism comes from; loading ignores it. Floats are restored to the last bit.
 """
 
 import hashlib
@@ -14,36 +14,15 @@ import numpy as np
 
 from dpftrl._internal.storage import read_file, read_json, replace_file
 from dpftrl.errors import DpftrlError, InvalidInput
-from dpftrl.mechanisms.banded import Banded
-from dpftrl.mechanisms.banded_inverse import BandedInverse
 from dpftrl.mechanisms.base import Mechanism
-from dpftrl.mechanisms.blt import BLT
-from dpftrl.mechanisms.generalized_blt import GeneralBLT
-from dpftrl.mechanisms.independent import Independent
-from dpftrl.mechanisms.smooth_tree import SmoothTree
-from dpftrl.mechanisms.square_root import SquareRoot
-from dpftrl.mechanisms.toeplitz import Toeplitz
-from dpftrl.mechanisms.tree import BinaryTree, FullTree
+from dpftrl.mechanisms.registry import FAMILIES
 
-FAMILIES: dict[str, type[Mechanism]] = {
-    kind.family: kind
-    for kind in (
-        Independent,
-        BLT,
-        GeneralBLT,
-        SquareRoot,
-        Toeplitz,
-        Banded,
-        BandedInverse,
-        BinaryTree,
-        FullTree,
-        SmoothTree,
-    )
-}
+# Largest safetensors file that is read: 4 GiB, more than twice the largest matrix of `Banded`.
+MOST_MATRIX_BYTES = 2**32
 
 
 class MechanismFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What the JSON holds."""
+    """Content of a mechanism's JSON file."""
 
     format: Literal["dpftrl mechanism"]
     version: Literal[1]
@@ -53,7 +32,7 @@ class MechanismFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
 
 
 class MatrixBeside(msgspec.Struct, forbid_unknown_fields=True):
-    """Stands in the parameters for a matrix in a safetensors file in the same folder."""
+    """A parameter in the JSON that refers to a safetensors file in the same folder."""
 
     file: str
     sha256: str
@@ -62,7 +41,13 @@ class MatrixBeside(msgspec.Struct, forbid_unknown_fields=True):
 def save_mechanism(
     mechanism: Mechanism, path: str | os.PathLike[str], about: dict[str, Any] | None = None
 ) -> None:
-    """Write a mechanism to a .json file, replacing one that is there."""
+    """Write a mechanism to a .json file; an existing file is replaced.
+
+    Args:
+        mechanism: The mechanism.
+        path: The file, which must end in .json. Large matrices are written beside it.
+        about: Notes on where the mechanism comes from, as JSON values.
+    """
     target = _json_path(path)
     content = mechanism_content(mechanism, target)
     content.about = about or {}
@@ -70,78 +55,86 @@ def save_mechanism(
 
 
 def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
-    """Read a mechanism from a .json file, or say what is wrong with it."""
+    """Read a mechanism from a .json file.
+
+    Raises:
+        InvalidInput: The file cannot be read, or does not describe a valid mechanism.
+    """
     target = _json_path(path)
     return mechanism_from(read_json(target, MechanismFile, "mechanism"), target)
 
 
 def mechanism_content(mechanism: Mechanism, beside: Path) -> MechanismFile:
-    """What a JSON file at `beside` says of a mechanism; large matrices are written next to it."""
+    """Content of a JSON file at `beside` that describes a mechanism.
+
+    Matrices among the parameters are written to files in the folder of `beside`.
+    """
     parameters = {
-        name: _matrix_out(name, value, beside) for name, value in mechanism.parameters().items()
+        name: _save_matrix(name, value, beside) for name, value in mechanism.parameters().items()
     }
     return MechanismFile("dpftrl mechanism", 1, mechanism.family, parameters)
 
 
 def mechanism_from(content: MechanismFile, target: Path) -> Mechanism:
-    """The mechanism that a JSON file at `target` speaks of."""
+    """Build the mechanism that a JSON file at `target` describes."""
     family = FAMILIES.get(content.family)
     if family is None:
         known = ", ".join(FAMILIES)
         raise InvalidInput(f"{target}: no family {content.family!r:.60}; there are {known}")
     parameters = {
-        name: _matrix_in(name, value, target) for name, value in content.parameters.items()
+        name: _load_matrix(name, value, target) for name, value in content.parameters.items()
     }
     try:
         return family.from_parameters(parameters)
     except DpftrlError as error:
         raise InvalidInput(f"{target}: {error}") from None
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"{target}: unfit parameters for {content.family} ({error})") from None
+        raise InvalidInput(f"{target}: wrong parameters for {content.family} ({error})") from None
 
 
 def _json_path(path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     if target.suffix != ".json":
-        raise InvalidInput(f"a mechanism file ends in .json, got {str(target)!r}")
+        raise InvalidInput(f"a mechanism file must end in .json, got {str(target)!r}")
     return target
 
 
-def _matrix_out(name: str, value: Any, beside: Path) -> Any:
-    """Write a matrix beside the JSON and return the reference to it; leave the rest as it is."""
+def _save_matrix(name: str, value: Any, beside: Path) -> Any:
+    """Write a matrix beside the JSON and return a reference; return other values unchanged."""
     if not isinstance(value, np.ndarray):
         return value
     from safetensors.numpy import save
 
     content = save({name: np.array(value, dtype=np.float64, order="C")})
     digest = hashlib.sha256(content).hexdigest()
-    # A name of its own, so that the JSON that is there keeps its matrix until it is replaced.
+    # The name contains the digest, so that an older JSON file keeps its own matrix until the JSON
+    # file is replaced.
     target = beside.with_name(f"{beside.stem}-{digest[:16]}.safetensors")
     replace_file(target, content)
     return {"file": target.name, "sha256": digest}
 
 
-def _matrix_in(name: str, value: Any, beside: Path) -> Any:
-    """Read the matrix that a reference stands for; leave the rest as it is."""
+def _load_matrix(name: str, value: Any, beside: Path) -> Any:
+    """Read the matrix of a reference; return other values unchanged."""
     if not isinstance(value, dict):
         return value
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
     try:
-        where = msgspec.convert(value, MatrixBeside)
+        reference = msgspec.convert(value, MatrixBeside)
     except msgspec.ValidationError as error:
-        raise InvalidInput(f"{beside}: {name} is no reference to a matrix: {error}") from None
-    if Path(where.file).name != where.file or not where.file.endswith(".safetensors"):
+        raise InvalidInput(f"{beside}: {name} is not a reference to a matrix: {error}") from None
+    if Path(reference.file).name != reference.file or not reference.file.endswith(".safetensors"):
         raise InvalidInput(
-            f"{beside}: {name} must lie in the same folder and end in .safetensors, "
-            f"got {where.file!r:.80}"
+            f"{beside}: the file of {name} must be in the same folder and end in .safetensors, "
+            f"got {reference.file!r:.80}"
         )
-    target = beside.parent / where.file
-    content = read_file(target, limit=2**32)
-    if hashlib.sha256(content).hexdigest() != where.sha256:
+    target = beside.parent / reference.file
+    content = read_file(target, limit=MOST_MATRIX_BYTES)
+    if hashlib.sha256(content).hexdigest() != reference.sha256:
         raise InvalidInput(f"{target} is not the matrix that {beside.name} was saved with")
     try:
         return load(content)[name]
     except (SafetensorError, KeyError) as error:
-        raise InvalidInput(f"{target} holds no matrix {name!r}: {error}") from None
+        raise InvalidInput(f"{target} does not contain a matrix {name!r}: {error}") from None

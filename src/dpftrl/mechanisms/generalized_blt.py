@@ -1,4 +1,4 @@
-"""Generalised BLTs: weights of any sign, and decays in conjugate pairs."""
+"""Generalized BLTs: output scales of any sign, and complex decays in conjugate pairs."""
 
 import cmath
 import math
@@ -16,26 +16,30 @@ from dpftrl.mechanisms.base import ROUNDING_MARGIN, Matrix, Rows, StreamState, V
 from dpftrl.mechanisms.toeplitz import ToeplitzMechanism
 from dpftrl.participation import Participation
 
-# Relative rounding that a coefficient of C can pick up, and how far past 1 a decay may round.
+# Relative rounding error that a computed coefficient of C can have.
 ROUNDING = 1e-13
+# Eigenvalues are computed with rounding: a decay of the inverse may exceed 1 by this much.
 SLACK = 1e-9
-# Sum of the output scales: larger ones cancel each other, and with them go the noise's digits.
+# Largest sum of the output scales in absolute value. Larger scales would cancel each other, and the
+# noise would lose more than 4 of its 16 digits.
 MOST_SCALE = 1e4
 
 
 @final
 @dataclass(frozen=True)
 class GeneralBLT(ToeplitzMechanism):
-    """c_0 = 1 and c_i = sum_j omega_j theta_j^(i-1), with real or conjugate pairs of decays.
+    """c_0 = 1 and c_i = sum_j omega_j theta_j^(i-1), with real decays or conjugate pairs.
 
-    A decay off the real line stands for itself and its conjugate, and takes two real buffers that
-    turn into one another: c_i then has the terms 2 Re(omega theta^(i-1)), a decaying wave. Weights
-    may have any sign, so that C need not fall: its sensitivity is that of the smallest
-    non-increasing majorant, a bound unless C falls after all.
+    A complex decay stands for itself and its conjugate. It contributes 2 Re(omega theta^(i-1)) to
+    c_i, a decaying oscillation, and takes two real buffers that rotate into each other. Scales may
+    have any sign, so that the coefficients need not be non-increasing. The sensitivity is that of
+    the smallest non-increasing majorant: an upper bound, and exact if the coefficients are
+    non-negative and non-increasing.
 
     Attributes:
-        theta: Decays of absolute value at most 1; of a pair the one above the real line.
-        omega: Output scales; real where the decay is.
+        theta: Decays of absolute value at most 1. A pair is given by the decay with the positive
+            imaginary part.
+        omega: Output scales; a real decay has a real scale.
 
     >>> GeneralBLT([0.5j], [0.25]).coefficients(5)
     array([ 1.   ,  0.5  ,  0.   , -0.125,  0.   ])
@@ -50,15 +54,15 @@ class GeneralBLT(ToeplitzMechanism):
         decays, scales = _complex_numbers("theta", theta), _complex_numbers("omega", omega)
         if len(decays) != len(scales):
             raise InvalidInput(
-                f"theta and omega need one number a decay, got {len(decays)} and {len(scales)}"
+                f"theta and omega need one number per decay, got {len(decays)} and {len(scales)}"
             )
         for decay, scale in zip(decays, scales, strict=True):
             if not abs(decay) <= 1:
                 raise InvalidInput(f"theta must be at most 1 in absolute value, got {decay}")
             if decay.imag < 0 or (decay.imag == 0 and scale.imag != 0):
                 raise InvalidInput(
-                    "a pair is given by its decay above the real line, and a real decay has a "
-                    f"real scale, got theta {decay} with omega {scale}"
+                    "give a pair by its decay with the positive imaginary part, and a real decay "
+                    f"with a real scale, got theta {decay} with omega {scale}"
                 )
         object.__setattr__(self, "theta", decays)
         object.__setattr__(self, "omega", scales)
@@ -67,21 +71,22 @@ class GeneralBLT(ToeplitzMechanism):
                 f"the output scales add up to {np.abs(self._outlet).sum():.6g} in absolute value; "
                 f"above {MOST_SCALE:g} they cancel, and rounding would show in the noise"
             )
-        fastest = np.abs(np.linalg.eigvals(self._system - np.outer(self._inlet, self._outlet)))
-        if not fastest.max() <= 1 + SLACK:
+        feedback = self._system - np.outer(self._inlet, self._outlet)
+        largest_decay = np.abs(np.linalg.eigvals(feedback)).max()
+        if not largest_decay <= 1 + SLACK:
             raise InvalidInput(
-                f"the inverse has a decay of absolute value {fastest.max():.6g}: "
-                "the noise would grow for ever"
+                f"the inverse has a decay of absolute value {largest_decay:.6g}: "
+                "the noise would grow without bound"
             )
 
     @property
     def buffers(self) -> int:
-        """One for each real decay, two for each pair."""
+        """Number of buffers: one for each real decay, two for each pair."""
         return sum(1 if decay.imag == 0 else 2 for decay in self.theta)
 
     @cached_property
     def _system(self) -> Matrix:
-        """What a round does to the buffers: each decays, and those of a pair turn."""
+        """Matrix by which one round multiplies the buffers: decays, and rotations for pairs."""
         system = np.zeros((self.buffers, self.buffers))
         place = 0
         for decay in self.theta:
@@ -95,12 +100,12 @@ class GeneralBLT(ToeplitzMechanism):
 
     @cached_property
     def _inlet(self) -> Vector:
-        """The buffers that take up the noise: the real part of each."""
+        """Weight with which the noise enters each buffer: 1 for the first buffer of each decay."""
         return np.concatenate([[1.0] if decay.imag == 0 else [1.0, 0.0] for decay in self.theta])
 
     @cached_property
     def _outlet(self) -> Vector:
-        """What of the buffers is subtracted from the next noise."""
+        """Weight with which each buffer is subtracted from the next row of Z."""
         parts = [
             [scale.real] if decay.imag == 0 else [2 * scale.real, -2 * scale.imag]
             for decay, scale in zip(self.theta, self.omega, strict=True)
@@ -108,13 +113,13 @@ class GeneralBLT(ToeplitzMechanism):
         return np.concatenate(parts)
 
     def coefficients(self, rounds: int) -> Vector:
-        """The response of C to a single one."""
+        """The first `rounds` coefficients of C: the impulse response of the linear system."""
         return np.append(1.0, self._outlet @ _orbit(self._system, self._inlet, rounds - 1))
 
     def inverse_coefficients(self, rounds: int) -> Vector:
-        """The response of C^-1, a round at a time as the stream makes it.
+        """The first `rounds` coefficients of C^-1, computed round by round as the stream does it.
 
-        Powers of the feedback would be faster, but lose digits where large scales cancel.
+        Powers of the feedback matrix would be faster, but lose digits where large scales cancel.
         """
         inverse = np.ones(rounds)
         buffers = self._inlet
@@ -124,16 +129,16 @@ class GeneralBLT(ToeplitzMechanism):
         return inverse
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """That of the smallest non-increasing majorant of |c|; see `toeplitz_sensitivity`."""
+        """Bound by the smallest non-increasing majorant of |c|; see `toeplitz_sensitivity`."""
         c = self.coefficients(self.check_curve(participation.rounds))
         return toeplitz_sensitivity(c, participation, rounding=ROUNDING)
 
     def rounding_gain(self, rounds: int) -> float:
-        """From the responses of buffers and noise to single ones, round by round.
+        """Bound from the impulse responses of the buffers and of the noise.
 
-        A buffer is a sum of `buffers` + 1 products, each rounded; so is the noise, whose rounding
-        enters the buffers with it. An error in the buffers turns and decays as they do, and enters
-        the noise through the output scales.
+        A buffer is a sum of `buffers` + 1 products, each rounded. So is the noise, whose rounding
+        error enters the buffers too. An error in the buffers rotates and decays as the buffers do,
+        and enters the noise through the output scales.
         """
         if self.check_curve(rounds) == 1:
             return 0.0
@@ -146,11 +151,11 @@ class GeneralBLT(ToeplitzMechanism):
         return math.sqrt(rounds) * float(kept @ errors) * ROUNDING_MARGIN
 
     def memory(self, rounds: int) -> int:
-        """One vector a buffer."""
+        """One vector per buffer."""
         return self.buffers if self.check_rounds(rounds) > 1 else 0
 
     def _step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]:
-        """As for a BLT, with buffers that turn."""
+        """As for a BLT, but buffers of a pair rotate into each other."""
         buffers = state.buffers
         if state.round == 0:
             buffers = np.zeros((self.buffers, buffers.shape[1]))
@@ -159,7 +164,7 @@ class GeneralBLT(ToeplitzMechanism):
         return noise, StreamState(state.round + 1, state.next_row + 1, buffers)
 
     def parameters(self) -> dict[str, Any]:
-        """Decays and scales, each as its real and imaginary part."""
+        """Decays and scales, each as a list of its real and imaginary part."""
         return {
             "theta": [[decay.real, decay.imag] for decay in self.theta],
             "omega": [[scale.real, scale.imag] for scale in self.omega],
@@ -167,7 +172,7 @@ class GeneralBLT(ToeplitzMechanism):
 
     @classmethod
     def from_parameters(cls, parameters: dict[str, Any]) -> Self:
-        """From real and imaginary parts."""
+        """Build the mechanism from lists of real and imaginary parts."""
         return cls(**{name: _from_parts(name, value) for name, value in parameters.items()})
 
 
@@ -189,7 +194,7 @@ def _complex_numbers(name: str, values: Sequence[complex]) -> tuple[complex, ...
 
 
 def _orbit(system: Matrix, start: Vector, length: int) -> Matrix:
-    """The columns start, system @ start, system^2 @ start, ..., by doubling."""
+    """Matrix with the columns start, system @ start, system^2 @ start, ..., by doubling."""
     orbit, jump = start[:, None], system
     while orbit.shape[1] < length:
         orbit = np.concatenate([orbit, jump @ orbit], axis=1)

@@ -13,33 +13,33 @@ from dpftrl.participation import Participation, Pattern
 @final
 @dataclass(frozen=True)
 class Independent(Mechanism):
-    """C = I: every round gets fresh noise, and prefix sums add it all up."""
+    """C = I: every round gets fresh noise, and the noise of all rounds adds up in prefix sums."""
 
     family = "independent"
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """Exact: k orthogonal columns of norm 1."""
+        """Square root of the number of participations: their columns are orthogonal, of norm 1."""
         return Sensitivity.exact(participation.max_participations**0.5)
 
     def _pattern_norm(self, pattern: Pattern, rounds: int) -> float:
-        """One for each participation, squared and added."""
+        """Square root of the number of participations in the pattern."""
         self.check_rounds(rounds)
         return len(pattern) ** 0.5
 
     def error_curve(self, rounds: int) -> Vector:
-        """The square root of the number of rounds so far."""
+        """Square root of the number of rounds in each prefix."""
         return np.sqrt(np.arange(1.0, self.check_curve(rounds) + 1))
 
     def max_error(self, rounds: int) -> float:
-        """The last prefix sum has all the noise."""
+        """Error of the last prefix sum, which contains the noise of every round."""
         return self.check_rounds(rounds) ** 0.5
 
     def rms_error(self, rounds: int) -> float:
-        """The variances 1, 2, ..., n average to (n + 1) / 2."""
+        """Square root of (n + 1) / 2, the mean of the variances 1, 2, ..., n."""
         return ((self.check_rounds(rounds) + 1) / 2) ** 0.5
 
     def memory(self, rounds: int) -> int:
-        """Nothing to remember."""
+        """Zero: rounds are independent."""
         self.check_rounds(rounds)
         return 0
 
@@ -56,5 +56,5 @@ class Independent(Mechanism):
         return np.eye(self.check_dense(rounds))
 
     def parameters(self) -> dict[str, Any]:
-        """It has none."""
+        """An empty dict: the family has no parameters."""
         return {}

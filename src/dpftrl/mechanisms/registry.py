@@ -1,4 +1,9 @@
-"""Mechanisms by name: what the command line and configuration files call them."""
+"""The registry of mechanism families, and mechanisms by name.
+
+`CATALOGUE` lists every name that the command line and configuration files accept, together with the
+family that it belongs to. A new family needs its own module and its entries here, nothing else:
+`FAMILIES`, by which mechanism files are read, is derived from the catalogue.
+"""
 
 import difflib
 from collections.abc import Callable
@@ -9,7 +14,7 @@ from dpftrl.errors import DpftrlError, InvalidInput, UnknownMechanism
 from dpftrl.mechanisms.banded import Banded
 from dpftrl.mechanisms.banded_inverse import BandedInverse
 from dpftrl.mechanisms.base import Mechanism
-from dpftrl.mechanisms.blt import PRESETS
+from dpftrl.mechanisms.blt import BLT, PRESETS
 from dpftrl.mechanisms.generalized_blt import GeneralBLT
 from dpftrl.mechanisms.independent import Independent
 from dpftrl.mechanisms.smooth_tree import SmoothTree
@@ -19,25 +24,64 @@ from dpftrl.mechanisms.tree import BinaryTree, FullTree
 from dpftrl.participation import Participation
 
 
+def mechanism(name: str, participation: Participation | None = None) -> Mechanism:
+    """Build the mechanism with this name.
+
+    Args:
+        name: A name of the catalogue, with a parameter after a colon where the form has one.
+        participation: The planned participation. Some names need it: `tree-full`, `smooth-tree`
+            and `banded:P` are built for its rounds, and without a given number of bands there are
+            as many as its min-sep. An observed participation (read from a log) is refused, because
+            it would describe a mechanism that was not run.
+
+    Raises:
+        UnknownMechanism: No entry has this name.
+        InvalidInput: The parameter does not fit, or the participation is missing or observed.
+
+    >>> mechanism("band-sqrt:342")
+    SquareRoot(bands=342)
+    >>> mechanism("trea")
+    Traceback (most recent call last):
+    dpftrl.errors.UnknownMechanism: there is no mechanism 'trea'; did you mean tree or tree-vanilla?
+    """
+    entry_name, colon, parameter = name.partition(":")
+    for entry in CATALOGUE:
+        if entry.name == entry_name:
+            if colon and ":" not in entry.form:
+                raise InvalidInput(f"{entry_name} takes no parameter, got {name!r}")
+            return entry.build(Request(entry_name, parameter, participation))
+    names = [entry.name for entry in CATALOGUE]
+    similar = difflib.get_close_matches(entry_name, names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(similar)}?" if similar else "`dpftrl mechanisms` lists them"
+    raise UnknownMechanism(f"there is no mechanism {name!r}; {hint}")
+
+
 class Request(NamedTuple):
-    """A name taken apart at its colon, and what it is wanted for (which may be unknown)."""
+    """A mechanism name, split at its colon, and the participation that it is requested for.
+
+    Attributes:
+        name: The part before the colon.
+        parameter: The part after the colon; empty if there is none.
+        requested_for: The participation, if the caller gave one.
+    """
 
     name: str
     parameter: str
-    wanted_for: Participation | None
+    requested_for: Participation | None
 
     def participation(self) -> Participation:
-        """The planned participation, or an error that asks for it."""
-        if self.wanted_for is None or self.wanted_for.observed:
-            log = ", not the one that a log shows" if self.wanted_for is not None else ""
+        """Return the planned participation, or raise an error that asks for it."""
+        if self.requested_for is None or self.requested_for.observed:
+            from_log = ", not the one that a log shows" if self.requested_for is not None else ""
             raise InvalidInput(
-                f"{self.name} is built for the planned participation{log}: state the rounds and "
-                "the min-sep of the plan, or give the plan or the mechanism itself as a .json file"
+                f"{self.name} is built for the planned participation{from_log}: state the rounds "
+                "and the min-sep of the plan, or give the plan or the mechanism itself as a .json "
+                "file"
             )
-        return self.wanted_for
+        return self.requested_for
 
     def bands(self) -> int:
-        """The number behind the colon; without one, as many bands as rounds of separation."""
+        """Parse the parameter as a number of bands; without a parameter, return the min-sep."""
         if not self.parameter:
             return min(self.participation().min_sep, self.participation().rounds)
         try:
@@ -49,7 +93,7 @@ class Request(NamedTuple):
             ) from None
 
     def numbers(self) -> list[float]:
-        """The numbers behind the colon, separated by commas."""
+        """Parse the parameter as numbers separated by commas."""
         try:
             return [float(part) for part in self.parameter.split(",")]
         except ValueError:
@@ -61,11 +105,19 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the catalogue: how to write it, what it is, how it is made."""
+    """One entry of the catalogue.
+
+    Attributes:
+        form: The name, with its parameter after a colon, as users write it.
+        family: The class of the mechanism.
+        summary: One line that describes it.
+        build: Builds the mechanism for a request.
+    """
 
     form: str
+    family: type[Mechanism]
     summary: str
-    make: Callable[[Request], Mechanism]
+    build: Callable[[Request], Mechanism]
 
     @property
     def name(self) -> str:
@@ -101,73 +153,85 @@ def _optimized(request: Request) -> Mechanism:
 
 
 CATALOGUE: tuple[Entry, ...] = (
-    Entry("independent", "fresh noise every round: DP-SGD, DP-FedAvg", lambda _: Independent()),
-    Entry("blt", "BLT optimized for the planned participation", _optimized),
+    Entry(
+        "independent",
+        Independent,
+        "fresh noise every round: DP-SGD, DP-FedAvg",
+        lambda _: Independent(),
+    ),
+    Entry("blt", BLT, "BLT optimized for the planned participation", _optimized),
     *(
         Entry(
-            name, f"BLT of the paper's appendix for min-sep {name[5:]}", lambda r: PRESETS[r.name]
+            name,
+            BLT,
+            f"BLT of the paper's appendix for min-sep {name.removeprefix('blt-b')}",
+            lambda request: PRESETS[request.name],
         )
         for name in PRESETS
     ),
-    Entry("gblt:THETA@OMEGA,...", "BLT with scales of any sign and pairs of decays", _gblt),
-    Entry("sqrt", "square-root factorisation, full Toeplitz", lambda _: SquareRoot()),
-    Entry("band-sqrt:P", "its first P coefficients (BandFHU)", lambda r: SquareRoot(r.bands())),
+    Entry(
+        "gblt:THETA@OMEGA,...",
+        GeneralBLT,
+        "BLT with scales of any sign and pairs of decays",
+        _gblt,
+    ),
+    Entry("sqrt", SquareRoot, "square-root factorization, full Toeplitz", lambda _: SquareRoot()),
+    Entry(
+        "band-sqrt:P",
+        SquareRoot,
+        "the first P coefficients of sqrt (BandFHU)",
+        lambda request: SquareRoot(request.bands()),
+    ),
     Entry(
         "toeplitz:C0,C1,...",
-        "any coefficients (BandToep when optimised)",
-        lambda r: Toeplitz(r.numbers()),
+        Toeplitz,
+        "any coefficients (BandToep when optimized)",
+        lambda request: Toeplitz(request.numbers()),
     ),
     Entry(
         "banded:P",
-        "P general bands, columns of norm 1 (BandMF when optimised)",
-        lambda r: Banded.square_root(r.bands(), r.participation().rounds),
+        Banded,
+        "P general bands, columns of norm 1 (BandMF when optimized)",
+        lambda request: Banded.square_root(request.bands(), request.participation().rounds),
     ),
     Entry(
         "inv-sqrt:P",
+        BandedInverse,
         "inverse square root cut to P bands (BISR)",
-        lambda r: BandedInverse.square_root(r.bands()),
+        lambda request: BandedInverse.square_root(request.bands()),
     ),
     Entry(
         "banded-inverse:C0,C1,...",
-        "any banded inverse (BandInvMF when optimised)",
-        lambda r: BandedInverse(r.numbers()),
+        BandedInverse,
+        "any banded inverse (BandInvMF when optimized)",
+        lambda request: BandedInverse(request.numbers()),
     ),
-    Entry("lambda:L", "noise z(t) - L z(t-1)", _lambda),
-    Entry("tree", "TreeAgg, refined as it goes (Honaker online)", lambda _: BinaryTree()),
-    Entry("tree-vanilla", "TreeAgg, plain sums of nodes", lambda _: BinaryTree(refine=False)),
+    Entry("lambda:L", BandedInverse, "noise z(t) - L z(t-1)", _lambda),
+    Entry(
+        "tree",
+        BinaryTree,
+        "TreeAgg, refined online (Honaker online)",
+        lambda _: BinaryTree(),
+    ),
+    Entry(
+        "tree-vanilla",
+        BinaryTree,
+        "TreeAgg, plain sums of nodes",
+        lambda _: BinaryTree(refine=False),
+    ),
     Entry(
         "tree-full",
+        FullTree,
         "TreeAgg-Full, the best decoder of the tree",
-        lambda r: FullTree(r.participation().rounds),
+        lambda request: FullTree(request.participation().rounds),
     ),
     Entry(
         "smooth-tree",
+        SmoothTree,
         "smooth binary mechanism (Andersson and Pagh)",
-        lambda r: SmoothTree.for_rounds(r.participation().rounds),
+        lambda request: SmoothTree.for_rounds(request.participation().rounds),
     ),
 )
 
-
-def mechanism(name: str, participation: Participation | None = None) -> Mechanism:
-    """The mechanism of this name.
-
-    Some names leave a choice open that the participation settles: `tree-full`, `smooth-tree` and
-    `banded:P` are built for its rounds, and bands that are not given are as many as its min-sep.
-    It must be the participation that was planned: one that was observed in a log is refused, since
-    it would describe a mechanism that was not run.
-
-    >>> mechanism("band-sqrt:342")
-    SquareRoot(bands=342)
-    >>> mechanism("trea")
-    Traceback (most recent call last):
-    dpftrl.errors.UnknownMechanism: there is no mechanism 'trea'; did you mean tree or tree-vanilla?
-    """
-    family, colon, parameter = name.partition(":")
-    for entry in CATALOGUE:
-        if entry.name == family:
-            if colon and ":" not in entry.form:
-                raise InvalidInput(f"{family} takes no parameter, got {name!r}")
-            return entry.make(Request(family, parameter, participation))
-    near = difflib.get_close_matches(family, [entry.name for entry in CATALOGUE], n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else "`dpftrl mechanisms` lists them"
-    raise UnknownMechanism(f"there is no mechanism {name!r}; {hint}")
+# The class of each family, by the family's name in mechanism files.
+FAMILIES: dict[str, type[Mechanism]] = {entry.family.family: entry.family for entry in CATALOGUE}

@@ -1,8 +1,9 @@
 """The smooth binary mechanism (Andersson and Pagh 2023).
 
-A binary tree whose rounds sit only at balanced leaves: those whose number has as many ones as zeros
-among its `height` binary digits. Adding up everything before a leaf takes one left sibling for each
-digit 1 of its number, so that every prefix sum carries the same amount of noise.
+A binary tree that uses only its balanced leaves: those whose number has as many ones as zeros among
+its `height` binary digits. The sum over everything before a leaf needs one node (a left sibling on
+the path to the leaf) for each digit 1 of the leaf's number. All balanced leaves have equally many
+ones, so that every prefix sum has the same noise variance.
 """
 
 import math
@@ -24,28 +25,29 @@ from dpftrl.participation import Participation, Pattern
 @final
 @dataclass(frozen=True)
 class SmoothTree(Mechanism):
-    """Round t (from 0) adds to balanced leaf t; the prefix after it is all before leaf t + 1.
+    """Round t (from 0) belongs to balanced leaf t. The prefix sum after it ends before leaf t + 1.
 
-    Only left siblings that come before a balanced leaf are ever used. Some hold no round at all;
-    their noise is added all the same, which keeps every prefix at the same variance.
+    Only nodes that are left siblings on the path to a balanced leaf are used. Some of them contain
+    no round. Their noise is added all the same, so that every prefix has the same variance.
 
     Attributes:
-        height: Binary digits of a leaf's number, an even number.
+        height: Number of binary digits of a leaf's number; it must be even.
     """
 
     family = "smooth-tree"
+    sensitivity_cost = "medium"
 
     height: int
 
     def __post_init__(self) -> None:
         height = whole_number("height", self.height, at_least=2)
-        if height % 2 or height > 128:
+        if height % 2 or height > 128:  # 128 digits already allow more than 10^37 rounds
             raise InvalidInput(f"height must be an even number up to 128, got {height}")
         object.__setattr__(self, "height", height)
 
     @classmethod
     def for_rounds(cls, rounds: int) -> Self:
-        """The lowest tree with enough balanced leaves.
+        """Build the lowest tree with enough balanced leaves.
 
         >>> SmoothTree.for_rounds(2052)
         SmoothTree(height=14)
@@ -57,11 +59,11 @@ class SmoothTree(Mechanism):
 
     @property
     def rounds(self) -> int:
-        """One less than there are balanced leaves."""
+        """Largest number of rounds: one less than the number of balanced leaves."""
         return math.comb(self.height, self.height // 2) - 1
 
     def _leaf(self, rank: int) -> int:
-        """The number of a balanced leaf, from its rank among them."""
+        """Number of the balanced leaf with this rank (from 0) among all balanced leaves."""
         number, ones = 0, self.height // 2
         for digit in reversed(range(self.height)):
             with_zero = math.comb(digit, ones)
@@ -71,10 +73,12 @@ class SmoothTree(Mechanism):
         return number
 
     def _new_nodes(self, count: int) -> Iterator[tuple[int, int]]:
-        """The blocks (start, stop) of rounds first used by prefix `count`, largest digit first.
+        """Yield the nodes that the prefix of `count` rounds is the first to use.
 
-        Going from a leaf to the next moves the top of its lowest run of ones up and the others down
-        to the end; those digits have new left siblings, the rest keep theirs.
+        Each node is a block (start, stop) of rounds; the node of the largest digit comes first.
+        From one balanced leaf to the next, the highest digit of the lowest run of ones moves up by
+        one place, and the other ones of that run move down to the end. Those digits have new left
+        siblings. The other digits keep theirs.
         """
         run = _lowest_run(self._leaf(count - 1))
         leaf, ones_below = self._leaf(count), run
@@ -84,7 +88,7 @@ class SmoothTree(Mechanism):
                 yield count - math.comb(digit, ones_below + 1), count
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """See `dpftrl.mechanisms._tree_sensitivity.nested_sensitivity`."""
+        """Sensitivity of the tree; see `_tree_sensitivity.nested_sensitivity`."""
         rounds = self.check_rounds(participation.rounds)
         half = self.height // 2
         return nested_sensitivity(
@@ -95,42 +99,43 @@ class SmoothTree(Mechanism):
         )
 
     def _block_sizes(self, rounds: int) -> list[dict[int, int]]:
+        """For each level of the tree, the number of nodes in use by their number of rounds."""
         levels = [Counter[int]() for _ in range(self.height)]
         _add_sizes(levels, self.height, self.height // 2, rounds, 1)
         return [dict(level) for level in levels]
 
     def _pattern_norm(self, pattern: Pattern, rounds: int) -> float:
-        """The participations in each block that was used, squared and added."""
+        """Root of the sum, over nodes in use, of the squared number of participations inside."""
         inside: Counter[tuple[int, int]] = Counter()
-        for taken in pattern:
+        for participation in pattern:
             first, ones = 0, self.height // 2  # descend towards the leaf of this round
             for digit in reversed(range(self.height)):
                 stop = first + math.comb(digit, ones)
-                if taken >= stop:
+                if participation >= stop:
                     first, ones = stop, ones - 1
                 elif ones and stop <= self.check_rounds(rounds):
                     inside[digit, first] += 1
         return sum(count * count for count in inside.values()) ** 0.5
 
     def error_curve(self, rounds: int) -> Vector:
-        """The same for every prefix: as many nodes as there are ones."""
+        """The same value for every prefix, which consists of `height` / 2 nodes."""
         return np.full(self.check_curve(rounds), (self.height / 2) ** 0.5)
 
     def max_error(self, rounds: int) -> float:
-        """The same for every prefix."""
+        """Error of any prefix: all are equal."""
         self.check_rounds(rounds)
         return (self.height / 2) ** 0.5
 
     def rms_error(self, rounds: int) -> float:
-        """The same for every prefix."""
+        """Error of any prefix: all are equal."""
         return self.max_error(rounds)
 
     def memory(self, rounds: int) -> int:
-        """The nodes of one prefix."""
+        """One vector for each node of a prefix."""
         return self.height // 2 if self.check_rounds(rounds) > 1 else 0
 
     def _step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]:
-        """Buffers hold the noise of the nodes of the prefix so far, the largest digit first."""
+        """The buffers are the noise of the nodes of the prefix so far, the largest digit first."""
         run = _lowest_run(self._leaf(state.round))
         kept, replaced = np.split(state.buffers, [max(0, len(state.buffers) - run)])
         fresh = np.stack([rows(state.next_row + i) for i in range(run)])
@@ -139,7 +144,7 @@ class SmoothTree(Mechanism):
         return noise, StreamState(state.round + 1, state.next_row + run, buffers)
 
     def strategy(self, rounds: int) -> Matrix:
-        """One row a node, with ones where it sums; rows of zeros for nodes without rounds."""
+        """One row per node, with ones in its rounds; nodes without rounds have rows of zeros."""
         blocks = [
             block
             for count in range(1, self.check_dense(rounds) + 1)
@@ -151,7 +156,7 @@ class SmoothTree(Mechanism):
         return dense
 
     def decoder(self, rounds: int) -> Matrix:
-        """Differences of the prefixes, each a sum of nodes."""
+        """Differences of neighbouring prefixes, each a sum of nodes."""
         current: list[int] = []  # rows of the nodes of the prefix, largest digit first
         used: list[list[int]] = [[]]
         total = 0
@@ -166,12 +171,12 @@ class SmoothTree(Mechanism):
         return np.diff(prefixes, axis=0)
 
     def parameters(self) -> dict[str, Any]:
-        """The height."""
+        """The height of the tree."""
         return {"height": self.height}
 
 
 def _lowest_run(leaf: int) -> int:
-    """The length of the lowest run of ones."""
+    """Length of the lowest run of ones in the binary digits of a leaf's number."""
     shifted = leaf >> ((leaf & -leaf).bit_length() - 1)
     return ((shifted + 1) & -(shifted + 1)).bit_length() - 1
 
@@ -179,7 +184,15 @@ def _lowest_run(leaf: int) -> int:
 def _tables(
     blocks: NestedBlocks, known: dict[tuple[int, int], Tables], digits: int, ones: int, limit: int
 ) -> Tables:
-    """Tables of the first `limit` balanced leaves below a node with so many digits to go."""
+    """Sensitivity tables for the first `limit` balanced leaves below a node.
+
+    Args:
+        blocks: Builder of the tables.
+        known: Tables of complete nodes so far, by (digits, ones); new ones are added.
+        digits: Number of binary digits below the node.
+        ones: How many of these digits are 1 in a balanced leaf.
+        limit: Number of leaves.
+    """
     size = math.comb(digits, ones)
     if digits == 0:
         return blocks.leaf()
@@ -201,17 +214,17 @@ def _tables(
 
 
 def _add_sizes(levels: list[Counter[int]], digits: int, ones: int, limit: int, times: int) -> None:
-    """Count the blocks in use by level and size, among the first `limit` leaves."""
+    """Count the nodes in use, by level and by number of rounds, among the first `limit` leaves."""
     queue: Counter[tuple[int, int, int]] = Counter({(digits, ones, limit): times})
     for level in reversed(range(digits)):
         below: Counter[tuple[int, int, int]] = Counter()
-        for (_, ones_here, first), copies in queue.items():
-            lower = math.comb(level, ones_here)
+        for (_, ones_left, leaves), copies in queue.items():
+            lower = math.comb(level, ones_left)
             if lower:
-                below[level, ones_here, min(first, lower)] += copies
-            if ones_here and lower <= first:
+                below[level, ones_left, min(leaves, lower)] += copies
+            if ones_left and lower <= leaves:
                 if lower:
                     levels[level][lower] += copies
-                if first > lower:
-                    below[level, ones_here - 1, first - lower] += copies
+                if leaves > lower:
+                    below[level, ones_left - 1, leaves - lower] += copies
         queue = below

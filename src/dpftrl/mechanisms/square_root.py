@@ -1,4 +1,4 @@
-"""The square-root factorisation, whole or cut to its first bands (BandFHU)."""
+"""The square-root factorization, complete or cut to its first bands (BandFHU)."""
 
 from dataclasses import dataclass
 from typing import Any, final
@@ -13,13 +13,13 @@ from dpftrl.mechanisms.toeplitz import ToeplitzMechanism, divide_series, forward
 @final
 @dataclass(frozen=True)
 class SquareRoot(ToeplitzMechanism):
-    """C = A^(1/2), where A sums prefixes (Fichtenberger, Henzinger and Upadhyay 2022).
+    """C = A^(1/2), for the matrix A of prefix sums (Fichtenberger, Henzinger and Upadhyay 2022).
 
-    Its coefficients are those of (1 - x)^(-1/2): 1, 1/2, 3/8, 5/16, ... They are positive and fall,
-    so that the sensitivity is exact.
+    The coefficients are those of (1 - x)^(-1/2): 1, 1/2, 3/8, 5/16, ... They are positive and
+    decreasing, so that the sensitivity is exact.
 
     Attributes:
-        bands: Keep only so many coefficients (Kalinin and Lampert 2024); None keeps all.
+        bands: Number of coefficients to keep (Kalinin and Lampert 2024); None keeps all.
 
     >>> SquareRoot().coefficients(4)
     array([1.    , 0.5   , 0.375 , 0.3125])
@@ -39,17 +39,17 @@ class SquareRoot(ToeplitzMechanism):
         return "sqrt" if self.bands is None else f"band-sqrt:{self.bands}"
 
     def coefficients(self, rounds: int) -> Vector:
-        """The first bands, or all."""
+        """The first `rounds` coefficients of C, at most as many as there are bands."""
         return square_root_series(min(rounds, self.bands or rounds))
 
     def inverse_coefficients(self, rounds: int) -> Vector:
-        """In closed form for the whole root, by division for a band."""
+        """The first `rounds` coefficients of C^-1: in closed form, or by division for bands."""
         if self.bands is None:
             return inverse_square_root_series(rounds)
         return divide_series(np.eye(1, rounds)[0], self.coefficients(rounds))
 
     def prefix_coefficients(self, rounds: int) -> Vector:
-        """For the whole root B = C."""
+        """The first `rounds` coefficients of B = A C^-1; without bands, B = C."""
         if self.bands is None:
             return self.coefficients(rounds)
         return divide_series(np.ones(rounds), self.coefficients(rounds))
@@ -58,23 +58,28 @@ class SquareRoot(ToeplitzMechanism):
         """One vector for each coefficient but the first."""
         return min(self.check_rounds(rounds), self.bands or rounds) - 1
 
+    @property
+    def memory_grows(self) -> bool:
+        """Without bands, every round needs all earlier rounds."""
+        return self.bands is None
+
     def _step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]:
-        now = state.round + 1
-        keep = now if self.bands is None else self.bands - 1
-        return forward_substitution(state, rows, self.coefficients(now), keep)
+        rounds = state.round + 1
+        keep = rounds if self.bands is None else self.bands - 1
+        return forward_substitution(state, rows, self.coefficients(rounds), keep)
 
     def parameters(self) -> dict[str, Any]:
-        """The number of bands."""
+        """The number of bands, or None."""
         return {"bands": self.bands}
 
 
 def square_root_series(terms: int) -> Vector:
-    """Coefficients of (1 - x)^(-1/2)."""
+    """The first `terms` coefficients of (1 - x)^(-1/2)."""
     i = np.arange(1.0, terms)
     return np.append(1.0, np.cumprod(1 - 0.5 / i))
 
 
 def inverse_square_root_series(terms: int) -> Vector:
-    """Coefficients of (1 - x)^(1/2)."""
+    """The first `terms` coefficients of (1 - x)^(1/2)."""
     i = np.arange(1.0, terms)
     return np.append(1.0, np.cumprod(1 - 1.5 / i))

@@ -1,4 +1,4 @@
-"""Lower-triangular Toeplitz strategies, and the one that is given by its coefficients."""
+"""Lower-triangular Toeplitz strategies: the base class, and the family given by coefficients."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from dpftrl.mechanisms._sensitivity import Sensitivity, toeplitz_pattern_norm, t
 from dpftrl.mechanisms.base import Matrix, Mechanism, Rows, StreamState, Vector
 from dpftrl.participation import Participation, Pattern
 
-# Multiplications in one division of power series: about a minute.
+# Most multiplications in one division of power series: they take about a minute.
 MOST_WORK = 1e11
 
 
 class ToeplitzMechanism(Mechanism):
-    """A mechanism whose strategy is LtToep(c): entry (i, j) is c[i - j]."""
+    """A mechanism whose strategy C is lower-triangular Toeplitz: C[i, j] = c[i - j]."""
 
     @abstractmethod
     def coefficients(self, rounds: int) -> Vector:
-        """The first `rounds` coefficients of C."""
+        """The first `rounds` coefficients of C. Zeros at the end may be left out."""
 
     @abstractmethod
     def inverse_coefficients(self, rounds: int) -> Vector:
@@ -33,7 +33,7 @@ class ToeplitzMechanism(Mechanism):
         return np.cumsum(self.inverse_coefficients(rounds))
 
     def error_curve(self, rounds: int) -> Vector:
-        """Prefix sum t carries the first t + 1 coefficients of B."""
+        """Entry t is the norm of the first t + 1 coefficients of B."""
         b = self.prefix_coefficients(self.check_curve(rounds))
         with np.errstate(over="ignore", invalid="ignore"):
             curve = np.sqrt(np.cumsum(b**2))
@@ -45,27 +45,27 @@ class ToeplitzMechanism(Mechanism):
         return curve
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """See `dpftrl.mechanisms._sensitivity.toeplitz_sensitivity`."""
+        """Sensitivity from the coefficients; see `_sensitivity.toeplitz_sensitivity`."""
         rounds = self.check_curve(participation.rounds)
         return toeplitz_sensitivity(self.coefficients(rounds), participation)
 
     def _pattern_norm(self, pattern: Pattern, rounds: int) -> float:
-        """The norm of the sum of the columns (in absolute value)."""
+        """Norm of the sum of the pattern's columns, taken in absolute value."""
         return toeplitz_pattern_norm(self.coefficients(self.check_curve(rounds)), pattern, rounds)
 
     def strategy(self, rounds: int) -> Matrix:
-        """LtToep(c)."""
+        """The dense lower-triangular Toeplitz matrix C."""
         return lower_toeplitz(self.coefficients(self.check_dense(rounds)), rounds)
 
     def decoder(self, rounds: int) -> Matrix:
-        """C^-1, which is lower-triangular Toeplitz too."""
+        """The dense matrix C^-1, which is lower-triangular Toeplitz too."""
         return lower_toeplitz(self.inverse_coefficients(self.check_dense(rounds)), rounds)
 
 
 @final
 @dataclass(frozen=True, repr=False)
 class Toeplitz(ToeplitzMechanism):
-    """Any non-negative coefficients, followed by zeros. With P of them C has P bands.
+    """The strategy with the given non-negative coefficients; P coefficients give C P bands.
 
     >>> Toeplitz([1.0, 0.5, 0.25])
     Toeplitz(coefficients=(1.0, 0.5, 0.25))
@@ -83,26 +83,31 @@ class Toeplitz(ToeplitzMechanism):
         object.__setattr__(self, "c", c)
 
     def coefficients(self, rounds: int) -> Vector:
-        """The given ones, cut off at `rounds` (zeros at the end are left out)."""
+        """The given coefficients, at most `rounds` of them; the zeros after them are left out."""
         return np.array(self.c[:rounds])
 
     def inverse_coefficients(self, rounds: int) -> Vector:
-        """The reciprocal power series."""
+        """The first `rounds` coefficients of C^-1: the reciprocal power series."""
         return divide_series(np.eye(1, rounds)[0], np.array(self.c))
 
     def prefix_coefficients(self, rounds: int) -> Vector:
-        """Solved for directly, which adds up fewer rounding errors than summing the inverse."""
+        """The first `rounds` coefficients of B = A C^-1.
+
+        They are solved for directly, which has smaller rounding errors than summing the inverse.
+        """
         return divide_series(np.ones(rounds), np.array(self.c))
 
     def memory(self, rounds: int) -> int:
-        """One vector for each coefficient but the first."""
+        """One vector for each coefficient except the first."""
         return min(len(self.c), self.check_rounds(rounds)) - 1
 
     def check_noise(self, rounds: int) -> None:
-        """Coefficients that never rise have an inverse that never grows.
+        """Refuse coefficients whose noise grows too large.
 
-        (1 - x) c(x) is then c_0 minus a series of non-negative terms with sum c_0, so that prefix
-        sums of the inverse are a renewal sequence over c_0: between 0 and 1 / c_0.
+        Non-increasing coefficients are always accepted, except for their scale. For them,
+        (1 - x) c(x) is c_0 minus a series of non-negative terms with sum c_0. Prefix sums of
+        the inverse are then a renewal sequence divided by c_0, and so between 0 and 1 / c_0.
+        Otherwise the sum of the absolute inverse coefficients bounds the noise.
         """
         self.check_curve(rounds)
         size = 1 / self.c[0]
@@ -115,7 +120,7 @@ class Toeplitz(ToeplitzMechanism):
         return forward_substitution(state, rows, np.array(self.c), keep=len(self.c) - 1)
 
     def parameters(self) -> dict[str, Any]:
-        """The coefficients."""
+        """The list of coefficients."""
         return {"coefficients": list(self.c)}
 
     def __repr__(self) -> str:
@@ -123,7 +128,7 @@ class Toeplitz(ToeplitzMechanism):
 
 
 def abridged(numbers: Sequence[float], most: int = 8) -> str:
-    """A tuple as Python prints it, with the middle left out when it is long."""
+    """The `repr` of a tuple; beyond `most` numbers only the first ones and the count are shown."""
     if len(numbers) <= most:
         return repr(tuple(numbers))
     head = ", ".join(repr(number) for number in numbers[: most - 1])
@@ -131,7 +136,7 @@ def abridged(numbers: Sequence[float], most: int = 8) -> str:
 
 
 def lower_toeplitz(c: Vector, rounds: int) -> Matrix:
-    """The dense matrix with c[i - j] in row i and column j."""
+    """Dense matrix with c[i - j] in row i and column j."""
     padded = np.zeros(2 * rounds)
     padded[rounds : rounds + len(c)] = c
     lag = np.subtract.outer(np.arange(rounds), np.arange(rounds))
@@ -139,20 +144,20 @@ def lower_toeplitz(c: Vector, rounds: int) -> Matrix:
 
 
 def invert_lower(dense: Matrix) -> Matrix:
-    """The inverse of a lower-triangular matrix."""
+    """Inverse of a lower-triangular matrix, with exact zeros above the diagonal."""
     return np.tril(np.linalg.inv(dense)).astype(np.float64)
 
 
 def divide_series(numerator: Vector, c: Vector) -> Vector:
-    """The power series numerator / c, to as many terms as the numerator has."""
+    """Divide the power series `numerator` by `c`, to as many terms as the numerator has."""
     if len(numerator) * min(len(numerator), len(c)) > MOST_WORK:
         raise TooLarge(
-            f"dividing a series of {len(numerator):,} terms by one of {len(c):,} takes too long; "
-            "use fewer rounds or fewer bands"
+            f"dividing a power series of {len(numerator):,} terms by one of {len(c):,} terms takes "
+            "too long; use fewer rounds or fewer bands"
         )
     quotient = np.zeros(len(numerator))
-    tail = np.ascontiguousarray(c[:0:-1])  # c without its first, last to first
-    with np.errstate(over="ignore", invalid="ignore"):  # callers refuse what is not finite
+    tail = np.ascontiguousarray(c[:0:-1])  # c without its first entry, in reverse order
+    with np.errstate(over="ignore", invalid="ignore"):  # callers check that results are finite
         for i in range(len(numerator)):
             reach = min(i, len(tail))
             past = tail[len(tail) - reach :] @ quotient[i - reach : i]
@@ -163,13 +168,16 @@ def divide_series(numerator: Vector, c: Vector) -> Vector:
 def forward_substitution(
     state: StreamState, rows: Rows, row_of_c: Vector, keep: int
 ) -> tuple[Vector, StreamState]:
-    """One row of C^-1 Z, from the `keep` rows before it, which are in the buffers, newest first.
+    """Compute the next row of C^-1 Z from earlier rows of it.
 
     Args:
-        state: The stream so far.
-        rows: The source of Z.
+        state: State of the stream. The buffers are earlier rows of C^-1 Z, newest first.
+        rows: Source of the rows of Z.
         row_of_c: Row t of C from the diagonal leftwards; entries beyond its end are zero.
-        keep: How many rows later steps will look back.
+        keep: Number of rows to keep in the buffers for later steps.
+
+    Returns:
+        The row of C^-1 Z, and the state after the round.
     """
     known = min(len(row_of_c) - 1, len(state.buffers))
     past = row_of_c[1 : known + 1] @ state.buffers[:known]

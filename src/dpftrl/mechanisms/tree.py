@@ -1,7 +1,8 @@
 """Tree aggregation: noise on the sums of dyadic blocks of rounds.
 
-Nodes are the complete dyadic blocks inside the rounds made so far, and rows of Z belong to nodes in
-the order in which they are completed: a round's own leaf first, then every block that it closes.
+A node is a complete dyadic block: 2^l consecutive rounds that start at a multiple of 2^l. Each node
+has one row of Z. Rows are assigned in the order in which nodes are completed: in each round first
+the leaf of the round, then every block that ends with this round, from small to large.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,15 +32,17 @@ from dpftrl.participation import FixedEpochs, MinSep, Participation, Pattern
 @final
 @dataclass(frozen=True)
 class BinaryTree(Mechanism):
-    """TreeAgg: a prefix sum is put together from at most log2(n) noisy blocks.
+    """TreeAgg: a prefix sum is the sum of at most log2(n) noisy blocks.
 
     Attributes:
-        refine: Improve each block's sum by those of the blocks inside it, as far as they are known
-            when it is completed (Honaker's partial variance reduction, the way TreeAgg is used in
-            practice). False is the vanilla decoding.
+        refine: Whether to combine the noisy sum of a block with the noisy sums of the blocks
+            inside it (Honaker's partial variance reduction, the way TreeAgg is used in practice).
+            False uses the noisy sum of the block alone.
     """
 
     family = "tree"
+    sensitivity_cost = "medium"
+    has_jagged_error = True
 
     refine: bool = True
 
@@ -53,23 +56,23 @@ class BinaryTree(Mechanism):
         return "tree" if self.refine else "tree-vanilla"
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """See `dpftrl.mechanisms._tree_sensitivity.nested_sensitivity`."""
+        """Sensitivity of the tree; see `_tree_sensitivity.nested_sensitivity`."""
         return tree_sensitivity(participation)
 
     def _pattern_norm(self, pattern: Pattern, rounds: int) -> float:
-        """The participations in each node, squared and added."""
+        """Root of the sum, over nodes, of the squared number of participations inside."""
         return tree_pattern_norm(pattern, self.check_rounds(rounds))
 
     def _own_weight(self, level: int) -> float:
-        """The share of a node's own noise in its estimate, and the variance of that estimate.
+        """Weight of a node's own noisy sum in its estimate; also the variance of that estimate.
 
-        The estimate from below has twice the variance of a child's; weighing both by precision
-        gives 2^l / (2^(l+1) - 1).
+        The other part of the estimate is the sum of the children's estimates, which has twice the
+        variance of one child. Weighting both by inverse variance gives 2^l / (2^(l+1) - 1).
         """
         return 1 / (2 - 0.5**level) if self.refine else 1.0
 
     def error_curve(self, rounds: int) -> Vector:
-        """The blocks of prefix t are the binary digits of t."""
+        """Sum the variances of the blocks of each prefix: one per binary digit 1 of its length."""
         count = np.arange(1, self.check_curve(rounds) + 1)
         variance = np.zeros(rounds)
         for level in range(rounds.bit_length()):
@@ -77,7 +80,11 @@ class BinaryTree(Mechanism):
         return np.sqrt(variance)
 
     def max_error(self, rounds: int) -> float:
-        """The worst count up to n agrees with n down to some digit 1, and has only ones below."""
+        """Error of the worst prefix.
+
+        The binary digits of its length agree with those of n down to some digit 1. That digit is
+        then 0 and all below it are 1; or the length is n itself.
+        """
         worst, above = 0.0, 0.0
         for level in reversed(range(self.check_rounds(rounds).bit_length())):
             if rounds >> level & 1:
@@ -86,7 +93,7 @@ class BinaryTree(Mechanism):
         return max(worst, above) ** 0.5
 
     def rms_error(self, rounds: int) -> float:
-        """Each digit is 1 in a number of counts that is easy to tell."""
+        """Root mean square error, by counting how often each digit of the prefix length is 1."""
         total = 0.0
         for level in range(self.check_rounds(rounds).bit_length()):
             cycles, rest = divmod(rounds + 1, 2 << level)
@@ -95,12 +102,12 @@ class BinaryTree(Mechanism):
         return (total / rounds) ** 0.5
 
     def rounding_gain(self, rounds: int) -> float:
-        """From the estimates of larger and larger blocks.
+        """Bound from the estimates of larger and larger blocks.
 
-        The estimate of a block of 2^l rounds is a sum of 2l + 1 products, each rounded, and so is
-        the noise of the round that completes it. The noise is the estimate minus those of the
-        blocks that it takes up, so that the errors of these add up in it; the row of Z of the block
-        itself makes up for them. Vanilla estimates are rows of Z, which storing does not round.
+        The estimate of a block of 2^l rounds is a sum of 2l + 1 products, each rounded. So is the
+        noise of the round that completes it. That noise is the estimate minus the estimates of the
+        merged blocks, so that their errors add up in it. A shift of the block's own row of Z has
+        the same effect. Without refinement, estimates are rows of Z, which storing does not round.
         """
         self.check_rounds(rounds)
         if not self.refine:
@@ -117,11 +124,11 @@ class BinaryTree(Mechanism):
         return squares**0.5 * ROUNDING_MARGIN
 
     def memory(self, rounds: int) -> int:
-        """One vector for each block that a prefix can be made of: ceil(log2 n)."""
+        """One vector for each block that a prefix can consist of: ceil(log2 n)."""
         return (self.check_rounds(rounds) - 1).bit_length()
 
     def _step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]:
-        """Buffers hold the estimates of the blocks of the prefix so far, the largest first."""
+        """The buffers are the estimates of the blocks of the prefix so far, the largest first."""
         closed = trailing_zeros(state.round + 1)
         kept, merged = np.split(state.buffers, [len(state.buffers) - closed])
         estimate = rows(state.next_row)
@@ -133,11 +140,11 @@ class BinaryTree(Mechanism):
         return noise, StreamState(state.round + 1, state.next_row + closed + 1, buffers)
 
     def strategy(self, rounds: int) -> Matrix:
-        """One row a node, with ones where it sums."""
+        """One row per node, with ones in the rounds of its block."""
         return tree_strategy(self.check_dense(rounds))
 
     def decoder(self, rounds: int) -> Matrix:
-        """Differences of the prefix estimates, written in terms of nodes."""
+        """Differences of neighbouring prefix estimates, as combinations of nodes."""
         index = {node: row for row, node in enumerate(nodes(self.check_dense(rounds)))}
         estimates: dict[tuple[int, int], Vector] = {}
         for (start, stop), row in index.items():
@@ -155,7 +162,7 @@ class BinaryTree(Mechanism):
         return np.diff(prefixes, axis=0)
 
     def parameters(self) -> dict[str, Any]:
-        """How it decodes."""
+        """Whether estimates are refined."""
         return {"refine": self.refine}
 
 
@@ -164,12 +171,15 @@ class BinaryTree(Mechanism):
 class FullTree(Mechanism):
     """TreeAgg-Full: Honaker's full variance reduction, the best decoder of the same tree.
 
-    The best decoder is the pseudoinverse of the tree's strategy T, which looks at nodes not yet
-    complete. The square lower-triangular L with L^T L = T^T T has the same sensitivity and its
-    inverse the same noise covariance (T^T T)^-1, and is causal: that is the C of this mechanism.
+    The best decoder is the pseudoinverse of the tree's strategy T, but it uses nodes that are not
+    complete yet. The lower-triangular matrix L with L^T L = T^T T has the same sensitivity, and its
+    inverse gives the same noise covariance (T^T T)^-1. L^-1 is causal, so this mechanism uses
+    C = L.
     """
 
     family = "tree-full"
+    sensitivity_cost = "high"
+    has_jagged_error = True
 
     n: int
 
@@ -178,16 +188,16 @@ class FullTree(Mechanism):
 
     @property
     def rounds(self) -> int:
-        """The whole tree must be known from the start."""
+        """Number of rounds that the tree was built for."""
         return self.n
 
     @cached_property
     def _factor(self) -> Matrix:
-        """L, from the Cholesky factor of T^T T turned around."""
+        """L, from the Cholesky factor of T^T T with rows and columns in reverse order."""
         if self.n > DENSE_LIMIT:
             raise TooLarge(
-                f"tree-full streams through an n x n matrix, kept to {DENSE_LIMIT} rounds, "
-                f"got {self.n}; use tree, or blt"
+                f"a stream of tree-full needs an n x n matrix, which is limited to {DENSE_LIMIT} "
+                f"rounds, got {self.n}; use tree or blt"
             )
         factor = np.zeros((self.n, self.n))
         for start, stop in largest_blocks(self.n):
@@ -198,28 +208,28 @@ class FullTree(Mechanism):
         return factor
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """That of the tree; a bound if fewer rounds are made than it was built for."""
-        made = self.check_rounds(participation.rounds)
+        """Sensitivity of the tree; an upper bound for fewer rounds than it was built for."""
+        rounds = self.check_rounds(participation.rounds)
         kind = FixedEpochs if isinstance(participation, FixedEpochs) else MinSep
-        whole = kind(self.n, participation.min_sep, participation.max_participations)
-        found = tree_sensitivity(whole)
-        if made == self.n:
-            return found
+        all_rounds = kind(self.n, participation.min_sep, participation.max_participations)
+        sensitivity = tree_sensitivity(all_rounds)
+        if rounds == self.n:
+            return sensitivity
         earliest = participation.earliest()
-        attained = np.linalg.norm(self._factor[:made, :made][:, earliest].sum(axis=1))
-        return Sensitivity.between(float(attained), found.value, earliest)
+        attained = np.linalg.norm(self._factor[:rounds, :rounds][:, earliest].sum(axis=1))
+        return Sensitivity.between(float(attained), sensitivity.value, earliest)
 
     def _pattern_norm(self, pattern: Pattern, rounds: int) -> float:
-        """That of the tree (a bound if fewer rounds are made than it was built for)."""
+        """Norm of the pattern in the tree; a bound for fewer rounds than it was built for."""
         self.check_rounds(rounds)
         return tree_pattern_norm(pattern, self.n)
 
     def error_curve(self, rounds: int) -> Vector:
-        """Prefix variances 1_t^T (T^T T)^-1 1_t, by halves.
+        """Square roots of the prefix variances 1_t^T (T^T T)^-1 1_t, from half trees to trees.
 
-        A complete tree of 2m leaves has the Gram matrix diag(G, G) + 1 1^T, and G 1 is constant:
-        4m - 1 for the whole. The Sherman-Morrison formula then gives the variances of the whole
-        from those of a half.
+        A complete tree of 2m leaves has the Gram matrix diag(G, G) + 1 1^T, where G is the Gram
+        matrix of a half. All row sums of a Gram matrix are equal: 4m - 1 for 2m leaves. The
+        Sherman-Morrison formula then gives the variances of the tree from those of a half.
         """
         self.check_curve(self.n)
         curve, before = [np.zeros(0)], 0.0
@@ -234,40 +244,45 @@ class FullTree(Mechanism):
         return np.sqrt(np.concatenate(curve)[: self.check_rounds(rounds)])
 
     def memory(self, rounds: int) -> int:
-        """Every earlier round, unless they are made again."""
+        """One vector for every earlier round."""
         return self.check_rounds(rounds) - 1
+
+    @property
+    def memory_grows(self) -> bool:
+        """Every round needs all earlier rounds."""
+        return True
 
     def _step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]:
         row_of_c = self._factor[state.round, state.round :: -1]
         return forward_substitution(state, rows, row_of_c, keep=state.round + 1)
 
     def strategy(self, rounds: int) -> Matrix:
-        """L, or the leading part of it."""
+        """The first `rounds` rows and columns of L."""
         return self._factor[: self.check_dense(rounds), :rounds].copy()
 
     def decoder(self, rounds: int) -> Matrix:
-        """L^-1."""
+        """The first `rounds` rows and columns of L^-1."""
         return invert_lower(self.strategy(rounds))
 
     def parameters(self) -> dict[str, Any]:
-        """The rounds it was built for."""
+        """The number of rounds that the tree was built for."""
         return {"rounds": self.n}
 
 
 def trailing_zeros(count: int) -> int:
-    """How often 2 divides a positive number."""
+    """Number of zeros at the end of a positive number in binary."""
     return (count & -count).bit_length() - 1
 
 
 def nodes(rounds: int) -> Iterator[tuple[int, int]]:
-    """The complete dyadic blocks as (start, stop), in the order of their rows of Z."""
+    """Yield the complete dyadic blocks as (start, stop), in the order of their rows of Z."""
     for count in range(1, rounds + 1):
         for level in range(trailing_zeros(count) + 1):
             yield count - (1 << level), count
 
 
 def largest_blocks(rounds: int) -> Iterator[tuple[int, int]]:
-    """The trees of the forest: one for each binary digit 1 of the number of rounds."""
+    """Yield the largest complete blocks, one for each binary digit 1 of the number of rounds."""
     start = 0
     for level in reversed(range(rounds.bit_length())):
         if rounds >> level & 1:
@@ -276,7 +291,7 @@ def largest_blocks(rounds: int) -> Iterator[tuple[int, int]]:
 
 
 def tree_strategy(rounds: int) -> Matrix:
-    """T: one row a node, with ones where it sums."""
+    """The matrix T: one row per node, with ones in the rounds of its block."""
     blocks = list(nodes(rounds))
     dense = np.zeros((len(blocks), rounds))
     for row, (start, stop) in enumerate(blocks):
@@ -286,7 +301,7 @@ def tree_strategy(rounds: int) -> Matrix:
 
 @lru_cache(maxsize=64)
 def tree_sensitivity(participation: Participation) -> Sensitivity:
-    """Sensitivity of the complete dyadic blocks within the rounds."""
+    """Sensitivity of the strategy T over the rounds of the participation."""
     rounds = participation.rounds
 
     def build(blocks: NestedBlocks) -> Tables:
@@ -310,10 +325,10 @@ def tree_sensitivity(participation: Participation) -> Sensitivity:
 
 
 def tree_pattern_norm(pattern: Sequence[int], rounds: int) -> float:
-    """The participations in each complete dyadic block, squared and added."""
-    taken, total = np.asarray(pattern, dtype=np.int64), 0
+    """Root of the sum, over complete blocks, of the squared number of participations inside."""
+    participations, total = np.asarray(pattern, dtype=np.int64), 0
     for level in range(rounds.bit_length()):
-        block = taken >> level
+        block = participations >> level
         complete = block[block < rounds >> level]
         total += int((np.unique(complete, return_counts=True)[1] ** 2).sum())
     return total**0.5

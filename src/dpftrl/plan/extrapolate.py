@@ -14,7 +14,6 @@ import numpy as np
 
 from dpftrl._internal.checks import whole_number
 from dpftrl.errors import InvalidInput
-from dpftrl.mechanisms import Banded, BinaryTree, FullTree
 from dpftrl.participation import MOST_ROUNDS, MinSep
 from dpftrl.plan.candidates import Option, Question, epsilon_if, is_quick_tree
 
@@ -83,9 +82,7 @@ def extrapolate(
         Three walks: along the report goal, the rounds and min-sep. Report goals that the fleet
         cannot fill are dropped.
     """
-    extendable = [
-        rival for rival in rivals if not isinstance(rival.plan.mechanism, Banded | FullTree)
-    ]
+    extendable = [rival for rival in rivals if rival.plan.mechanism.sensitivity_cost != "high"]
     planned, goal = question.participation(), question.fleet.report_goal
     whole_number("steps", steps)
     if not 1 <= reach < math.inf:
@@ -102,7 +99,7 @@ def extrapolate(
                 rival.plan.noise_multiplier * scale,
                 question.budget.delta,
             )
-            if is_quick_tree(participation) or not isinstance(rival.plan.mechanism, BinaryTree)
+            if is_quick_tree(participation) or rival.plan.mechanism.sensitivity_cost == "low"
             else None
             for rival in extendable
         }
