@@ -1,10 +1,11 @@
-"""Exact sums: updates on a grid, added as whole numbers, and noise rounded to the same grid.
+"""Clipping and exact sums: updates are put on a grid and added as whole numbers.
 
-In floating point the last bits of a sum depend on the order of its terms, and those of a sum plus
-noise on both: they can give away what the noise hides (Mironov 2012). On a grid there are no such
-bits. Updates are cut off toward zero, so that no norm grows; their sum is exact, in any order; and
-as the sum is a whole number of steps, adding noise rounded to the grid is the same as rounding the
-sum plus the noise: post-processing, which costs nothing.
+In floating point, the last bits of a sum depend on the order of its terms, and the last bits of a
+sum plus noise depend on both. These bits can reveal what the noise hides (Mironov 2012). On a grid
+there are no such bits. Updates are cut off toward zero, so no norm grows. Their sum is exact, in
+any order. The noise is rounded to the same grid. Since the sum is a whole number of steps, adding
+rounded noise is the same as rounding the sum plus the noise. That is post-processing, so it costs
+no privacy.
 """
 
 import math
@@ -22,24 +23,25 @@ from dpftrl.errors import InvalidInput
 
 Steps = NDArray[np.int64]
 
-# Steps that a sum may reach; the noise has as much room again.
+# The largest absolute value of a sum, in steps. In 64 bits, the noise has as much room again.
 MOST_STEPS = 2**61
+# The largest clip norm and step. Their squares, and those of 1 / LARGEST, are normal floats.
 LARGEST = 2.0**400
-KINDS = (np.dtype(np.float32), np.dtype(np.float64))
-# More than all rounding in the norm and in scaling by it.
+DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+# Relative; larger than all rounding errors in computing a norm and scaling by it.
 SLACK = 1e-12
-# Steps in one standard deviation of the noise, unless chosen otherwise.
+# Default number of steps per standard deviation of the noise.
 FINENESS = 2**24
 
 
 @final
 @dataclass(frozen=True)
 class Grid:
-    """Multiples of a step, which is a power of two.
+    """The multiples of a step, on which updates are summed exactly.
 
     Attributes:
-        step: The distance between neighbouring values.
-        clip_norm: The L2 norm that no update may pass.
+        step: The distance between neighbouring values; a power of two.
+        clip_norm: The largest L2 norm of an update.
     """
 
     step: float
@@ -58,22 +60,28 @@ class Grid:
 
     @classmethod
     def for_noise(cls, noise_multiplier: float, clip_norm: float, fineness: int = FINENESS) -> Self:
-        """A step of at most one standard deviation of the noise, over `fineness`."""
+        """Create a grid whose step suits the noise.
+
+        Args:
+            noise_multiplier: Standard deviation of the noise, in units of the clip norm.
+            clip_norm: The largest L2 norm of an update.
+            fineness: The smallest number of steps per standard deviation of the noise.
+        """
         noise = positive_number("noise_multiplier", noise_multiplier) * positive_number(
             "clip_norm", clip_norm
         )
-        finest = positive_number("sigma times clip norm", noise) / whole_number(
+        finest = positive_number("noise_multiplier times clip_norm", noise) / whole_number(
             "fineness", fineness
         )
         return cls(2.0 ** math.floor(math.log2(positive_number("the step", finest))), clip_norm)
 
     @property
     def most_updates(self) -> int:
-        """How many updates a sum can hold without overflow, whatever they are."""
+        """The number of updates that always fit into a sum without overflow."""
         return int(MOST_STEPS // math.ceil(self.clip_norm / self.step))
 
     def values(self, steps: Steps, divisor: float = 1.0) -> NDArray[np.float64]:
-        """Back to numbers, over a divisor such as the report goal."""
+        """Convert steps to numbers, divided by `divisor`, such as the report goal."""
         return steps.astype(np.float64) * (self.step / positive_number("divisor", divisor))
 
 
@@ -98,18 +106,18 @@ class ExactSum:
         return f"ExactSum({self.updates} updates of {self.steps.size:,} coordinates)"
 
     def add(self, *update: NDArray[Any]) -> None:
-        """Clip an update in L2 and add it; it may come in parts that lie one behind the other.
+        """Clip an update in L2 norm and add it. The update may be given in several parts.
 
         Guarantees:
             What is added has a norm of at most the clip norm, exactly: scaling leaves room for the
             rounding of the norm, and cutting off toward zero makes nothing larger. The update is
-            copied before it is looked at, so that another thread that changes it meanwhile cannot
+            copied before it is checked, so another thread that changes it at the same time cannot
             get more than the clip norm into the sum.
         """
         parts = self._checked(update)
         norm = norm_of(parts)
         if not math.isfinite(norm):
-            raise InvalidInput("an update must be finite, and so must its norm")
+            raise InvalidInput("an update and its norm must be finite")
         grid = self.grid
         limit = grid.clip_norm / (1 + SLACK)
         factor = 1.0 if norm <= limit else limit / norm
@@ -121,36 +129,37 @@ class ExactSum:
         self.updates += 1
 
     def _checked(self, update: tuple[Any, ...]) -> list[NDArray[Any]]:
+        """Private copies of the parts; raises InvalidInput if they are not a valid update."""
         if self.updates >= self.grid.most_updates:
             raise InvalidInput(
                 f"a sum on this grid holds {self.grid.most_updates:,} updates; use a larger step"
             )
-        wanted = f"an update has {self.steps.size:,} coordinates of float32 or float64, got"
+        expected = f"an update has {self.steps.size:,} coordinates of float32 or float64, got"
         for part in update:
             if not isinstance(part, np.ndarray):
-                raise InvalidInput(f"{wanted} {type(part).__name__}")
-        given = cast("tuple[NDArray[Any], ...]", update)
-        size = sum(part.size for part in given)
-        if any(part.dtype not in KINDS for part in given) or size != self.steps.size:
-            kinds = " and ".join(sorted({str(part.dtype) for part in given}))
-            raise InvalidInput(f"{wanted} {size:,} of {kinds or 'nothing'}")
-        return self._copies(given)
+                raise InvalidInput(f"{expected} {type(part).__name__}")
+        parts = cast("tuple[NDArray[Any], ...]", update)
+        size = sum(part.size for part in parts)
+        if any(part.dtype not in DTYPES for part in parts) or size != self.steps.size:
+            dtypes = " and ".join(sorted({str(part.dtype) for part in parts}))
+            raise InvalidInput(f"{expected} {size:,} of {dtypes or 'nothing'}")
+        return self._copies(parts)
 
-    def _copies(self, update: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Private copies, aligned and in order as the inner loops want them."""
-        kind = np.result_type(*update)
-        if self._copy is None or self._copy.dtype != kind:
-            self._copy = np.empty(self.steps.size, kind)
-        ends = list(accumulate(part.size for part in update))
-        copies = [self._copy[end - part.size : end] for part, end in zip(update, ends, strict=True)]
-        for copy, part in zip(copies, update, strict=True):
+    def _copies(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Private copies of the parts, contiguous and aligned, as the inner loops need them."""
+        dtype = np.result_type(*parts)
+        if self._copy is None or self._copy.dtype != dtype:
+            self._copy = np.empty(self.steps.size, dtype)
+        ends = list(accumulate(part.size for part in parts))
+        copies = [self._copy[end - part.size : end] for part, end in zip(parts, ends, strict=True)]
+        for copy, part in zip(copies, parts, strict=True):
             np.copyto(copy.reshape(part.shape), part)
         return copies
 
 
 def norm_of(parts: Sequence[NDArray[Any]]) -> float:
-    """The L2 norm of arrays that lie one behind the other; infinite if it is too large to tell."""
+    """The L2 norm of the concatenated arrays; infinity if the squares overflow."""
     try:
         return math.sqrt(math.fsum(chain.from_iterable(map(sum_of_squares, parts))))
-    except OverflowError:  # squares that have a place each, and none together
+    except OverflowError:  # each square is finite, but their sum is not
         return math.inf

@@ -1,59 +1,59 @@
-"""What can go wrong, as one small tree.
+"""All errors that dpftrl raises for a user's input or situation.
 
 DpftrlError
-├── InvalidInput        a value that no mechanism, participation or file may have
-│   ├── UnknownMechanism    a name that is none of ours (the message offers the nearest)
-│   └── UnsafeState         a run that must not go on: rolled back, edited, damaged or in use
-│       └── RunInUse            another server works on it; it may be free later
-├── ReportRefused       an update from a client that may not send it, or not now
-├── TooFewClients       not enough clients may be asked for a round yet
-├── RunOver             no further round: all are done, or the budget is spent
-├── RoundsExceeded      asking a mechanism for more rounds than it was built for
-└── TooLarge            a computation refused because of its size, with what to do instead
+├── InvalidInput        a value outside its domain, or a file that is not valid
+│   ├── UnknownMechanism    the name is not a mechanism (the message offers the nearest name)
+│   └── UnsafeState         a run that must not be resumed: rolled back, edited, damaged or in use
+│       └── RunInUse            another server uses the run; it may be free later
+├── ReportRefused       a report from a client that may not send it, or not in this round
+├── TooFewClients       not enough clients are eligible for a round yet
+├── RunOver             no further round: all rounds are done, or the budget is spent
+├── RoundsExceeded      more rounds than the mechanism was built for
+└── TooLarge            a computation that needs too much time or memory
 
-Every message says what was wrong, what came, and what to do. The command line prints it on one line
-and exits with code 2.
+Every message says what is wrong, what was given, and what to do. The command line prints it on one
+line and exits with code 2.
 """
 
 
 class DpftrlError(ValueError):
-    """Base of every error that a user's input can cause; its message is one line."""
+    """The base class of all errors of dpftrl. The message is always one line."""
 
     def __init__(self, message: str):
         super().__init__(" ".join(message.split()))
 
 
 class InvalidInput(DpftrlError):
-    """A value is outside its domain, or a file is not what it claims to be."""
+    """A value is outside its domain, or a file is not valid."""
 
 
 class UnknownMechanism(InvalidInput):
-    """The name is not one of the mechanisms."""
+    """The name is not the name of a mechanism."""
 
 
 class UnsafeState(InvalidInput):
-    """Going on from this state could break the guarantee, so nothing was changed."""
+    """Resuming from this state could break the guarantee, so nothing was changed."""
 
 
 class RunInUse(UnsafeState):
-    """Another process works on the run; what it holds is given back when it ends."""
+    """Another process uses the run. Its lock is released when that process ends."""
 
 
 class ReportRefused(DpftrlError):
-    """A client's report does not belong to this round; the round goes on without it."""
+    """A client's report does not belong to this round. The round continues without it."""
 
 
 class TooFewClients(DpftrlError):
-    """Nobody was contacted: fewer clients may take part now than a round needs."""
+    """No client was contacted: fewer clients are eligible now than a round needs."""
 
 
 class RunOver(DpftrlError):
-    """There is no further round; what was released stays as it is."""
+    """The run has no further round. What was released stays valid."""
 
 
 class RoundsExceeded(DpftrlError):
-    """A mechanism was asked for a round that it does not support."""
+    """A mechanism was used for more rounds than it supports."""
 
 
 class TooLarge(DpftrlError):
-    """The exact answer would need more time or memory than is sensible."""
+    """A computation would need too much time or memory."""

@@ -1,7 +1,7 @@
-"""Who may take part, and when: the sets of rounds that one client can appear in.
+"""Participation: the sets of rounds in which one client may take part.
 
-Rounds count from 0. A *pattern* is the increasing tuple of rounds in which one client takes part; a
-participation is the set of all patterns that are allowed, and sensitivity is a maximum over it.
+Rounds count from 0. A *pattern* is the increasing tuple of rounds in which one client takes part. A
+participation is the set of all allowed patterns. Sensitivity is a maximum over this set.
 """
 
 import math
@@ -15,22 +15,24 @@ from dpftrl._internal.checks import whole_number
 from dpftrl.errors import InvalidInput
 
 Pattern = tuple[int, ...]
+# No limit on the number of participations.
 UNCAPPED = sys.maxsize
+# Twice a round number, plus 1, must fit into 64 bits (see `accounting.logs`).
 MOST_ROUNDS = 10**18
 
 
 @dataclass(frozen=True)
 class Participation(ABC):
-    """Patterns within `rounds` rounds whose neighbours are at least `min_sep` rounds apart.
+    """A set of patterns in which two rounds of one client are at least `min_sep` rounds apart.
 
     Attributes:
         rounds: Number of rounds (the paper's n).
-        min_sep: Smallest difference between two rounds of one client (the paper's b). 1 allows
-            every round; above `rounds` means once.
-        max_participations: Largest number of rounds of one client (the paper's k). A cap above what
-            `rounds` and `min_sep` allow changes nothing, so it is stored as ceil(rounds / min_sep).
-        observed: Whether this was read from a log after the run. The mechanism of a run was chosen
-            before it, so that no mechanism is built for an observed participation.
+        min_sep: Smallest difference between two rounds of one client (the paper's b). With 1, a
+            client may take part in every round. With `rounds` or more, it takes part once.
+        max_participations: Largest number of rounds of one client (the paper's k). A value above
+            what `rounds` and `min_sep` allow is stored as ceil(rounds / min_sep).
+        observed: Whether this was read from a log after the run. A run's mechanism was chosen
+            before the run, so no mechanism is built for an observed participation.
     """
 
     rounds: int
@@ -56,21 +58,21 @@ class Participation(ABC):
 
     @abstractmethod
     def patterns(self) -> Iterator[Pattern]:
-        """Every non-empty pattern; use `pattern_count` first to learn how many there are."""
+        """Yield every non-empty pattern; there may be very many, see `pattern_count`."""
 
     @abstractmethod
     def pattern_count(self) -> int:
-        """How many patterns there are, without listing them."""
+        """The number of patterns, computed without listing them."""
 
     def earliest(self) -> Pattern:
-        """The pattern 0, b, 2b, ...: as early and as often as possible."""
+        """The pattern 0, b, 2b, ...: a client that takes part as early and as often as possible."""
         return tuple(range(0, self.max_participations * self.min_sep, self.min_sep))
 
 
 @final
 @dataclass(frozen=True)
 class MinSep(Participation):
-    """Any two rounds of one client differ by at least `min_sep`, and there are at most so many.
+    """All patterns whose rounds differ by at least `min_sep`, with at most `max_participations`.
 
     >>> MinSep(rounds=2052, min_sep=342)
     MinSep(rounds=2052, min_sep=342, max_participations=6)
@@ -82,9 +84,10 @@ class MinSep(Participation):
     def from_rounds_between(
         cls, rounds: int, rounds_between: int, max_participations: int = UNCAPPED
     ) -> Self:
-        """Count the rounds strictly *between* two participations, as production tables do.
+        """Create it from the number of rounds strictly *between* two participations.
 
-        No round between means every round, so `min_sep` is one more than `rounds_between`.
+        Published tables of production runs state this number. `min_sep` is one more: with no round
+        between, a client may take part in every round.
 
         >>> MinSep.from_rounds_between(rounds=2350, rounds_between=437).min_sep
         438
@@ -94,14 +97,15 @@ class MinSep(Participation):
 
     @classmethod
     def once(cls, rounds: int) -> Self:
-        """Each client takes part in at most one round."""
+        """The participation in which each client takes part in at most one round."""
         return cls(rounds, min_sep=rounds, max_participations=1)
 
     def patterns(self) -> Iterator[Pattern]:
-        """Every non-empty pattern, by depth-first extension."""
+        """Yield every non-empty pattern, in lexicographic order."""
         return self._extensions(())
 
     def _extensions(self, pattern: Pattern) -> Iterator[Pattern]:
+        """Yield every allowed pattern that starts with `pattern` and is longer."""
         earliest = pattern[-1] + self.min_sep if pattern else 0
         for following in range(earliest, self.rounds):
             extended = (*pattern, following)
@@ -110,7 +114,11 @@ class MinSep(Participation):
                 yield from self._extensions(extended)
 
     def pattern_count(self) -> int:
-        """Choosing j rounds with gaps of b is choosing j of n - (j-1)(b-1) without any."""
+        """The number of patterns.
+
+        Choosing j of n rounds with gaps of at least b is the same as choosing any j of
+        n - (j-1)(b-1) rounds.
+        """
         return sum(
             math.comb(self.rounds - (chosen - 1) * (self.min_sep - 1), chosen)
             for chosen in range(1, self.max_participations + 1)
@@ -120,7 +128,9 @@ class MinSep(Participation):
 @final
 @dataclass(frozen=True)
 class FixedEpochs(Participation):
-    """A client that starts in round i comes back in exactly i + b, i + 2b, ... until the cap.
+    """A client that starts in round i takes part in rounds i, i + b, i + 2b, ... and in no others.
+
+    It stops after `max_participations` rounds or at the last round.
 
     >>> list(FixedEpochs(rounds=5, min_sep=2).patterns())
     [(0, 2, 4), (1, 3)]
@@ -130,12 +140,15 @@ class FixedEpochs(Participation):
         return f"{super().__str__()}, exactly min-sep apart"
 
     def patterns(self) -> Iterator[Pattern]:
-        """One pattern a starting round (under a cap, a client may start in a later epoch)."""
+        """Yield one pattern per starting round.
+
+        If `max_participations` is below the number of epochs, a client may start in a later epoch.
+        """
         for start in range(self.pattern_count()):
-            whole = range(start, self.rounds, self.min_sep)
-            yield tuple(whole[: self.max_participations])
+            every_epoch = range(start, self.rounds, self.min_sep)
+            yield tuple(every_epoch[: self.max_participations])
 
     def pattern_count(self) -> int:
-        """One for each start whose pattern no earlier start contains."""
+        """The number of starting rounds whose pattern is not part of an earlier one."""
         full = self.rounds - (self.max_participations - 1) * self.min_sep
         return max(full, min(self.min_sep, self.rounds))

@@ -1,8 +1,8 @@
-"""What the server's optimiser makes of the updates: the matrix A.
+"""The workload: the matrix A that the server's optimizer applies to the updates.
 
 The model after round t is y_t = (1 - weight_decay * rate_t) y_(t-1) + rate_t m_t, with the momentum
-m_t = momentum * m_(t-1) + x_t of the updates x. That is y = A x with A lower triangular. By default
-A adds up: the prefix sum.
+m_t = momentum * m_(t-1) + x_t of the updates x. So y = A x with a lower triangular matrix A. By
+default A is the prefix sum: the model is the sum of all updates so far.
 """
 
 import re
@@ -16,18 +16,19 @@ from dpftrl._internal.arrays import Matrix, Vector
 from dpftrl._internal.checks import all_within, finite_numbers
 from dpftrl.errors import InvalidInput
 
-PARTS = {"half": 1 / 2, "third": 1 / 3, "quarter": 1 / 4, "fifth": 1 / 5, "tenth": 1 / 10}
+# The names of fractions in a schedule such as cooldown:last-quarter:0.05.
+FRACTIONS = {"half": 1 / 2, "third": 1 / 3, "quarter": 1 / 4, "fifth": 1 / 5, "tenth": 1 / 10}
 
 
 @final
 @dataclass(frozen=True)
 class Workload:
-    """A linear server optimiser.
+    """A linear server optimizer.
 
     Attributes:
-        momentum: Share of the last step that is taken again, from 0 to below 1.
-        weight_decay: Shrinks the model each round, from 0 to 1 (times the learning rate).
-        learning_rates: One for each round; empty for 1 throughout.
+        momentum: The fraction of the last step that is added to the next one; from 0 to below 1.
+        weight_decay: In each round the model shrinks by this times the learning rate; from 0 to 1.
+        learning_rates: One per round; empty if all are 1.
 
     >>> Workload().matrix(3)
     array([[1., 0., 0.],
@@ -61,10 +62,15 @@ class Workload:
         momentum: float = 0.0,
         weight_decay: float = 0.0,
     ) -> Self:
-        """A workload whose learning rates are written out, or named.
+        """Create a workload with a schedule of learning rates.
 
-        `cooldown:last-quarter:0.05` keeps the rate at 1, then lowers it in equal steps over the
-        last quarter of the rounds, to 0.05.
+        Args:
+            schedule: The learning rates, or the name of a schedule. `cooldown:last-quarter:0.05`
+                keeps the rate at 1, and lowers it to 0.05 in equal steps over the last quarter of
+                the rounds.
+            rounds: Number of rounds.
+            momentum: See `Workload`.
+            weight_decay: See `Workload`.
 
         >>> Workload.with_schedule("cooldown:last-half:0.5", rounds=4).learning_rates
         (1.0, 1.0, 0.75, 0.5)
@@ -77,16 +83,16 @@ class Workload:
 
     @property
     def is_prefix_sum(self) -> bool:
-        """Whether A just adds up."""
+        """Whether A is the prefix sum."""
         return self.is_toeplitz and not self.momentum and not self.weight_decay
 
     @property
     def is_toeplitz(self) -> bool:
-        """Whether every round is treated alike."""
+        """Whether A is a Toeplitz matrix, because all learning rates are 1."""
         return not self.learning_rates or set(self.learning_rates) == {1.0}
 
     def rates(self, rounds: int) -> Vector:
-        """The learning rate of each round."""
+        """The learning rate of each round; raises InvalidInput if the schedule is too short."""
         if not self.learning_rates:
             return np.ones(rounds)
         if len(self.learning_rates) < rounds:
@@ -97,17 +103,17 @@ class Workload:
         return np.array(self.learning_rates[:rounds])
 
     def kept(self, rounds: int) -> Vector:
-        """The share of the model that each round keeps."""
+        """The fraction of the model that is left after weight decay, for each round."""
         return 1 - self.weight_decay * self.rates(rounds)
 
     def coefficients(self, rounds: int) -> Vector:
-        """The first column of A where it is Toeplitz."""
+        """The first column of A; raises InvalidInput if A is not Toeplitz."""
         if not self.is_toeplitz:
-            raise InvalidInput("a schedule of learning rates makes no Toeplitz workload")
+            raise InvalidInput("a workload with a schedule of learning rates is not Toeplitz")
         return self.apply(np.eye(1, rounds)[0][:, None])[:, 0]
 
     def apply(self, updates: Matrix) -> Matrix:
-        """A times a matrix with one row a round."""
+        """Multiply A by a matrix with one row per round."""
         rounds = len(updates)
         model, step = np.zeros(updates.shape[1]), np.zeros(updates.shape[1])
         result = np.empty(updates.shape)
@@ -118,7 +124,7 @@ class Workload:
         return result
 
     def matrix(self, rounds: int) -> Matrix:
-        """A, written out."""
+        """A as a dense matrix."""
         return self.apply(np.eye(rounds))
 
 
@@ -126,17 +132,18 @@ PREFIX_SUM = Workload()
 
 
 def _named_schedule(text: str, rounds: int) -> tuple[float, ...]:
+    """The learning rates of a schedule such as cooldown:last-quarter:0.05."""
     match = re.fullmatch(r"cooldown:last-(\w+):([0-9.e-]+)", text)
-    share = PARTS.get(match[1]) if match else None
-    if match is None or share is None:
+    fraction = FRACTIONS.get(match[1]) if match else None
+    if match is None or fraction is None:
         raise InvalidInput(
             "a schedule is a list of learning rates, or like cooldown:last-quarter:0.05 "
-            f"({', '.join(PARTS)}), got {text!r:.80}"
+            f"({', '.join(FRACTIONS)}), got {text!r:.80}"
         )
     try:
         last = float(match[2])
     except ValueError:
         raise InvalidInput(f"{match[2]!r} in {text!r} is not a learning rate") from None
-    cooling = max(1, round(share * rounds))
-    falling = np.linspace(1.0, last, cooling + 1)[1:]
-    return tuple(np.append(np.ones(rounds - cooling), falling).tolist())
+    cooldown_rounds = max(1, round(fraction * rounds))
+    cooldown_rates = np.linspace(1.0, last, cooldown_rounds + 1)[1:]
+    return tuple(np.append(np.ones(rounds - cooldown_rounds), cooldown_rates).tolist())

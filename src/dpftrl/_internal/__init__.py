@@ -1,1 +1,1 @@
-"""What several packages share and users never import."""
+"""Helpers that several packages of dpftrl share. They are not part of the public API."""

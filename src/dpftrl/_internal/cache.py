@@ -1,7 +1,7 @@
-"""Where long computations keep what they have reached, so that nothing is computed twice.
+"""A cache on disk for the results of long computations.
 
-Files are named by a hash of what was asked for. One that cannot be read is as good as none: a
-cache may slow nobody down, and never stops anybody.
+A file is named by a hash of the inputs of its computation. A file that cannot be read is treated as
+missing, and a folder that cannot be written to is ignored: the cache never causes an error.
 """
 
 import contextlib
@@ -18,17 +18,26 @@ Tensors = Mapping[str, NDArray[Any]]
 
 
 def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
-    """The folder given, or DPFTRL_CACHE, or `dpftrl` in the user's cache folder."""
+    """The folder of the cache.
+
+    Args:
+        given: The folder, if it is chosen by the caller. Otherwise it is $DPFTRL_CACHE, or else
+            `dpftrl` in the user's cache folder.
+    """
     if given is not None:
         return Path(given)
-    if named := os.environ.get("DPFTRL_CACHE"):
-        return Path(named)
-    users = os.environ.get("XDG_CACHE_HOME")
-    return (Path(users) if users else Path.home() / ".cache") / "dpftrl"
+    if from_environment := os.environ.get("DPFTRL_CACHE"):
+        return Path(from_environment)
+    user_cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(user_cache) if user_cache else Path.home() / ".cache") / "dpftrl"
 
 
 def content_key(kind: str, *parts: float | NDArray[np.float64]) -> str:
-    """A name for a request: equal requests, and only those, get the same.
+    """A file name for a computation: only equal inputs give equal names.
+
+    Args:
+        kind: The kind of computation; the start of the name.
+        parts: Its inputs.
 
     >>> content_key("bandmf", 8, 2) == content_key("bandmf", 8.0, 2)
     True
@@ -41,7 +50,7 @@ def content_key(kind: str, *parts: float | NDArray[np.float64]) -> str:
 
 
 def load_tensors(folder: Path, key: str) -> dict[str, NDArray[Any]] | None:
-    """What was stored under a key; None if that is nothing, or damaged."""
+    """The tensors stored under a key; None if there are none, or the file is damaged."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -52,7 +61,11 @@ def load_tensors(folder: Path, key: str) -> dict[str, NDArray[Any]] | None:
 
 
 def store_tensors(folder: Path, key: str, tensors: Tensors) -> bool:
-    """Store under a key, whole or not at all; False where the folder cannot be written to."""
+    """Store tensors under a key, completely or not at all.
+
+    Returns:
+        Whether it worked: False if the folder cannot be written to.
+    """
     from safetensors.numpy import save
 
     target = folder / f"{key}.safetensors"

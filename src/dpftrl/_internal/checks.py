@@ -1,4 +1,4 @@
-"""Checks on input, written so that NaN fails them."""
+"""Checks of input values. They are written so that NaN fails them."""
 
 import math
 import operator
@@ -9,7 +9,7 @@ from dpftrl.errors import InvalidInput
 
 
 def whole_number(name: str, value: SupportsIndex, at_least: int = 1) -> int:
-    """Return `value` as an int, or say why it cannot be one.
+    """Return `value` as an int; raise InvalidInput if it is not one, or below `at_least`.
 
     >>> whole_number("rounds", 0)
     Traceback (most recent call last):
@@ -25,7 +25,7 @@ def whole_number(name: str, value: SupportsIndex, at_least: int = 1) -> int:
 
 
 def positive_number(name: str, value: float) -> float:
-    """Return `value` as a float, or refuse what is not a positive finite number.
+    """Return `value` as a float; raise InvalidInput unless it is positive and finite.
 
     >>> positive_number("noise_multiplier", float("nan"))
     Traceback (most recent call last):
@@ -38,9 +38,9 @@ def positive_number(name: str, value: float) -> float:
 
 
 def as_float(value: float) -> float:
-    """A Python float, whatever kind of number came; beyond all floats it is infinite."""
+    """Return any kind of number as a Python float; infinity if it is too large for one."""
     if isinstance(value, str | bytes | bytearray):
-        raise InvalidInput(f"a number is wanted, got the text {value!r:.60}")
+        raise InvalidInput(f"expected a number, got the text {value!r:.60}")
     try:
         return float(value)
     except OverflowError:
@@ -48,7 +48,7 @@ def as_float(value: float) -> float:
 
 
 def finite_numbers(name: str, values: Iterable[float], at_least: int = 1) -> tuple[float, ...]:
-    """Return `values` as a tuple of finite floats, or name the first that is not.
+    """Return `values` as a tuple of finite floats; raise InvalidInput for the first that is not.
 
     >>> finite_numbers("theta", [0.5, float("nan")])
     Traceback (most recent call last):
@@ -72,7 +72,7 @@ def finite_numbers(name: str, values: Iterable[float], at_least: int = 1) -> tup
 
 
 def all_within(name: str, values: Sequence[float], low: float, high: float) -> None:
-    """Refuse the first value outside [low, high]."""
+    """Raise InvalidInput for the first value outside [low, high]."""
     for position, value in enumerate(values):
         if not low <= value <= high:
             limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"

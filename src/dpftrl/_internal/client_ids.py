@@ -1,9 +1,9 @@
-"""When two client ids are the same client, written differently.
+"""Canonical forms of client ids, to detect one client whose id is written in two ways.
 
 Accounting counts how often each client took part. A client that appears as `a` in one row and as
 ` a` in another would be counted as two, and the stated epsilon would be too small. Two ids are
 therefore compared by their canonical form. Ids are never rewritten: where two different ids have
-the same canonical form, the log or the list of names is refused.
+the same canonical form, the log or the list of clients is refused.
 
 The canonical form of an id:
 
@@ -27,10 +27,10 @@ from unicodedata import normalize
 if TYPE_CHECKING:
     import polars as pl
 
-# Never part of what somebody means by an id: soft hyphen, zero-width space, word joiner, BOM.
+# Characters that no id needs: soft hyphen, zero-width space, word joiner, byte order mark.
 REMOVED: Final = "\u00ad\u200b\u2060\ufeff"
 NO_BREAK_SPACES: Final = "\u00a0\u2007\u202f"
-# Invisible, but within a word some scripts and emoji need them: joiners and writing directions.
+# Invisible characters that some scripts and emoji need within a word: joiners and directions.
 _INVISIBLE: Final = (
     "\u180e\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e"
     "\u2061\u2062\u2063\u2064\u2066\u2067\u2068\u2069"
@@ -40,20 +40,20 @@ TRIMMED: Final = _WHITE_SPACE + _INVISIBLE
 _WITHOUT_REMOVED: Final = dict.fromkeys(map(ord, REMOVED))
 _WITH_PLAIN_SPACES: Final = dict.fromkeys(map(ord, NO_BREAK_SPACES), " ")
 
-# From here on a 64-bit float may stand for another whole number, rounded.
+# From here on, a 64-bit float may be the rounded value of another whole number.
 EXACT_FLOATS: Final = 2**53
-# Longest name of digits with zeros in front: all lengths up to it are looked up.
+# Longest id of digits with leading zeros: `other_spellings` lists all lengths up to it.
 MOST_PADDED_DIGITS: Final = 64
 
-# Letters beyond ASCII that NFC leaves as they are, whatever stands next to them: Latin, Cyrillic,
-# kana, the common Chinese characters and Hangul. Others go through the full form, which is slower.
+# Letters beyond ASCII that NFC never changes, whatever is next to them: Latin, Cyrillic, kana, the
+# common Chinese characters and Hangul. Ids with other characters are normalized, which is slower.
 _LETTERS: Final = (
     "\u00a1-\u00ac\u00ae-\u02ff\u0400-\u0482\u048a-\u052f"
     "\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff\uac00-\ud7a3"
 )
 _ANY: Final = f"[ -~{_LETTERS}]"
 _VISIBLE: Final = f"[!-~{_LETTERS}]"
-# Visible characters that no number has: all but the digits and + - . e E
+# Visible characters that do not occur in numbers: all except the digits and + - . e E
 _NOT_IN_NUMBERS: Final = f"[!-*,/:-DF-df-~{_LETTERS}]"
 _PLAIN: Final = (
     f"{_NOT_IN_NUMBERS}(?:{_ANY}*{_VISIBLE})?"
@@ -70,12 +70,12 @@ _short_exponent: Final = re.compile(r"[1-9][eE](?:0|[1-9][0-9]{0,2})|0[eE]0").fu
 
 
 def is_plain_id(text: str) -> bool:
-    """Whether an id is its own canonical form, by a quick look that need not see it.
+    """A fast check: if True, the id is its own canonical form. If False, it may still be.
 
     >>> [is_plain_id(text) for text in ("ann", "7", "007", " a")]
     [True, True, False, False]
     """
-    if text.isascii():  # what most names look like, without a regular expression
+    if text.isascii():  # most ids: faster than a regular expression
         if text.isdigit():
             return text[0] != "0" or text == "0"
         if text.isidentifier():
@@ -89,7 +89,7 @@ def canonical_id(text: str) -> str:
     >>> [canonical_id(text) for text in (" a", "a" + chr(0x200B), "007", "7.0", "1e+3", "A")]
     ['a', 'a', '7', '7', '1000', 'A']
     """
-    if text.isascii() and text.isdigit():  # by far the most common of those that are not plain
+    if text.isascii() and text.isdigit():  # by far the most common ids that are not plain
         return text.lstrip("0") or "0"
     if _is_plain(text):
         return text
@@ -99,17 +99,17 @@ def canonical_id(text: str) -> str:
 
 
 def shown(text: str) -> str:
-    r"""An id for a message: in quotes, cut, and with what cannot be seen in it as escapes.
+    r"""An id for a message: in quotes, shortened, with invisible characters as escapes.
 
     >>> print(shown("a" + chr(0xA0) + "  b"))
     'a\xa0 \x20b'
     """
-    # Messages have one space where there were several.
+    # Error messages replace several spaces by one, so the second is written as an escape.
     return f"{text!a:.60}".replace("  ", " \\x20")
 
 
 def why_unfit(text: str) -> str | None:
-    """Why a text cannot be a client id, whatever the other ids are; None if it can be one.
+    """The reason why a text cannot be a client id, for a message; None if it can be one.
 
     >>> why_unfit("a" + chr(0))
     'has a NUL character; remove it, or write the file again if it is damaged'
@@ -131,19 +131,21 @@ def why_unfit(text: str) -> str | None:
 
 
 def _canonical_text(text: str) -> str:
+    """Steps 1 to 3 of the canonical form."""
     if not text.isascii():
         text = normalize("NFC", text.translate(_WITHOUT_REMOVED)).translate(_WITH_PLAIN_SPACES)
     return text.strip(TRIMMED)
 
 
 def _may_be_rounded(number: str) -> bool:
+    """Whether a whole number, in digits, is too large for a float to be exact."""
     digits = number.lstrip("-")
-    # The length first, since Python refuses to read thousands of digits.
+    # The length is checked first, since `int` refuses thousands of digits.
     return len(digits) > len(str(EXACT_FLOATS)) or int(digits) >= EXACT_FLOATS
 
 
 def _whole_number(text: str) -> str | None:
-    """A whole number in digits, however it is written; None if the text is something else."""
+    """A whole number, in any notation, as digits; None if the text is not a whole number."""
     parts = _number_parts(text)
     if parts is None:
         return None
@@ -164,9 +166,10 @@ def _whole_number(text: str) -> str | None:
 
 
 def has_known_spellings(text: str) -> bool:
-    """Whether an id is a whole number written in one of the ways that `other_spellings` lists.
+    """Whether an id is a whole number in one of the notations that `other_spellings` lists.
 
-    These are digits with or without zeros in front, and what a hexadecimal counter may look like.
+    These are digits with or without leading zeros, and forms such as 1e5, which hexadecimal
+    counters can produce.
 
     >>> [has_known_spellings(text) for text in ("7", "007", "1e5", "+7", "7.0", "ann")]
     [True, True, True, False, False, False]
@@ -198,7 +201,7 @@ class CanonicalIds(NamedTuple):
     Attributes:
         forms: The canonical form of each id.
         respelled: Whether any id differs from its canonical form.
-        unusual: Positions of the ids that `why_unfit` may have something to say about.
+        unusual: Positions of the ids that may be unfit; see `first_unfit`.
     """
 
     forms: "pl.Series"
@@ -207,7 +210,7 @@ class CanonicalIds(NamedTuple):
 
 
 def canonical_ids(ids: "pl.Series") -> CanonicalIds:
-    """The canonical form of each id in a text column without nulls: `canonical_id`, vectorised."""
+    """The canonical form of each id in a text column without nulls: a fast `canonical_id`."""
     plain = ids.str.contains(f"^(?:{_PLAIN})$")
     if plain.all():
         return CanonicalIds(ids, False, (~plain).arg_true())
@@ -219,25 +222,27 @@ def canonical_ids(ids: "pl.Series") -> CanonicalIds:
     unusual = is_unusual.arg_true()
     if not len(unusual):
         return CanonicalIds(forms, any_padded, unusual)
-    given = ids.gather(unusual)
-    their_forms = _canonical_forms(given)
-    # Where an id is not unusual, any position will do.
+    unusual_ids = ids.gather(unusual)
+    unusual_forms = _canonical_forms(unusual_ids)
+    # Where an id is not unusual, the position is not used: any valid one will do.
     positions = is_unusual.cum_sum().cast(unusual.dtype).clip(1) - 1
-    forms = _where(is_unusual, their_forms.gather(positions), forms)
-    return CanonicalIds(forms, any_padded or bool((their_forms != given).any()), unusual)
+    forms = _where(is_unusual, unusual_forms.gather(positions), forms)
+    respelled = any_padded or bool((unusual_forms != unusual_ids).any())
+    return CanonicalIds(forms, respelled, unusual)
 
 
 def _canonical_forms(ids: "pl.Series") -> "pl.Series":
+    """The canonical forms of ids, without the shortcuts for common ids."""
     import polars as pl
 
     if ids.str.contains("[^ -~]").any():
         ids = ids.str.replace_all(f"[{REMOVED}]", "").str.normalize("NFC")
         ids = ids.str.replace_all(f"[{NO_BREAK_SPACES}]", " ")
     ids = ids.str.strip_chars(TRIMMED)
-    # 7.0 is what tables write for 7 once they have held a missing value.
+    # Tables with a missing value in a column write 7 as 7.0.
     ids = _where(ids.str.contains(r"^[0-9]+\.0$"), ids.str.strip_suffix(".0"), ids)
     ids = _where(ids.str.contains(_PADDED), _without_zeros(ids), ids)
-    # Signs, exponents and other fractions are too rare to need anything fast.
+    # Signs, exponents and other fractions are rare, so they are converted one by one.
     rare = ids.filter(ids.str.contains(r"^(?:\+|-0|[+-]?[0-9]+[.eE])")).unique()
     if not len(rare):
         return ids
@@ -246,17 +251,18 @@ def _canonical_forms(ids: "pl.Series") -> "pl.Series":
 
 
 def _without_zeros(ids: "pl.Series") -> "pl.Series":
+    """The ids without leading zeros; an id of zeros becomes its last 0."""
     stripped = ids.str.strip_chars_start("0")
     is_zero = stripped == ""
     return _where(is_zero, ids.str.tail(1), stripped) if is_zero.any() else stripped
 
 
-def _where(condition: "pl.Series", one: "pl.Series", other: "pl.Series") -> "pl.Series":
-    return one.zip_with(condition, other)
+def _where(condition: "pl.Series", if_true: "pl.Series", if_false: "pl.Series") -> "pl.Series":
+    return if_true.zip_with(condition, if_false)
 
 
 def first_unfit(ids: "pl.Series", canonical: CanonicalIds) -> tuple[int, str] | None:
-    """The position of the first id for which `why_unfit` has a reason, and that reason."""
+    """The position of the first id that `why_unfit` refuses, and the reason; None if all fit."""
     unusual, forms = ids.gather(canonical.unusual), canonical.forms.gather(canonical.unusual)
     long_float = unusual.str.contains(r"[0-9](?:\.|[eE][+-])") & forms.str.contains("[0-9]{16}")
     suspect = (forms == "") | unusual.str.contains(r"[\n\r\x00]") | long_float

@@ -1,4 +1,4 @@
-"""Names of version 0.1 that still work for one version, with a warning; see `docs/migrating.md`."""
+"""Old names of version 0.1 that still work, with a warning; see `docs/migrating.md`."""
 
 import functools
 import importlib
@@ -13,7 +13,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Packages and modules that users may have imported: the old name and the new one.
+# Packages and modules that users may have imported: old name to new name.
 MODULES: Final = {
     "dpftrl.audit": "dpftrl.verify",
     "dpftrl.engines.flower": "dpftrl.flower",
@@ -22,17 +22,18 @@ MODULES: Final = {
     "dpftrl.report": "dpftrl.statement",
     "dpftrl.sensitivity": "dpftrl.mechanisms",
 }
-# Names in `dpftrl` itself.
+# Names in `dpftrl` itself: old name to new name.
 NAMES: Final = {"Loss": "ErrorReport"}
 
 
 def warn(old: str, new: str) -> None:
-    """Say once per place that a name will go."""
-    warnings.warn(f"{old} is now {new}; the old name goes in 0.3", DeprecationWarning, stacklevel=3)
+    """Warn that a name is deprecated; Python shows it once per calling line."""
+    message = f"{old} is now {new}; the old name will be removed in 0.3"
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
 
 
 def renamed_argument(old: str, new: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let callers still use the old name of a keyword argument."""
+    """A decorator that still accepts the old name of a keyword argument, with a warning."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -49,21 +50,21 @@ def renamed_argument(old: str, new: str) -> Callable[[Callable[P, R]], Callable[
 
 
 class OldModules(MetaPathFinder, Loader):
-    """Gives the new module to whoever imports an old name."""
+    """An import hook that gives the new module for an old module name."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Answer for old names alone."""
+        """A spec for old names; None for all others."""
         del path, target
         is_old = fullname in MODULES or fullname == "dpftrl.engines"
         return ModuleSpec(fullname, self, is_package=True) if is_old else None
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """An ordinary module, which `exec_module` replaces."""
+        """Let Python create an ordinary module, which `exec_module` replaces."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put the new module in its place, so that both names mean the same objects."""
+        """Replace the module by the new one, so that both names give the same objects."""
         old = module.__name__
         if old in MODULES:
             warn(old, MODULES[old])
@@ -71,7 +72,7 @@ class OldModules(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Let old module names be imported."""
+    """Make old module names importable."""
     if not any(isinstance(finder, OldModules) for finder in sys.meta_path):
-        # First, since folders of an older version may be left where the package is.
+        # In front, since an upgrade may have left folders of an older version in the package.
         sys.meta_path.insert(0, OldModules())

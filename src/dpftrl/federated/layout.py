@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl._internal.arrays import Float32Vector
-from dpftrl.clipping import KINDS
+from dpftrl.clipping import DTYPES
 from dpftrl.errors import InvalidInput
 
 
@@ -34,7 +34,7 @@ class Layout:
         for name, array in model.items():
             if not isinstance(name, str) or not isinstance(array, np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise InvalidInput(f"a model is a dict of names and numpy arrays, got {name!r:.60}")
-            if array.dtype not in KINDS:
+            if array.dtype not in DTYPES:
                 raise InvalidInput(f"{name!r} must be of float32 or float64, got {array.dtype}")
             with np.errstate(over="ignore"):
                 if not np.isfinite(array.astype(np.float32)).all():
@@ -77,7 +77,7 @@ class Layout:
             typed = cast("NDArray[Any]", array)
             if typed.shape != shape:
                 return f"{name!r} must have shape {shape}"
-            if typed.dtype not in KINDS:
+            if typed.dtype not in DTYPES:
                 return f"{name!r} must be of float32 or float64"
         return None
 
