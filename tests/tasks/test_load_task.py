@@ -71,7 +71,7 @@ def test_a_task_holds_together():
     ("train", "heldout", "public", "message"),
     [
         (users(), users("ann"), None, "nobody to train on"),
-        (users("ann", "bob"), users("bob"), None, "1 users are held out and trained on"),
+        (users("ann", "bob"), users("bob"), None, "1 users are both held out and trained on"),
         (users("ann", rows=BEYOND), users(), None, "beyond the vocabulary"),
         (users("ann"), users(), BEYOND, "beyond the vocabulary"),
         (users("ann"), users(), ROWS[:, :2], "different lengths"),

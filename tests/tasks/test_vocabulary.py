@@ -73,7 +73,7 @@ def test_word_counts_are_read_as_the_dataset_ships_them(tmp_path):
         (b"the 3.5\n", None, "line 1 of .* is not one word"),
         (b"the\nthe\n", None, "every word once, got 'the' again"),
         (b"the\xff\n", None, "is not UTF-8 text"),
-        (b"the\nyou\n", 3, "has 2 words, 3 were wanted"),
+        (b"the\nyou\n", 3, "has 2 words, 3 were requested"),
         (b"the\n", 0, "at least 1, got 0"),
         (b"", None, "at least one word"),
     ],

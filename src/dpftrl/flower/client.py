@@ -154,7 +154,7 @@ def _update(trained: Arrays | None, received: Arrays, clip_norm: float) -> Array
             raise _Refused(
                 "what was trained has other arrays than the model that was handed out"
             ) from None
-        del update  # `finished` needs the only reference to the arrays
+        del update  # with other references left, `finished` would copy the arrays
     return ArrayRecord({name: draft.finished() for name, draft in drafts.items()})
 
 

@@ -1,4 +1,4 @@
-"""Next-word prediction on real people's text: vocabularies, users and the tasks made of them."""
+"""Next-word prediction on text of real people: vocabularies, users, tasks and models."""
 
 from dpftrl.tasks.load import TASKS, load_task
 from dpftrl.tasks.task import Report, Task

@@ -1,6 +1,6 @@
-"""How well a model predicts the next word of people it was not trained on."""
+"""Accuracy and perplexity of a model on sentences of held-out users."""
 
-# JAX leaves much of its interface untyped: what comes back is annotated where it matters.
+# JAX leaves much of its API untyped: return values are annotated where it matters.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
@@ -20,19 +20,22 @@ from dpftrl.errors import InvalidInput
 from dpftrl.tasks.language_model import Model, block, real_first, words_alone
 from dpftrl.tasks.vocabulary import PAD, UNKNOWN
 
+# Sentences per batch of the evaluation.
 BATCH = 64
+# exp of more than this overflows a float64.
+MAX_EXPONENT = 709
 
 
 @final
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured, and on how much.
+    """The result of an evaluation.
 
     Attributes:
-        accuracy: The share of words that came first of the whole vocabulary. Out-of-vocabulary and
+        accuracy: Share of words for which the model's first guess is right. Out-of-vocabulary and
             end-of-sentence targets are not counted, as in the paper's StackOverflow benchmark.
-        cross_entropy: Mean over the same words, in nats.
-        words: How many they are.
+        cross_entropy: Mean cross entropy of the same words, in nats.
+        words: Number of these words.
     """
 
     accuracy: float
@@ -41,9 +44,9 @@ class Evaluation:
 
     @property
     def perplexity(self) -> float:
-        """As if so many words were equally likely."""
-        # Beyond this a float would overflow; NaN stays NaN.
-        return math.inf if self.cross_entropy > 709 else math.exp(self.cross_entropy)
+        """Exponential of the cross entropy; infinite if a float cannot hold it."""
+        # A NaN stays NaN: the comparison is then false.
+        return math.inf if self.cross_entropy > MAX_EXPONENT else math.exp(self.cross_entropy)
 
 
 def evaluate(
@@ -52,32 +55,36 @@ def evaluate(
     sentences: NDArray[np.int32],
     most_sentences: int | None = None,
 ) -> Evaluation:
-    """Accuracy and perplexity on sentences of held-out users.
+    """Evaluate a model on sentences of held-out users.
 
     Args:
-        model: What to evaluate.
-        parameters: Its arrays by name.
+        model: Model to evaluate.
+        parameters: Arrays of the model, by name.
         sentences: [sentences, length + 1], as in `Users.sentences`.
-        most_sentences: At most this many, evenly spread over all, so that every user has a part.
+        most_sentences: Largest number of sentences to use. They are spread evenly over all
+            sentences, so that all users are represented.
+
+    Raises:
+        InvalidInput: The sentences have no word of the vocabulary to predict.
     """
     chosen = _spread(sentences, most_sentences)
-    filled = np.pad(chosen, ((0, -len(chosen) % BATCH), (0, 0)), constant_values=PAD)
+    padded = np.pad(chosen, ((0, -len(chosen) % BATCH), (0, 0)), constant_values=PAD)
     on_device = {name: jnp.asarray(array) for name, array in parameters.items()}
     loss, hits = 0.0, 0
-    for first in range(0, len(filled), BATCH):
-        part_loss, part_hits = _scores(model, on_device, filled[first : first + BATCH])
-        loss, hits = loss + float(part_loss), hits + int(part_hits)
+    for first in range(0, len(padded), BATCH):
+        batch_loss, batch_hits = _scores(model, on_device, padded[first : first + BATCH])
+        loss, hits = loss + float(batch_loss), hits + int(batch_hits)
     words = _count(chosen)
     return Evaluation(hits / words, loss / words, words)
 
 
 def words_to_predict(sentences: NDArray[np.int32], most_sentences: int | None = None) -> int:
-    """How many words `evaluate` would count; sentences without any are refused."""
+    """Return the number of words that `evaluate` would count; refuse sentences without any."""
     return _count(_spread(sentences, most_sentences))
 
 
 def unigram_accuracy(known: NDArray[np.int32], heldout: NDArray[np.int32]) -> float:
-    """The accuracy of always saying the commonest word of `known`: what any model has to beat."""
+    """Return the accuracy of always predicting the most frequent word of `known`: a baseline."""
     _count(known)
     words = known[:, 1:][known[:, 1:] > UNKNOWN]
     return float(np.sum(heldout[:, 1:] == np.bincount(words).argmax()) / _count(heldout))
@@ -87,7 +94,7 @@ def unigram_accuracy(known: NDArray[np.int32], heldout: NDArray[np.int32]) -> fl
 def _scores(
     model: Model, parameters: Mapping[str, Any], sentences: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Cross entropy added up over the targets, and how many words came first."""
+    """Return the cross entropy summed over the targets, and the number of right first guesses."""
     states = model.states(parameters, sentences[:, :-1])
     rows, targets, blocks, _ = real_first(states, words_alone(sentences[:, 1:]))
 
@@ -103,17 +110,18 @@ def _scores(
 
 
 def _spread(sentences: NDArray[np.int32], most: int | None) -> NDArray[np.int32]:
+    """Return at most `most` sentences, spread evenly over all of them."""
     if most is None or len(sentences) <= whole_number("most_sentences", most):
         return sentences
     return sentences[np.arange(most) * len(sentences) // most]
 
 
 def _count(sentences: NDArray[np.int32]) -> int:
-    """Words of the sentences, neither special nor unknown."""
+    """Return the number of target words that are in the vocabulary."""
     words = int(np.sum(sentences[:, 1:] > UNKNOWN))
     if not words:
         raise InvalidInput(
-            f"the model is measured on {len(sentences):,} sentences, which have no known word to "
-            "predict; hold out more people, or take more words into the vocabulary"
+            f"the {len(sentences):,} sentences to evaluate on have no known word to predict; hold "
+            "out more users, or use a larger vocabulary"
         )
     return words

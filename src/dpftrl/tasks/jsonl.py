@@ -1,4 +1,4 @@
-"""Anybody's text: a file of {"user": ..., "text": ...} lines."""
+"""The task `jsonl`: your own text, from a file of {"user": ..., "text": ...} lines."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,19 +10,24 @@ from dpftrl.tasks.task import Options, Task
 from dpftrl.tasks.users import collect_users, safe_name
 from dpftrl.tasks.vocabulary import cut_lines
 
+# Defaults of the task.
 VOCABULARY_SIZE = 4_000
 SENTENCE_LENGTH = 20
 
 
 class Line(msgspec.Struct):
-    """Other fields are passed over."""
+    """One line of the file. Other fields are ignored."""
 
     user: str
     text: str
 
 
 def load_jsonl(options: Options) -> Task:
-    """Each line of a text is a sentence, in words of letters and digits."""
+    """Load the task: each line of a text is a sentence, and words are letters and digits.
+
+    Raises:
+        InvalidInput: No path is given, or a line of the file is not valid.
+    """
     path = options.needed_path('a file of {"user": ..., "text": ...} lines')
     options.report(None, f"reading {path.name}")
     encoder = options.english_encoder(cut_lines)
@@ -31,6 +36,7 @@ def load_jsonl(options: Options) -> Task:
 
 
 def _texts(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the user and the text of each line."""
     decoder = msgspec.json.Decoder(Line)
     for number, content in _lines(path):
         try:
@@ -47,7 +53,7 @@ def _texts(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """One after another, so that the file may be larger than memory; empty ones are passed over."""
+    """Yield number and content of each line that is not empty; the file may exceed memory."""
     try:
         with path.open("rb") as file:
             for number, content in enumerate(file, start=1):

@@ -1,7 +1,7 @@
-"""Models that predict the next word: named arrays, and a function of them.
+"""Models that predict the next word (`Lstm`, `Window`), and their loss.
 
-A model here is an immutable value: its sizes. Its parameters are a dictionary of float32 arrays,
-which is what a server keeps and exports; nothing else travels.
+A model is an immutable value that holds only its sizes. Its parameters are a separate dictionary of
+float32 arrays, which the server keeps and exports.
 """
 
 from abc import ABC, abstractmethod
@@ -19,114 +19,37 @@ from dpftrl._internal.checks import whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.tasks.vocabulary import PAD, UNKNOWN
 
-# JAX leaves much of its interface untyped: what comes back is annotated where it matters.
+# JAX leaves much of its API untyped: return values are annotated where it matters.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
 
+# Rows per step of the last layer: the scores of one block fit into the cache.
 BLOCK = 64
 
-# A block of the last layer's inputs and its targets, added to the sums so far.
+# The state of the loop over blocks: the loss and its gradients, summed up to the current block.
 Sums = Any
-
-
-def real_first(
-    states: jax.Array, targets: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Rows of states and their targets, PAD last, to a whole number of blocks.
-
-    Returns:
-        The rows, the targets, how many blocks hold a real one, and the order that was used.
-    """
-    words = targets.reshape(-1)
-    rows = states.reshape(len(words), -1)
-    order = jnp.argsort(words == PAD, stable=True)
-    fill = -len(words) % BLOCK
-    blocks = (jnp.sum(words != PAD) + BLOCK - 1) // BLOCK
-    rows = jnp.pad(rows[order], ((0, fill), (0, 0)))
-    return rows, jnp.pad(words[order], (0, fill), constant_values=PAD), blocks, order
-
-
-def block(array: jax.Array, number: jax.Array | int) -> jax.Array:
-    """The rows of one block."""
-    return jax.lax.dynamic_slice_in_dim(array, number * BLOCK, BLOCK)
-
-
-@jax.custom_vjp
-def output_loss(
-    weight: jax.Array, bias: jax.Array, states: jax.Array, targets: jax.Array
-) -> jax.Array:
-    """Cross entropy in nats, added up over the targets that are not PAD.
-
-    Args:
-        weight: Of the last layer, [vocabulary, size].
-        bias: Of the last layer, [vocabulary].
-        states: What it reads, [..., size].
-        targets: The words to predict, [...].
-    """
-    return _loss_and_gradients(weight, bias, states, targets)[0]
-
-
-def _loss_and_gradients(
-    weight: jax.Array, bias: jax.Array, states: jax.Array, targets: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    rows, words, blocks, order = real_first(states, targets)
-
-    def add_block(number: jax.Array, sums: Sums) -> Sums:
-        loss, of_weight, of_bias, of_rows = sums
-        row, word = block(rows, number), block(words, number)
-        scores = row @ weight.T + bias
-        log_likely = jax.nn.log_softmax(scores)
-        hit = word[:, None] == jnp.arange(len(bias))
-        # PAD has no part in the sum, nor in its gradient.
-        error = jnp.where((word != PAD)[:, None], jnp.exp(log_likely) - hit, 0)
-        chosen = jnp.take_along_axis(log_likely, word[:, None], axis=1)[:, 0]
-        return (
-            loss - jnp.sum(chosen, where=word != PAD),
-            of_weight + error.T @ row,
-            of_bias + jnp.sum(error, axis=0),
-            jax.lax.dynamic_update_slice_in_dim(of_rows, error @ weight, number * BLOCK, 0),
-        )
-
-    start = (jnp.zeros(()), jnp.zeros_like(weight), jnp.zeros_like(bias), jnp.zeros_like(rows))
-    loss, of_weight, of_bias, of_rows = jax.lax.fori_loop(0, blocks, add_block, start)
-    back = jnp.zeros_like(rows[: len(order)]).at[order].set(of_rows[: len(order)])
-    return loss, (of_weight, of_bias, back.reshape(states.shape))
-
-
-def _scaled(gradients: tuple[jax.Array, ...], scale: jax.Array) -> tuple[Any, ...]:
-    return (*(scale * gradient for gradient in gradients), None)
-
-
-output_loss.defvjp(_loss_and_gradients, _scaled)
-
-
-# JAX leaves much of its interface untyped: what comes back is annotated where it matters.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
-
 Parameters = dict[str, NDArray[np.float32]]
 
 
 class Model(Protocol):
-    """What training needs of a model, which is hashable and equal to any model of its sizes.
+    """The interface that training needs. A model is hashable, and equal to a model of equal sizes.
 
     Its last layer is linear: `output.weight` [vocabulary, size] and `output.bias` [vocabulary].
     """
 
     def init(self, seed: int) -> Parameters:
-        """Fresh parameters by sorted name; the same seed gives the same ones."""
+        """Return new parameters in the order of sorted names; equal seeds give equal parameters."""
         ...
 
     def states(self, parameters: Mapping[str, Any], inputs: jax.Array) -> jax.Array:
-        """What the last layer reads after each step of `inputs` [sentences, steps]."""
+        """Return the inputs of the last layer after each step of `inputs` [sentences, steps]."""
         ...
 
 
 @dataclass(frozen=True)
 class Layered(ABC):
-    """A model that Equinox makes the layers of; its fields are sizes."""
+    """A model whose layers come from Equinox. Its fields are sizes."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -134,18 +57,18 @@ class Layered(ABC):
 
     @abstractmethod
     def layers(self, key: jax.Array) -> Any:
-        """The layers as Equinox makes them."""
+        """Return the layers as an Equinox module."""
 
     def init(self, seed: int) -> Parameters:
-        """Fresh parameters by sorted name."""
-        return _fresh(_skeleton(self.layers), seed)
+        """Return new parameters in the order of sorted names."""
+        return _initial_parameters(_skeleton(self.layers), seed)
 
     def states(self, parameters: Mapping[str, Any], inputs: jax.Array) -> jax.Array:
-        """What the last layer reads after each step."""
+        """Return the inputs of the last layer after each step."""
         return self.network(parameters).states(inputs)
 
     def network(self, parameters: Mapping[str, Any]) -> Any:
-        """The layers with these parameters, as an Equinox module."""
+        """Return the layers with these parameters, as an Equinox module."""
         return _filled(_skeleton(self.layers), parameters)
 
 
@@ -166,7 +89,7 @@ class Lstm(Layered):
     projection: int = 96
 
     def layers(self, key: jax.Array) -> "LstmNetwork":
-        """The layers as Equinox makes them."""
+        """Return the layers as an Equinox module."""
         keys = jax.random.split(key, 4)
         return LstmNetwork(
             embedding=eqx.nn.Embedding(self.vocabulary, self.embedding, key=keys[0]),
@@ -179,7 +102,14 @@ class Lstm(Layered):
 @final
 @dataclass(frozen=True)
 class Window(Layered):
-    """One layer over the last few words, for when an LSTM takes too long."""
+    """One hidden layer over the last few words: faster than an LSTM.
+
+    Attributes:
+        vocabulary: Number of words, with the special tokens.
+        embedding: Size of the embedding.
+        words: Number of last words that the model reads.
+        hidden: Size of the hidden layer.
+    """
 
     vocabulary: int
     embedding: int = 32
@@ -187,7 +117,7 @@ class Window(Layered):
     hidden: int = 32
 
     def layers(self, key: jax.Array) -> "WindowNetwork":
-        """The layers as Equinox makes them."""
+        """Return the layers as an Equinox module."""
         keys = jax.random.split(key, 3)
         return WindowNetwork(
             embedding=eqx.nn.Embedding(self.vocabulary, self.embedding, key=keys[0]),
@@ -206,8 +136,8 @@ class LstmNetwork(eqx.Module):
     output: eqx.nn.Linear
 
     def states(self, inputs: jax.Array) -> jax.Array:
-        """The projected state after each step."""
-        # What the words contribute needs no recurrence: one product for all steps.
+        """Return the projected LSTM state after each step."""
+        # The words' part of the gates needs no recurrence: one matrix product for all steps.
         embedded = self.embedding.weight[inputs.T]
         from_words = embedded @ self.lstm.weight_ih.T + cast("jax.Array", self.lstm.bias)
         start = jnp.zeros((inputs.shape[0], self.lstm.hidden_size))
@@ -215,9 +145,9 @@ class LstmNetwork(eqx.Module):
         def step(state: tuple[jax.Array, jax.Array], from_word: jax.Array) -> Any:
             hidden, cell = state
             gates = from_word + hidden @ self.lstm.weight_hh.T
-            take, keep, new, show = jnp.split(gates, 4, axis=-1)
-            cell = jax.nn.sigmoid(keep) * cell + jax.nn.sigmoid(take) * jnp.tanh(new)
-            hidden = jax.nn.sigmoid(show) * jnp.tanh(cell)
+            input_gate, forget_gate, new, output_gate = jnp.split(gates, 4, axis=-1)
+            cell = jax.nn.sigmoid(forget_gate) * cell + jax.nn.sigmoid(input_gate) * jnp.tanh(new)
+            hidden = jax.nn.sigmoid(output_gate) * jnp.tanh(cell)
             return (hidden, cell), hidden
 
         _, hidden = jax.lax.scan(step, (start, start), from_words)
@@ -233,18 +163,18 @@ class WindowNetwork(eqx.Module):
     words: int = eqx.field(static=True)
 
     def states(self, inputs: jax.Array) -> jax.Array:
-        """The hidden layer after each step; before the first word there is PAD."""
+        """Return the hidden layer after each step; PAD stands before the first word."""
         steps = inputs.shape[1]
         padded = jnp.pad(inputs, ((0, 0), (self.words - 1, 0)), constant_values=PAD)
-        seen = [self.embedding.weight[padded[:, i : i + steps]] for i in range(self.words)]
-        return jnp.tanh(_linear(self.hidden, jnp.concatenate(seen, axis=-1)))
+        embedded = [self.embedding.weight[padded[:, i : i + steps]] for i in range(self.words)]
+        return jnp.tanh(_linear(self.hidden, jnp.concatenate(embedded, axis=-1)))
 
 
 MODELS: dict[str, type[Lstm] | type[Window]] = {"lstm": Lstm, "window": Window}
 
 
 def language_model(name: str, vocabulary: int, **sizes: int) -> Lstm | Window:
-    """The model of this name; sizes that are not given take its defaults.
+    """Return the model of this name. A size that is not given has its default.
 
     >>> language_model("window", 1000, hidden=16)
     Window(vocabulary=1000, embedding=32, words=3, hidden=16)
@@ -259,16 +189,16 @@ def language_model(name: str, vocabulary: int, **sizes: int) -> Lstm | Window:
 
 
 def logits(model: Model, parameters: Mapping[str, Any], inputs: jax.Array) -> jax.Array:
-    """Scores [sentences, steps, vocabulary] of the next word after each step of `inputs`."""
+    """Return the scores of the next word after each step: [sentences, steps, vocabulary]."""
     states = model.states(parameters, inputs)
     return states @ parameters["output.weight"].T + parameters["output.bias"]
 
 
 def loss(model: Model, parameters: Mapping[str, Any], sentences: jax.Array) -> jax.Array:
-    """Mean cross entropy of the next word, in nats, over all words of the vocabulary.
+    """Return the mean cross entropy of the next word, in nats, over all targets in the vocabulary.
 
-    Nobody wants to be offered an unknown word or the end of the sentence, so these are no targets;
-    and sentences of PAD alone can fill a batch.
+    The unknown word and the end of a sentence are not targets, because a keyboard would not suggest
+    them. Sentences that consist of PAD only may fill up a batch.
     """
     states, targets = model.states(parameters, sentences[:, :-1]), words_alone(sentences[:, 1:])
     total = output_loss(parameters["output.weight"], parameters["output.bias"], states, targets)
@@ -276,8 +206,81 @@ def loss(model: Model, parameters: Mapping[str, Any], sentences: jax.Array) -> j
 
 
 def words_alone(targets: jax.Array) -> jax.Array:
-    """The targets with PAD in the place of all that is no word of the vocabulary."""
+    """Return the targets with PAD in place of everything that is not a word of the vocabulary."""
     return jnp.where(targets > UNKNOWN, targets, PAD)
+
+
+def real_first(
+    states: jax.Array, targets: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Move targets that are PAD, and their rows, to the end; pad to a whole number of blocks.
+
+    Returns:
+        The rows, the targets, the number of blocks with a target that is not PAD, and the order of
+        the original rows.
+    """
+    words = targets.reshape(-1)
+    rows = states.reshape(len(words), -1)
+    order = jnp.argsort(words == PAD, stable=True)
+    fill = -len(words) % BLOCK
+    blocks = (jnp.sum(words != PAD) + BLOCK - 1) // BLOCK
+    rows = jnp.pad(rows[order], ((0, fill), (0, 0)))
+    return rows, jnp.pad(words[order], (0, fill), constant_values=PAD), blocks, order
+
+
+def block(array: jax.Array, number: jax.Array | int) -> jax.Array:
+    """Return the rows of one block."""
+    return jax.lax.dynamic_slice_in_dim(array, number * BLOCK, BLOCK)
+
+
+@jax.custom_vjp
+def output_loss(
+    weight: jax.Array, bias: jax.Array, states: jax.Array, targets: jax.Array
+) -> jax.Array:
+    """Return the cross entropy in nats, summed over the targets that are not PAD.
+
+    Args:
+        weight: Weight of the last layer, [vocabulary, size].
+        bias: Bias of the last layer, [vocabulary].
+        states: Inputs of the last layer, [..., size].
+        targets: Words to predict, [...].
+    """
+    return _loss_and_gradients(weight, bias, states, targets)[0]
+
+
+def _loss_and_gradients(
+    weight: jax.Array, bias: jax.Array, states: jax.Array, targets: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """Compute the loss and its gradients together, so that each block of scores exists once."""
+    rows, words, blocks, order = real_first(states, targets)
+
+    def add_block(number: jax.Array, sums: Sums) -> Sums:
+        loss, of_weight, of_bias, of_rows = sums  # the loss, and its gradients
+        row, word = block(rows, number), block(words, number)
+        scores = row @ weight.T + bias
+        log_probability = jax.nn.log_softmax(scores)
+        hit = word[:, None] == jnp.arange(len(bias))
+        # PAD does not count, neither in the loss nor in its gradient.
+        error = jnp.where((word != PAD)[:, None], jnp.exp(log_probability) - hit, 0)
+        chosen = jnp.take_along_axis(log_probability, word[:, None], axis=1)[:, 0]
+        return (
+            loss - jnp.sum(chosen, where=word != PAD),
+            of_weight + error.T @ row,
+            of_bias + jnp.sum(error, axis=0),
+            jax.lax.dynamic_update_slice_in_dim(of_rows, error @ weight, number * BLOCK, 0),
+        )
+
+    start = (jnp.zeros(()), jnp.zeros_like(weight), jnp.zeros_like(bias), jnp.zeros_like(rows))
+    loss, of_weight, of_bias, of_rows = jax.lax.fori_loop(0, blocks, add_block, start)
+    of_states = jnp.zeros_like(rows[: len(order)]).at[order].set(of_rows[: len(order)])
+    return loss, (of_weight, of_bias, of_states.reshape(states.shape))
+
+
+def _scaled(gradients: tuple[jax.Array, ...], scale: jax.Array) -> tuple[Any, ...]:
+    return (*(scale * gradient for gradient in gradients), None)
+
+
+output_loss.defvjp(_loss_and_gradients, _scaled)
 
 
 def _linear(layer: eqx.nn.Linear, inputs: jax.Array) -> jax.Array:
@@ -285,26 +288,28 @@ def _linear(layer: eqx.nn.Linear, inputs: jax.Array) -> jax.Array:
 
 
 def _skeleton(layers: Callable[[jax.Array], eqx.Module]) -> Any:
-    """The layers with shapes in the place of arrays."""
+    """Return the layers with shapes in place of arrays."""
     return eqx.filter_eval_shape(layers, jax.random.key(0))
 
 
-def _fresh(skeleton: Any, seed: int) -> Parameters:
-    """No bias, and weights that keep the scale of what they read: a fresh model knows nothing."""
+def _initial_parameters(skeleton: Any, seed: int) -> Parameters:
+    """Return new parameters: zero biases, and uniform weights up to 1 / sqrt(inputs)."""
     leaves = jax.tree_util.tree_leaves_with_path(skeleton)
     shapes = {_name(path): leaf.shape for path, leaf in leaves}
-    draws = np.random.default_rng(seed)
-    fresh = Parameters()
+    generator = np.random.default_rng(seed)
+    parameters = Parameters()
     for name in sorted(shapes):
         limit = 0 if name.endswith("bias") else shapes[name][-1] ** -0.5
-        fresh[name] = draws.uniform(-limit, limit, shapes[name]).astype(np.float32)
-    return fresh
+        parameters[name] = generator.uniform(-limit, limit, shapes[name]).astype(np.float32)
+    return parameters
 
 
 def _filled(skeleton: Any, parameters: Mapping[str, Any]) -> Any:
+    """Return the layers of a skeleton with these parameters."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(skeleton)
     return jax.tree_util.tree_unflatten(structure, [parameters[_name(path)] for path, _ in leaves])
 
 
 def _name(path: Any) -> str:
+    """Return the name of a parameter, such as `lstm.weight_hh`."""
     return jax.tree_util.keystr(path, simple=True, separator=".")

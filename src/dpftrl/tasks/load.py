@@ -1,4 +1,4 @@
-"""Tasks by name."""
+"""`load_task`, which loads a task by its name."""
 
 import os
 from collections.abc import Callable
@@ -13,6 +13,8 @@ from dpftrl.tasks.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class _Kind:
+    """A kind of task: how to load it, and its defaults."""
+
     load: Callable[[Options], Task]
     vocabulary_size: int
     sentence_length: int
@@ -43,19 +45,25 @@ def load_task(
     vocabulary: Vocabulary | None = None,
     report: Report | None = None,
 ) -> Task:
-    """Read a task: chitchat, poetry, stackoverflow or jsonl.
+    """Load a task: chitchat, poetry, stackoverflow or jsonl.
 
     Args:
-        name: Which task.
-        vocabulary_size: Words of a vocabulary that is not given; by default what suits the task.
-        sentence_length: Words of a sentence; by default what suits the task.
-        sentences_per_user: How many sentences of one user are kept, the first ones.
-        heldout_share: The share of users held out, by a hash of their names. StackOverflow comes
-            with users to hold out: there, 0 leaves them out and all else takes them.
-        most_users: How many users to train on, and to hold out, at most, by a hash of their names.
-        path: The file to read: jsonl and stackoverflow need it; poetry takes the tarball.
-        vocabulary: A public vocabulary, instead of the task's own.
-        report: Is told how far the work is, and what is being done.
+        name: Name of the task.
+        vocabulary_size: Number of words in the task's own vocabulary. The default depends on the
+            task.
+        sentence_length: Words per sentence. The default depends on the task.
+        sentences_per_user: Largest number of sentences per user; the first ones are kept.
+        heldout_share: Share of users to hold out, chosen by a hash of their names. StackOverflow
+            has its own held-out users: 0 leaves them out, any other value takes all of them.
+        most_users: Largest number of users to train on, and largest number of users to hold out,
+            chosen by a hash of their names.
+        path: File to read. Required by jsonl and stackoverflow; for poetry, an optional tarball.
+        vocabulary: Public vocabulary to use instead of the task's own.
+        report: Progress callback, called with the share of the work that is done (None if unknown)
+            and a description of the current step.
+
+    Raises:
+        InvalidInput: The task is unknown, an option is not valid, or the data cannot be read.
     """
     kind = _KINDS.get(name)
     if kind is None:
@@ -70,10 +78,10 @@ def load_task(
         most_users,
         None if path is None else Path(path),
         vocabulary,
-        report or _silence,
+        report or _ignore_progress,
     )
     return kind.load(options)
 
 
-def _silence(_: float | None, __: str) -> None:
+def _ignore_progress(_: float | None, __: str) -> None:
     pass

@@ -1,4 +1,7 @@
-"""Classical Chinese poems: Tang poems are public text, Song poets are users."""
+"""The task `poetry`: classical Chinese poems. Tang poems are public text, Song poets are users.
+
+The poems are fetched with npm (`Tarball`), and the encoded task is kept in a cache (`Store`).
+"""
 
 import contextlib
 import re
@@ -25,12 +28,17 @@ from dpftrl.tasks.task import Options, Report, Task
 from dpftrl.tasks.users import Encoder, Users, collect_users
 from dpftrl.tasks.vocabulary import Vocabulary, cut_verse
 
-# Goes into the names of cached files: a change to how text is cut or encoded needs a new one.
+# Part of the names of cached files. Increase it when the way text is split or encoded changes.
 FORMAT = 1
+
+# Longest time for npm to fetch the tarball: half an hour, for slow connections.
+MAX_SECONDS = 1800
+# Largest tarball to read: 1 GiB.
+MAX_BYTES = 2**30
 
 
 class Encoded(NamedTuple):
-    """A task before anybody is held out."""
+    """The encoded task, before users are held out."""
 
     vocabulary: Vocabulary
     users: Users
@@ -40,72 +48,74 @@ class Encoded(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Store:
-    """The place of one task, as it was asked for, in the cache."""
+    """The place of one encoded task in the cache.
+
+    Attributes:
+        folder: Folder of the cache.
+        key: Name of the entry.
+    """
 
     folder: Path
     key: str
 
     @classmethod
     def of(cls, folder: Path, name: str, options: Options, data_sha256: str) -> Self:
-        """What does not change the encoding is left out."""
+        """Return the place of a task; the key depends only on options that change the encoding."""
         words = options.vocabulary.sha256 if options.vocabulary else options.vocabulary_size
-        asked = (FORMAT, data_sha256, words, options.sentence_length, options.sentences_per_user)
-        return cls(folder, f"{name}-{sha256(msgspec.json.encode(asked)).hexdigest()[:32]}")
+        parts = (FORMAT, data_sha256, words, options.sentence_length, options.sentences_per_user)
+        return cls(folder, f"{name}-{sha256(msgspec.json.encode(parts)).hexdigest()[:32]}")
 
     def load(self) -> Encoded | None:
-        """What is there, unless it is damaged."""
-        held: dict[str, Any] = load_tensors(self.folder, self.key) or {}
-        digest = held.pop("sha256", None)
-        if digest is None or digest.tobytes() != _digest(held).tobytes():
+        """Return the cached task; None if there is none, or if it is damaged."""
+        tensors: dict[str, Any] = load_tensors(self.folder, self.key) or {}
+        digest = tensors.pop("sha256", None)
+        if digest is None or digest.tobytes() != _digest(tensors).tobytes():
             return None
-        users = Users(_strings(held["names"]), held["sentences"], held["offsets"])
-        return Encoded(Vocabulary(_strings(held["words"])), users, held["public"])
+        users = Users(_strings(tensors["names"]), tensors["sentences"], tensors["offsets"])
+        return Encoded(Vocabulary(_strings(tensors["words"])), users, tensors["public"])
 
     def save(self, encoded: Encoded) -> None:
-        """Put it there; where that is impossible, do without."""
+        """Store the task in the cache; do nothing if the cache cannot be written."""
         users = encoded.users
-        held: dict[str, NDArray[Any]] = {
+        tensors: dict[str, NDArray[Any]] = {
             "names": _bytes(users.names),
             "sentences": users.sentences,
             "offsets": users.offsets,
             "words": _bytes(encoded.vocabulary.words),
             "public": encoded.public,
         }
-        held["sha256"] = _digest(held)
-        store_tensors(self.folder, self.key, held)
+        tensors["sha256"] = _digest(tensors)
+        store_tensors(self.folder, self.key, tensors)
 
 
-def _digest(held: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
-    """Over everything, so that no damage goes unseen."""
+def _digest(tensors: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
+    """Return the SHA-256 of all tensors, which detects a damaged cache."""
     digest = sha256()
-    for name, values in sorted(held.items()):
+    for name, values in sorted(tensors.items()):
         digest.update(f"{name} {values.dtype} {values.shape}\n".encode())
         digest.update(np.ascontiguousarray(values).data)
     return np.frombuffer(digest.digest(), dtype=np.uint8)
 
 
 def _bytes(strings: tuple[str, ...]) -> NDArray[np.uint8]:
-    """Names and words have no line breaks, so that these can part them."""
+    """Return strings as bytes, separated by line breaks, which names and words do not have."""
     return np.frombuffer("\n".join(strings).encode(), dtype=np.uint8)
 
 
 def _strings(content: NDArray[np.uint8]) -> tuple[str, ...]:
+    """Return the strings that `_bytes` joined."""
     return tuple(content.tobytes().decode().split("\n"))
-
-
-MOST_SECONDS = 1800
-MOST_BYTES = 2**30
 
 
 @final
 @dataclass(frozen=True)
 class Tarball:
-    """A package of npm, down to the last bit.
+    """The tarball of one version of an npm package, identified by its SHA-256.
 
     Attributes:
-        package: Its name.
-        version: The one version that is meant.
-        sha256: Of the tarball.
+        package: Name of the package.
+        version: Version of the package.
+        sha256: SHA-256 of the tarball.
     """
 
     package: str
@@ -114,69 +124,70 @@ class Tarball:
 
     @property
     def spec(self) -> str:
-        """What to ask npm for."""
+        """Package and version, as npm writes them."""
         return f"{self.package}@{self.version}"
 
     @property
     def file_name(self) -> str:
-        """What npm calls it."""
+        """File name that npm gives to the tarball."""
         return f"{self.package}-{self.version}.tgz"
 
     def read(self, path: Path) -> bytes:
-        """The bytes, refused unless they are the right ones."""
-        content = read_file(path, MOST_BYTES)
-        if (found := sha256(content).hexdigest()) != self.sha256:
+        """Return the bytes of a tarball; refuse any other file."""
+        content = read_file(path, MAX_BYTES)
+        if (digest := sha256(content).hexdigest()) != self.sha256:
             raise InvalidInput(
-                f"{path} is not {self.spec}: its SHA-256 is {found}, not "
-                f"{self.sha256}; give path= to the tarball of that very version"
+                f"{path} is not {self.spec}: its SHA-256 is {digest}, not "
+                f"{self.sha256}; give path= to the tarball of exactly that version"
             )
         return content
 
-    def read_or_fetch(self, folder: Path, report: Report) -> bytes:
-        """The bytes from a folder, where they are put first if they are not there."""
+    def read_or_fetch(self, folder: Path, on_progress: Report) -> bytes:
+        """Return the bytes of the tarball in a folder; fetch it with npm first if it is missing."""
         target = folder / self.file_name
         with contextlib.suppress(InvalidInput):
             return self.read(target)
-        report(None, f"fetching {self.spec}")
+        on_progress(None, f"fetching {self.spec}")
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder, prefix=".npm-") as place:
-                self._pack(Path(place))
-                content = self.read(Path(place) / self.file_name)
-                (Path(place) / self.file_name).replace(target)
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".npm-") as temporary:
+                self._fetch(Path(temporary))
+                content = self.read(Path(temporary) / self.file_name)
+                (Path(temporary) / self.file_name).replace(target)
         except OSError as error:
             raise InvalidInput(f"{folder} cannot be written: {error.strerror}") from None
         return content
 
-    def _pack(self, place: Path) -> None:
+    def _fetch(self, folder: Path) -> None:
+        """Fetch the tarball into an empty folder."""
         npm = shutil.which("npm")
         if npm is None:
             raise self._failed("npm was not found")
         command = [npm, "pack", "--ignore-scripts", self.spec]
         try:
-            # In an empty folder, so that no project's settings are in the way.
-            done = subprocess.run(
+            # In an empty folder no project's npm settings apply.
+            result = subprocess.run(
                 command,
-                cwd=place,
+                cwd=folder,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=MOST_SECONDS,
+                timeout=MAX_SECONDS,
                 check=False,
             )
         except (OSError, subprocess.SubprocessError, UnicodeDecodeError) as error:
             raise self._failed(f"npm failed with {type(error).__name__}") from None
-        if done.returncode or not (place / self.file_name).exists():
-            # Only npm's word for it: the rest of what it prints is long, and names hosts.
-            found = re.search(r"\bcode (\w+)", done.stderr)
+        if result.returncode or not (folder / self.file_name).exists():
+            # Show npm's error code only: the rest of its output is long, and names hosts.
+            code = re.search(r"\bcode (\w+)", result.stderr)
             raise self._failed(
-                f"npm failed with {found[1] if found else f'code {done.returncode}'}"
+                f"npm failed with {code[1] if code else f'code {result.returncode}'}"
             )
 
-    def _failed(self, why: str) -> InvalidInput:
+    def _failed(self, reason: str) -> InvalidInput:
         return InvalidInput(
-            f"{self.spec} could not be fetched: {why}; run `npm pack {self.spec}` where that "
-            "works, and give path= to the tarball"
+            f"{self.spec} could not be fetched: {reason}; run `npm pack {self.spec}` on a machine "
+            "where npm works, and give path= to the tarball"
         )
 
 
@@ -184,14 +195,14 @@ TARBALL = Tarball(
     "chinese-poetry", "2.0.1", "25b549e46919c3a0569db6b68ddc96956b04a484ea4518ad2bbd4f137e307e86"
 )
 VOCABULARY_SIZE = 4_000
-# A line is nearly always a couplet of 5 + 5 or 7 + 7 characters: with END it fits.
+# A line is nearly always a couplet of 5 + 5 or 7 + 7 characters; with END that is at most 15.
 SENTENCE_LENGTH = 15
 
 _FILE = re.compile(r"package/dist/quantangshi/poet\.(tang|song)\.(\d+)\.json")
 
 
 class Poem(msgspec.Struct):
-    """A paragraph is a line, mostly a couplet."""
+    """A poem. A paragraph is one line of it, mostly a couplet."""
 
     author: str
     paragraphs: list[str]
@@ -201,10 +212,14 @@ Poems = Sequence[Poem]
 
 
 def load_poetry(options: Options) -> Task:
-    """One character is a word, one line a sentence; the vocabulary is that of the Tang poems.
+    """Load the task: a character is a word, a line is a sentence, the vocabulary is of Tang poems.
 
     Guarantees:
-        Nobody is public and a user at once: names of both dynasties are no users.
+        Nobody is both public and a user: an author's name that occurs in both dynasties is not a
+        user.
+
+    Raises:
+        InvalidInput: The tarball cannot be fetched, or is another version.
     """
     content = None if options.path is None else TARBALL.read(options.path)
     store = Store.of(cache_folder(), "poetry", options, TARBALL.sha256)
@@ -220,24 +235,27 @@ def load_poetry(options: Options) -> Task:
     return Task("poetry", source, encoded.vocabulary, *users, encoded.public)
 
 
-def read_poems(tarball: bytes, report: Report) -> tuple[Poems, Poems]:
-    """The Tang poems and the Song poems, in the order of their files' numbers."""
+def read_poems(tarball: bytes, on_progress: Report) -> tuple[Poems, Poems]:
+    """Return the Tang poems and the Song poems, in the order of their files' numbers."""
     decoder = msgspec.json.Decoder(list[Poem])
     files: dict[str, dict[int, list[Poem]]] = {"tang": {}, "song": {}}
     packed = BytesIO(tarball)
     with tarfile.open(fileobj=packed, mode="r:gz") as members:
         for member in members:
-            found, content = _FILE.fullmatch(member.name), members.extractfile(member)
-            if found and content:
-                files[found[1]][int(found[2])] = decoder.decode(content.read())
-                report(packed.tell() / len(tarball), "reading the poems")
+            match, content = _FILE.fullmatch(member.name), members.extractfile(member)
+            if match and content:
+                dynasty, number = match[1], int(match[2])
+                files[dynasty][number] = decoder.decode(content.read())
+                on_progress(packed.tell() / len(tarball), "reading the poems")
     tang, song = (
-        [poem for _, file in sorted(part.items()) for poem in file] for part in files.values()
+        [poem for _, poems in sorted(numbered.items()) for poem in poems]
+        for numbered in files.values()
     )
     return tang, song
 
 
 def _encode(tang: Poems, song: Poems, options: Options) -> Encoded:
+    """Encode the Tang poems as public text, and the Song poems by user."""
     options.report(None, "encoding the poems")
     public = [line for poem in tang for line in poem.paragraphs]
     vocabulary = options.vocabulary or Vocabulary.of_public_text(
@@ -249,15 +267,16 @@ def _encode(tang: Poems, song: Poems, options: Options) -> Encoded:
 
 
 def _letters(lines: Iterable[str]) -> Iterator[str]:
-    """A square stands for a letter that is lost: it is not to be predicted as a word."""
+    """Yield the characters of lines, without the squares that stand for lost characters."""
     return (word for line in lines for words in cut_verse(line) for word in words if word.isalpha())
 
 
 def _users(tang: Poems, song: Poems) -> Iterator[tuple[str, str]]:
-    public = {normalize("NFC", poem.author) for poem in tang}
+    """Yield the author and the text of each line by a Song poet who is not a Tang poet too."""
+    public_names = {normalize("NFC", poem.author) for poem in tang}
     for poem in song:
         name = normalize("NFC", poem.author)
-        # A name with a letter that is lost, or only described, may be that of several people.
-        if name.isalpha() and name not in public:
+        # A name with a lost or described character may belong to several people: leave it out.
+        if name.isalpha() and name not in public_names:
             for line in poem.paragraphs:
                 yield name, line

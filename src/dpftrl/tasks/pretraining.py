@@ -1,6 +1,6 @@
-"""A model to start from: plain training on public text, which needs no privacy."""
+"""Pre-training on public text, without privacy, for a better model to start from."""
 
-# JAX leaves much of its interface untyped: what comes back is annotated where it matters.
+# JAX leaves much of its API untyped: return values are annotated where it matters.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
@@ -17,12 +17,12 @@ from dpftrl._internal.checks import positive_number, whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.tasks.language_model import Model, Parameters, loss
 
-# Kingma and Ba's own values.
-MEAN_DECAY, SQUARE_DECAY, TINY = 0.9, 0.999, 1e-8
+# Adam's beta_1, beta_2 and epsilon, as Kingma and Ba (2015) recommend.
+MEAN_DECAY, SQUARE_DECAY, EPSILON = 0.9, 0.999, 1e-8
 
 
 class AdamState(NamedTuple):
-    """Parameters, and the running means of their gradients and of the squares."""
+    """State of Adam: parameters, and running means of the gradients and of their squares."""
 
     parameters: Any
     mean: Any
@@ -43,33 +43,36 @@ def pretrain(
     """Train a fresh model with Adam on batches drawn at random from public sentences.
 
     Guarantees:
-        None at all for whoever wrote these sentences: they must be public.
+        None for the authors of these sentences: the sentences must be public.
 
     Args:
-        model: What to train.
+        model: Model to train.
         sentences: [sentences, length + 1], as in `Task.public`.
-        seed: For the first parameters and the batches; the same seed gives the same bits.
-        steps: How many batches.
-        batch_size: Sentences in one.
-        learning_rate: Of Adam.
-        report: Called after each step with its number, from 1, and its loss.
+        seed: Seed of the first parameters and of the batches. The same seed gives the same bits.
+        steps: Number of batches.
+        batch_size: Sentences per batch.
+        learning_rate: Learning rate of Adam.
+        report: Progress callback, called after each step with its number, from 1, and its loss.
+
+    Raises:
+        InvalidInput: There are no sentences, or a number is not positive.
     """
     whole_number("steps", steps)
     whole_number("batch_size", batch_size)
     positive_number("learning_rate", learning_rate)
     if not len(sentences):
         raise InvalidInput("there are no public sentences to train on; start from a fresh model")
-    state = _fresh(model.init(seed))
+    state = _initial_state(model.init(seed))
     draws = np.random.default_rng(seed)
     for number in range(1, steps + 1):
         batch = sentences[draws.integers(len(sentences), size=batch_size)]
-        state, value = _step(model, learning_rate, state, batch)
+        state, batch_loss = _step(model, learning_rate, state, batch)
         if report is not None:
-            report(number, float(value))
+            report(number, float(batch_loss))
     return {name: np.asarray(array) for name, array in state.parameters.items()}
 
 
-def _fresh(parameters: Parameters) -> AdamState:
+def _initial_state(parameters: Parameters) -> AdamState:
     zeros = jax.tree.map(jnp.zeros_like, parameters)
     return AdamState(jax.tree.map(jnp.asarray, parameters), zeros, zeros, jnp.zeros(()))
 
@@ -78,23 +81,21 @@ def _fresh(parameters: Parameters) -> AdamState:
 def _step(
     model: Model, learning_rate: float, state: AdamState, batch: jax.Array
 ) -> tuple[AdamState, jax.Array]:
-    value, gradients = jax.value_and_grad(partial(loss, model))(state.parameters, batch)
+    """Take one step of Adam; return the new state and the loss of the batch."""
+    batch_loss, gradients = jax.value_and_grad(partial(loss, model))(state.parameters, batch)
     steps = state.steps + 1
-    mean = jax.tree.map(partial(_moved, MEAN_DECAY), state.mean, gradients)
-    square = jax.tree.map(partial(_moved, SQUARE_DECAY), state.square, _squares(gradients))
-    # Both means start at zero; dividing takes that out again.
+    mean = jax.tree.map(partial(_running_mean, MEAN_DECAY), state.mean, gradients)
+    squares = jax.tree.map(jnp.square, gradients)
+    square = jax.tree.map(partial(_running_mean, SQUARE_DECAY), state.square, squares)
+    # Adam's bias correction: both means start at zero.
     rate = learning_rate * jnp.sqrt(1 - SQUARE_DECAY**steps) / (1 - MEAN_DECAY**steps)
 
     def stepped(array: jax.Array, m: jax.Array, s: jax.Array) -> jax.Array:
-        return array - rate * m / (jnp.sqrt(s) + TINY)
+        return array - rate * m / (jnp.sqrt(s) + EPSILON)
 
     parameters = jax.tree.map(stepped, state.parameters, mean, square)
-    return AdamState(parameters, mean, square, steps), value
+    return AdamState(parameters, mean, square, steps), batch_loss
 
 
-def _moved(decay: float, mean: jax.Array, new: jax.Array) -> jax.Array:
+def _running_mean(decay: float, mean: jax.Array, new: jax.Array) -> jax.Array:
     return decay * mean + (1 - decay) * new
-
-
-def _squares(gradients: Any) -> Any:
-    return jax.tree.map(jnp.square, gradients)

@@ -1,4 +1,4 @@
-"""A task: people's sentences, a public vocabulary, and how they are asked for."""
+"""`Task`, the data of a training, and `Options`, the options for loading one."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -14,21 +14,27 @@ from dpftrl.errors import InvalidInput
 from dpftrl.tasks.users import Encoder, Users, chance, checked_sentences, sample
 from dpftrl.tasks.vocabulary import Cut, Vocabulary
 
+# A progress callback: the share of the work that is done (None if unknown), and the current step.
 Report = Callable[[float | None, str], None]
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Next-word prediction on real people's text.
+    """A task of next-word prediction on text of real people.
 
     Attributes:
-        name: What it was asked for by.
-        source: Where the text comes from, which version, under which licence; one line.
-        vocabulary: The words, known without looking at users.
-        train: The people to train on.
-        heldout: Other people, to evaluate on; may be nobody.
-        public: Sentences of public text to train on beforehand, like those of users; or None.
+        name: Name of the task.
+        source: Origin, version and license of the text, in one line.
+        vocabulary: The words of the model, from public sources only.
+        train: Users to train on.
+        heldout: Other users, to evaluate on; may be empty.
+        public: Sentences of public text for pre-training, in the form of `Users.sentences`; None if
+            there are none.
+
+    Raises:
+        InvalidInput: Nobody is left to train on, a user is in both groups, or sentences do not fit
+            the vocabulary.
     """
 
     name: str
@@ -43,7 +49,7 @@ class Task:
             raise InvalidInput(f"{self.name} has nobody to train on; give text of more users")
         if both := set(self.train.names) & set(self.heldout.names):
             raise InvalidInput(
-                f"{len(both)} users are held out and trained on, one is {min(both)!r}"
+                f"{len(both)} users are both held out and trained on, for example {min(both)!r}"
             )
         public = self.train.sentences[:0]
         if self.public is not None:
@@ -59,7 +65,7 @@ class Task:
 @final
 @dataclass(frozen=True)
 class Options:
-    """What a task is asked for; `load_task` explains each."""
+    """Options for loading a task; `load_task` documents each of them."""
 
     vocabulary_size: int
     sentence_length: int
@@ -80,30 +86,34 @@ class Options:
             raise InvalidInput(f"heldout_share must be from 0 to below 1, got {self.heldout_share}")
 
     def english_encoder(self, cut: Cut) -> Encoder:
-        """With the vocabulary given, or else the most frequent English words."""
+        """Return an encoder with the given vocabulary, or with the most frequent English words."""
         vocabulary = self.vocabulary or Vocabulary.english(self.vocabulary_size)
         return Encoder(vocabulary, cut, self.sentence_length)
 
     def needed_path(self, what: str) -> Path:
-        """The path, which this task cannot do without."""
+        """Return the path; refuse a missing one. `what` describes the file in the message."""
         if self.path is None:
             raise InvalidInput(f"this task reads {what}: give its path= (in a config: data.path)")
         return self.path
 
     def split(self, users: Users) -> tuple[Users, Users]:
-        """Those to train on and those held out, by a hash of the name.
+        """Split users into those to train on and those to hold out, by a hash of the name.
 
-        So a user who joins or leaves moves nobody else to the other side.
+        A user who joins or leaves does not move any other user to the other group.
         """
-        held = [name for name in users.names if chance(name, "heldout") < self.heldout_share]
-        if self.heldout_share > 0 and len(users) and not held:
+        heldout_names = [
+            name for name in users.names if chance(name, "heldout") < self.heldout_share
+        ]
+        if self.heldout_share > 0 and len(users) and not heldout_names:
             raise InvalidInput(
                 f"none of {len(users)} users is held out at a share of {self.heldout_share}; "
                 "raise heldout_share"
             )
-        others = sorted({*users.names} - {*held})
+        train_names = sorted({*users.names} - {*heldout_names})
         train, heldout = (
-            users.select([bisect_left(users.names, name) for name in sample(side, self.most_users)])
-            for side in (others, held)
+            users.select(
+                [bisect_left(users.names, name) for name in sample(names, self.most_users)]
+            )
+            for names in (train_names, heldout_names)
         )
         return train, heldout

@@ -1,4 +1,4 @@
-"""People and their sentences, as one array."""
+"""Users and their sentences: names, encoding of text, and one array for all sentences."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -16,30 +16,39 @@ from dpftrl.tasks.vocabulary import BEGIN, END, PAD, Cut, Vocabulary
 
 
 def safe_name(name: str) -> str:
-    """The name in its usual Unicode form, so that one person is not two; or say what is wrong.
+    """Return a user's name in Unicode's form NFC, so that one person never has two names.
 
-    What passes can be printed, and written to a CSV file as it is.
+    The result can be printed, and written to a CSV file without quotes.
+
+    Raises:
+        InvalidInput: The name is empty or has a comma, a quote, an outer space or a control
+            character.
 
     >>> safe_name("A" + chr(0x30A)) == safe_name(chr(0xC5))
     True
     """
-    usual = normalize("NFC", name)
-    if not usual or usual != usual.strip() or not usual.isprintable() or {",", '"'} & set(usual):
+    composed = normalize("NFC", name)
+    if (
+        not composed
+        or composed != composed.strip()
+        or not composed.isprintable()
+        or {",", '"'} & set(composed)
+    ):
         raise InvalidInput(
-            "a user's name has printable characters, no comma, no double quote and no space at "
-            f"its ends, got {name!r:.60}; rename that user"
+            "a user's name must have printable characters, no comma, no double quote and no space "
+            f"at its ends, got {name!r:.60}; rename that user"
         )
-    return usual
+    return composed
 
 
 def chance(name: str, purpose: str) -> float:
-    """A number from 0 up to 1 that depends on the name alone: others may come and go."""
+    """Return a pseudo-random number in [0, 1) that depends on the name and the purpose only."""
     digest = sha256(f"{purpose}\0{name}".encode()).digest()
     return (int.from_bytes(digest[:8], "big") >> 11) * 2.0**-53
 
 
 def sample(names: list[str], most: int | None) -> list[str]:
-    """At most so many names, by chance, in sorted order."""
+    """Return at most `most` names, chosen by a hash of the name, in sorted order."""
     if most is None or len(names) <= most:
         return sorted(names)
     return sorted(sorted(names, key=lambda name: (chance(name, "sample"), name))[:most])
@@ -48,12 +57,12 @@ def sample(names: list[str], most: int | None) -> list[str]:
 @final
 @dataclass(frozen=True)
 class Encoder:
-    """Makes text into rows of equal length.
+    """Encodes text as rows of numbers of equal length.
 
     Attributes:
-        vocabulary: Numbers the words.
-        cut: Cuts a text into sentences, and these into words.
-        length: Words kept of a sentence; END counts as one, and is left out where it does not fit.
+        vocabulary: Gives the number of each word.
+        cut: Splits a text into sentences, and sentences into words.
+        length: Words kept per sentence. END counts as one, and is left out if it does not fit.
 
     >>> from dpftrl.tasks.vocabulary import cut_chat
     >>> Encoder(Vocabulary(("hello", "you")), cut_chat, length=3).rows("Hello you. Hello?")
@@ -65,11 +74,11 @@ class Encoder:
     length: int
 
     def rows(self, text: str) -> list[list[int]]:
-        """Each sentence that has words as BEGIN, words, END, PAD...: length + 1 numbers."""
+        """Encode each sentence that has words as length + 1 numbers: BEGIN, words, END, PAD..."""
         return [self._row(words) for words in self.cut(text) if words]
 
     def encode(self, texts: Iterable[str]) -> NDArray[np.int32]:
-        """The sentences of many texts."""
+        """Encode the sentences of many texts as one array [sentences, length + 1]."""
         rows = [row for text in texts for row in self.rows(text)]
         return np.array(rows, dtype=np.int32).reshape(-1, self.length + 1)
 
@@ -84,13 +93,16 @@ Number = TypeVar("Number", np.int32, np.int64)
 @final
 @dataclass(frozen=True, eq=False)
 class Users:
-    """Who has which sentences; nobody is without any.
+    """Users and their sentences. Every user has at least one sentence.
 
     Attributes:
-        names: Sorted, each once, safe to write to a CSV file.
+        names: Names of the users, sorted and unique, as `safe_name` returns them.
         sentences: [sentences, length + 1] of int32: BEGIN, words, END if it fits, then PAD. A model
             reads [:, :-1] and predicts [:, 1:].
         offsets: User i has sentences[offsets[i]:offsets[i + 1]].
+
+    Raises:
+        InvalidInput: The names, sentences or offsets do not have this form.
     """
 
     names: tuple[str, ...] = field(repr=False)
@@ -110,33 +122,34 @@ class Users:
         return f"Users({len(self):,} people, {len(self.sentences):,} sentences)"
 
     def of(self, user: int) -> NDArray[np.int32]:
-        """The sentences of one user, without copying them."""
+        """Return the sentences of the user with this number, as a view."""
         if not 0 <= user < len(self):
             raise InvalidInput(f"{len(self)} users are numbered from 0 on, got {user}")
         return self.sentences[self.offsets[user] : self.offsets[user + 1]]
 
     def select(self, indices: Sequence[int] | NDArray[np.integer]) -> "Users":
-        """Some of the users; `indices` must rise, as the names do."""
+        """Return the users with these numbers, which must be in increasing order."""
         chosen = [int(index) for index in indices]
         if any(not low < high for low, high in pairwise(chosen)):
-            raise InvalidInput("users are selected by indices that rise, each once; sort them")
+            raise InvalidInput("indices of users must be unique and in increasing order; sort them")
         parts = [self.of(index) for index in chosen]
         sentences = np.concatenate([self.sentences[:0], *parts])
         return Users(tuple(self.names[index] for index in chosen), sentences, _offsets(parts))
 
 
 def collect_users(texts: Iterable[tuple[str, str]], encoder: Encoder, most: int) -> Users:
-    """Gather sentences by user; sentences without words, and users without sentences, are dropped.
+    """Collect sentences by user; drop sentences without words and users without sentences.
 
     Args:
-        texts: A user's name and a text, in any order; the order of a user's own is kept.
-        encoder: Makes text into rows of numbers.
-        most: How many sentences of one user are kept, the first ones.
+        texts: Pairs of a user's name and a text, in any order. The order of each user's own texts
+            is kept.
+        encoder: Encodes text as rows of numbers.
+        most: Largest number of sentences per user; the first ones are kept.
     """
     width = encoder.length + 1
     rows: dict[str, array[int]] = {}
     for name, text in texts:
-        # Before anything else: some people have a hundred times what is kept of them.
+        # Tested before encoding: some users have a hundred times more sentences than are kept.
         room = most - len(rows.get(name, ())) // width
         if room > 0:
             for row in encoder.rows(text)[:room]:
@@ -145,13 +158,13 @@ def collect_users(texts: Iterable[tuple[str, str]], encoder: Encoder, most: int)
     offsets = _offsets([range(len(rows[name]) // width) for name in names])
     sentences = np.empty((int(offsets[-1]), width), dtype=np.int32)
     for (first, last), name in zip(pairwise(offsets.tolist()), names, strict=True):
-        # Taken out one by one, so that a large task is not in memory twice.
+        # Rows are freed user by user, so that a large task is not in memory twice.
         sentences[first:last] = np.array(rows.pop(name), dtype=np.int32).reshape(-1, width)
     return Users(names, sentences, offsets)
 
 
 def checked_sentences(what: str, sentences: NDArray[np.int32]) -> NDArray[np.int32]:
-    """The same, not to be written to; what is not rows of BEGIN, words and the rest is refused."""
+    """Return a read-only view of sentences; refuse arrays that do not have the form of `Users`."""
     if sentences.ndim != 2 or sentences.dtype != np.int32 or sentences.shape[1] < 2:
         raise InvalidInput(
             f"{what} must be [sentences, length + 1] of int32, got {sentences.shape} of "
@@ -178,11 +191,15 @@ def _check_names(names: tuple[str, ...]) -> None:
             raise InvalidInput(f"a user's name must be in Unicode's form NFC, got {name!r:.60}")
     for before, after in pairwise(names):
         if not before < after:
-            raise InvalidInput(f"names must be sorted, each once, got {after!r:.60} too late")
+            raise InvalidInput(
+                f"names must be sorted and unique, got {after!r:.60} after {before!r:.60}"
+            )
 
 
 def _check_offsets(offsets: NDArray[np.int64], users: int, sentences: int) -> None:
     if offsets.dtype != np.int64 or offsets.shape != (users + 1,):
         raise InvalidInput(f"{users} users need {users + 1} offsets of int64, got {offsets.shape}")
     if offsets[0] != 0 or offsets[-1] != sentences or not np.all(np.diff(offsets) > 0):
-        raise InvalidInput(f"offsets must rise from 0 to {sentences}, one or more for each user")
+        raise InvalidInput(
+            f"offsets must rise from 0 to {sentences}, with one or more sentences per user"
+        )

@@ -1,4 +1,4 @@
-"""The words a model knows, from public sources only."""
+"""Vocabularies from public sources, and the functions that split text into words."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dpftrl._internal.checks import whole_number
 from dpftrl.errors import InvalidInput
 
-# Makes a text into sentences, and each of them into words; sentences may come out empty.
+# A function that splits a text into sentences, and each sentence into words; some may be empty.
 Cut = Callable[[str], list[list[str]]]
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
@@ -25,19 +25,19 @@ _AFTER_SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
 
 def plain_words(text: str) -> list[str]:
-    """Words in lower case, with the apostrophes inside them; punctuation is dropped.
+    """Return the words of a text in lower case; keep apostrophes inside words, drop punctuation.
 
-    English frequency lists hold the same words, and no punctuation.
+    English frequency lists have words of the same form.
 
     >>> plain_words("Don't know... MAYBE at 5?")
     ["don't", 'know', 'maybe', 'at', '5']
     """
-    curly = "\N{RIGHT SINGLE QUOTATION MARK}"
-    return _WORD.findall(normalize("NFC", text).lower().replace(curly, "'"))
+    curly_apostrophe = "\N{RIGHT SINGLE QUOTATION MARK}"
+    return _WORD.findall(normalize("NFC", text).lower().replace(curly_apostrophe, "'"))
 
 
 def cut_chat(text: str) -> list[list[str]]:
-    """A sentence ends with a full stop, exclamation or question mark before a space.
+    """Split a text into sentences after each full stop, exclamation or question mark and a space.
 
     >>> cut_chat("Oh no... Really? 3 of 4.")
     [['oh', 'no'], ['really'], ['3', 'of', '4']]
@@ -46,17 +46,17 @@ def cut_chat(text: str) -> list[list[str]]:
 
 
 def cut_lines(text: str) -> list[list[str]]:
-    """A sentence ends with its line, and nowhere else."""
+    """Split a text into sentences at line ends only."""
     return [plain_words(sentence) for sentence in text.split("\n")]
 
 
 def cut_spaces(text: str) -> list[list[str]]:
-    """One sentence that somebody has cut into words before, with spaces in between."""
+    """Split one sentence, whose words are separated by spaces already."""
     return [text.split()]
 
 
 def cut_verse(text: str) -> list[list[str]]:
-    """One sentence of characters; what has brackets is an editor's note, and none of it is kept.
+    """Split one line of verse into characters; drop a line with brackets, an editor's note.
 
     >>> cut_verse("江□千里 月"), cut_verse("《江》")
     ([['江', '□', '千', '里', '月']], [])
@@ -69,7 +69,10 @@ _BRACKET = "("
 
 
 class _Punctuation(dict[int, str]):
-    """Nothing for punctuation and spaces, one bracket for all of them; filled as it is asked."""
+    """A table for str.translate: deletes punctuation and spaces, and maps all brackets to one.
+
+    Entries are added on first use.
+    """
 
     def __missing__(self, code: int) -> str:
         kind = category(chr(code))
@@ -80,26 +83,31 @@ class _Punctuation(dict[int, str]):
 _PUNCTUATION = _Punctuation()
 
 
+# Numbers of the special tokens; words are numbered from SPECIAL on.
 PAD, BEGIN, END, UNKNOWN = 0, 1, 2, 3
 SPECIAL = 4
 
-# A few entries of a frequency list are signs or abbreviations that our text never holds.
-SPARE = 200
+# Extra entries to read from a frequency list: some entries are signs or abbreviations that
+# `plain_words` never returns.
+EXTRA_ENTRIES = 200
 
 
 @final
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words, numbered from 4 on; below are padding, begin, end and unknown.
+    """Words, numbered from 4 on. Numbers 0 to 3 are padding, begin, end and unknown.
 
     Guarantees:
-        Training protects what people wrote only if nothing else is taken from it. A vocabulary
-        counted from their text tells, without any noise, that somebody used a rare word. So there
-        is no way here to count one from users: it comes from a published list, from public text,
-        or from a file that you vouch for.
+        Private training protects a text only if nothing else is computed from it. A vocabulary
+        counted from users' text would reveal, without any noise, that somebody used a rare word.
+        Therefore this class cannot count one from users: a vocabulary comes from a published list,
+        from public text, or from a file that you vouch for.
 
     Attributes:
-        words: The most frequent first.
+        words: The words, the most frequent first.
+
+    Raises:
+        InvalidInput: There is no word, a word occurs twice, or a word has a space.
     """
 
     words: tuple[str, ...] = field(repr=False)
@@ -111,10 +119,10 @@ class Vocabulary:
             raise InvalidInput("a vocabulary needs at least one word, got none")
         for word in self.words:
             if [word] != word.split():
-                raise InvalidInput(f"a word has no spaces and is not empty, got {word!r:.60}")
+                raise InvalidInput(f"a word must not be empty or have spaces, got {word!r:.60}")
         if len(numbers) < len(self.words):
-            twice = next(word for word, times in Counter(self.words).items() if times > 1)
-            raise InvalidInput(f"a vocabulary has every word once, got {twice!r:.60} again")
+            repeated = next(word for word, times in Counter(self.words).items() if times > 1)
+            raise InvalidInput(f"a vocabulary has every word once, got {repeated!r:.60} again")
         object.__setattr__(self, "_numbers", numbers)
 
     def __len__(self) -> int:
@@ -125,7 +133,11 @@ class Vocabulary:
 
     @classmethod
     def english(cls, size: int) -> Self:
-        """The most frequent English words of the wordfreq package."""
+        """Return the `size` most frequent English words of the wordfreq package.
+
+        Raises:
+            InvalidInput: wordfreq is not installed, or lists fewer words.
+        """
         try:
             from wordfreq import top_n_list
         except ImportError:
@@ -134,34 +146,39 @@ class Vocabulary:
                 "pip install 'dpftrl[train]', or give a vocabulary from a file"
             ) from None
         wanted = whole_number("vocabulary size", size)
-        listed = [word for word in top_n_list("en", wanted + SPARE) if plain_words(word) == [word]]
+        entries = top_n_list("en", wanted + EXTRA_ENTRIES)
+        listed = [word for word in entries if plain_words(word) == [word]]
         if len(listed) < wanted:
             raise InvalidInput(
-                f"wordfreq lists {len(listed):,} English words, {wanted:,} were wanted"
+                f"wordfreq lists {len(listed):,} English words, {wanted:,} were requested"
             )
         return cls(tuple(listed[:wanted]))
 
     @classmethod
     def of_public_text(cls, words: Iterable[str], size: int) -> Self:
-        """The most frequent words of text that is public, never of users' text.
+        """Return the most frequent words of a public text. Never use this on users' text.
 
         Args:
             words: The text, word by word.
-            size: How many words to keep; all, if there are fewer.
+            size: Number of words to keep; all of them if there are fewer.
         """
         counted = sorted(Counter(words).items(), key=lambda item: (-item[1], item[0]))
         return cls(tuple(word for word, _ in counted[: whole_number("vocabulary size", size)]))
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], size: int | None = None) -> Self:
-        """One word a line, the most frequent first; a count after the word is passed over.
+        """Read a vocabulary from a file: one word per line, the most frequent first.
 
-        The word counts that come with the StackOverflow data are such a file. They were counted
-        from its users, and no guarantee of a training covers that.
+        A count after the word is ignored. The word counts that come with the StackOverflow data are
+        such a file. They were counted from its users, and the guarantee of a training does not
+        cover that.
 
         Args:
-            path: The file, UTF-8.
-            size: How many words to take; by default all.
+            path: Text file in UTF-8.
+            size: Number of words to read; by default all.
+
+        Raises:
+            InvalidInput: The file cannot be read, has fewer words, or a line is not one word.
         """
         target, wanted = Path(path), None if size is None else whole_number("size", size)
         try:
@@ -171,23 +188,23 @@ class Vocabulary:
         except OSError as error:
             raise InvalidInput(f"{target} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
-            raise InvalidInput(f"{target} is not UTF-8 text, one word a line") from None
+            raise InvalidInput(f"{target} is not UTF-8 text with one word per line") from None
         if wanted is not None and len(words) < wanted:
-            raise InvalidInput(f"{target} has {len(words):,} words, {wanted:,} were wanted")
+            raise InvalidInput(f"{target} has {len(words):,} words, {wanted:,} were requested")
         return cls(words)
 
     @property
     def sha256(self) -> str:
-        """What tells this vocabulary from any other."""
+        """SHA-256 of the words, in order: identifies the vocabulary."""
         return sha256("\n".join(self.words).encode()).hexdigest()
 
     def numbers(self, words: Iterable[str]) -> list[int]:
-        """Each word's number; a word that is not known is UNKNOWN."""
+        """Return the number of each word; UNKNOWN for a word outside the vocabulary."""
         known = self._numbers
         return [known.get(word, UNKNOWN) for word in words]
 
     def encode(self, words: Iterable[str]) -> NDArray[np.int32]:
-        """The numbers as an array.
+        """Return the number of each word, as an array.
 
         >>> Vocabulary(("hello", "you")).encode(["hello", "there", "you"]).tolist()
         [4, 3, 5]
@@ -196,6 +213,7 @@ class Vocabulary:
 
 
 def _word(line: str, number: int, path: Path) -> str:
+    """Return the word of a line, which may be followed by a count."""
     match line.split():
         case [word]:
             return word
