@@ -1,4 +1,4 @@
-"""What a device does with a message, and when it does nothing."""
+"""The client mod: which messages it answers, and with what."""
 
 import json
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_the_reply_is_a_clipped_update_and_the_attempt(tmp_path: Path) -> None:
     assert not reply.content.metric_records
 
 
-def test_a_turn_is_remembered_through_restarts(tmp_path: Path) -> None:
+def test_contacts_are_remembered_across_restarts(tmp_path: Path) -> None:
     def asked(**told: Any) -> str | None:
         """A new process each time: nothing is left but the disk."""
         return refusal_of(app()(message(instruction(**told)), context(tmp_path)))
@@ -84,7 +84,7 @@ def test_a_turn_is_remembered_through_restarts(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "ab12.json").read_text())["row"] == 8
 
 
-def test_a_device_that_cannot_remember_does_not_train(tmp_path: Path) -> None:
+def test_a_device_that_cannot_record_a_contact_refuses_to_train(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     reply = app()(message(instruction()), context(tmp_path / "file"))
     assert refusal_of(reply) == "the device could not write down that it took part"
@@ -93,7 +93,7 @@ def test_a_device_that_cannot_remember_does_not_train(tmp_path: Path) -> None:
     assert refusal_of(reply) == "the device could not write down that it took part"
 
 
-def test_only_training_by_our_strategy_is_answered(tmp_path: Path) -> None:
+def test_only_training_messages_of_the_strategy_are_answered(tmp_path: Path) -> None:
     reply = app()(message(None), context(tmp_path))
     assert refusal_of(reply) == "the message is not one of dpftrl's strategy"
     reply = app()(message(instruction(), "evaluate"), context(tmp_path))
@@ -115,15 +115,13 @@ def test_only_training_by_our_strategy_is_answered(tmp_path: Path) -> None:
         {"timer_hours": "soon"},
     ],
 )
-def test_an_instruction_that_makes_no_sense_is_refused(
-    tmp_path: Path, wrong: dict[str, Any]
-) -> None:
+def test_an_invalid_instruction_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     reply = app()(message(instruction(**wrong)), context(tmp_path))
     assert refusal_of(reply) == "the message is not one of dpftrl's strategy"
     assert not list(tmp_path.iterdir())
 
 
-def test_what_training_says_when_it_fails_stays_on_the_device(tmp_path: Path) -> None:
+def test_error_messages_of_failed_training_stay_on_the_device(tmp_path: Path) -> None:
     raising, replying = (ClientApp(mods=[client_mod()]) for _ in range(2))
 
     @raising.train()
@@ -142,7 +140,7 @@ def test_what_training_says_when_it_fails_stays_on_the_device(tmp_path: Path) ->
         assert not update_of(reply)["w"].any()
 
 
-def test_the_promised_clip_norm(tmp_path: Path) -> None:
+def test_a_server_with_another_clip_norm_than_promised_is_refused(tmp_path: Path) -> None:
     reply = app(clip_norm=0.5)(message(instruction()), context(tmp_path))
     assert "clip norm" in (refusal_of(reply) or "")
     assert refusal_of(app(clip_norm=1.0)(message(instruction()), context(tmp_path))) is None
@@ -150,7 +148,7 @@ def test_the_promised_clip_norm(tmp_path: Path) -> None:
         client_mod(clip_norm=float("nan"))
 
 
-def test_the_promised_rule_for_turns(tmp_path: Path) -> None:
+def test_a_server_with_a_weaker_contact_rule_than_promised_is_refused(tmp_path: Path) -> None:
     def asked(told: Instruction, **promised: Any) -> str:
         return refusal_of(app(**promised)(message(told), context(tmp_path))) or ""
 
@@ -165,13 +163,13 @@ def test_the_promised_rule_for_turns(tmp_path: Path) -> None:
             client_mod(**wrong)  # pyright: ignore[reportArgumentType]
 
 
-def test_what_devices_say_is_shown_only_if_we_know_the_words() -> None:
+def test_unknown_refusal_texts_are_ignored() -> None:
     asked = message(instruction())
     for said in ("dpftrl refuses: my salary is 3", "it is not this device's turn yet", None):
         assert refusal_of(Message(Error(6, said), reply_to=asked)) is None
 
 
-def test_whatever_is_in_a_reply_it_can_be_read() -> None:
+def test_malformed_replies_do_not_raise() -> None:
     asked = message(instruction())
     broken = Array("float32", (3,), "numpy.ndarray", b"not an array")
     for content in (
@@ -184,7 +182,7 @@ def test_whatever_is_in_a_reply_it_can_be_read() -> None:
     assert attempt_of(Message(stamped, reply_to=asked)) == "one"
 
 
-def test_the_default_folder_is_the_nodes_own(
+def test_the_default_folder_is_named_after_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DPFTRL_STATE", str(tmp_path))
@@ -204,7 +202,7 @@ def test_an_app_that_returns_other_arrays_is_refused(tmp_path: Path, trained: An
     assert "other arrays" in (refusal_of(reply) or "")
 
 
-def test_updates_of_a_float64_model_travel_in_float32(
+def test_updates_of_a_float64_model_are_sent_in_float32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MODEL, "w", np.arange(4.0))

@@ -1,4 +1,4 @@
-"""The real thing: SuperLink, SuperNodes and `flwr run` as processes, over TLS."""
+"""A real deployment: SuperLink, SuperNodes and `flwr run` as processes, over TLS."""
 
 import csv
 import json
@@ -96,7 +96,7 @@ def test_ten_rounds(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_everything_is_killed_in_turn_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_run_resumes_after_each_process_is_killed(tmp_path: Path) -> None:
     told = {"rounds": 10, "goal": 1, "min_sep": 2, "reply_seconds": 90, "lock_seconds": 120}
     with deployed(tmp_path / "there") as there:
         there.run(**told)
@@ -119,7 +119,7 @@ def test_everything_is_killed_in_turn_and_the_run_goes_on(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_node_that_never_uploads_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_node_that_never_uploads_does_not_delay_the_round(tmp_path: Path) -> None:
     with deployed(tmp_path / "there", silent=(0,)) as there:
         there.run(rounds=2, goal=2, over_selection=1.5, reply_seconds=600)
         until(lambda: there.released() >= 2, "two rounds", 120)

@@ -1,4 +1,4 @@
-"""What leaves a device is no longer than the clip norm."""
+"""Updates that leave a device never exceed the clip norm."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def test_clipping_is_done_in_float64() -> None:
     assert found["w"].tolist() == [pytest.approx(1.0, rel=2e-7), 0.0]
 
 
-def test_nan_is_passed_on_for_the_server_to_count_as_zeros() -> None:
+def test_nan_is_sent_unchanged() -> None:
     found = clipped_update({"w": np.zeros(2)}, {"w": np.array([np.nan, 1.0])}, 1.0)
     assert np.isnan(found["w"]).any()
 
@@ -38,7 +38,7 @@ def test_nan_is_passed_on_for_the_server_to_count_as_zeros() -> None:
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 37.0, 1e10, 1e30, 3e38])
 @pytest.mark.parametrize("clip_norm", [1e-6, 0.5, 1.0, 1e6])
-def test_no_norm_passes_the_clip_norm(kind: type, scale: float, clip_norm: float) -> None:
+def test_the_norm_never_exceeds_the_clip_norm(kind: type, scale: float, clip_norm: float) -> None:
     dice = np.random.default_rng(0)
     trained = {"w": (scale * dice.uniform(-1, 1, (70, 1000))).astype(kind), "b": np.ones(3, kind)}
     handed = {"w": np.zeros((70, 1000), np.float32), "b": np.zeros(3, np.float32)}
@@ -63,34 +63,34 @@ def test_an_array_without_dimensions_is_clipped_too() -> None:
 
 
 @pytest.mark.parametrize("unfit", [np.zeros(3), np.zeros((2, 1)), np.zeros(2, complex)])
-def test_what_is_no_update_of_this_model_is_refused(unfit: NDArray[Any]) -> None:
+def test_a_model_of_other_names_or_shapes_is_refused(unfit: NDArray[Any]) -> None:
     with pytest.raises((InvalidInput, TypeError)):
         clipped_update({"w": np.zeros(2)}, {"w": unfit}, 1.0)
 
 
 @pytest.mark.parametrize("order", ["CC", "CF", "FC", "FF"])
-def test_numbers_stay_where_they_are_whatever_the_order_of_the_memory(order: str) -> None:
+def test_fortran_order_does_not_move_numbers(order: str) -> None:
     handed = np.array([[1, 2, 3], [4, 5, 6]], np.float32, order=order[0])
     change = np.array([[1, 0, 2], [-1, 3, 4]], np.float32) / 64
     trained = np.array(handed + change, order=order[1])
     assert clipped_update({"w": handed}, {"w": trained}, 1.0)["w"].tolist() == change.tolist()
 
 
-def test_arrays_belong_together_by_name_and_not_by_place() -> None:
+def test_arrays_are_matched_by_name_not_by_position() -> None:
     trained = {"b": np.full(2, 0.25), "a": np.full(2, -0.5)}
     found = clipped_update({"a": np.zeros(2), "b": np.zeros(2)}, trained, 9.0)
     assert (found["a"].tolist(), found["b"].tolist()) == ([-0.5, -0.5], [0.25, 0.25])
 
 
 @pytest.mark.parametrize("clip_norm", [0.1, 0.2, 1 / 3, 0.7, 0.9])
-def test_the_factor_is_rounded_down(clip_norm: float) -> None:
+def test_the_scaling_factor_is_rounded_down(clip_norm: float) -> None:
     """Times a power of two nothing else is rounded."""
     found = clipped_update({"w": np.zeros(1)}, {"w": np.array([8.0])}, clip_norm)
     assert clip_norm * (1 - 2**-23) < float(found["w"][0]) <= clip_norm
 
 
 @pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK])
-def test_every_number_is_in_the_update_once(size: int) -> None:
+def test_every_number_is_written_once_at_any_block_size(size: int) -> None:
     handed, trained = {"w": np.zeros(size)}, {"w": np.ones(size)}
     assert (clipped_update(handed, trained, float(size))["w"] == 1).all()
     found = clipped_update(handed, trained, 0.5)["w"]
@@ -98,6 +98,6 @@ def test_every_number_is_in_the_update_once(size: int) -> None:
 
 
 @pytest.mark.parametrize("strange", [np.nan, np.inf, 1e39])
-def test_beside_what_is_not_finite_nothing_leaves_the_device(strange: float) -> None:
+def test_a_non_finite_update_sends_no_other_numbers(strange: float) -> None:
     found = clipped_update({"w": np.zeros(3)}, {"w": np.array([strange, 1e9, 0.1])}, 1.0)
     assert not (np.abs(found["w"]) > 0).any()

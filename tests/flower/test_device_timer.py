@@ -1,4 +1,4 @@
-"""Turns on a device's disk: honest servers are never refused, others gain little."""
+"""The contact timer: honest servers are never refused, dishonest ones gain little."""
 
 from itertools import product
 from pathlib import Path
@@ -36,7 +36,7 @@ def by_hours(number: int, **changes: Any) -> Instruction:
 
 @pytest.mark.parametrize("skew", [0.0, -1e7, -300.0, 300.0, 1e7])
 @pytest.mark.parametrize(("first", "second"), list(product([0.0, 1.0, TTL], repeat=2)))
-def test_who_returns_when_the_server_allows_it_is_never_refused(
+def test_contacts_of_a_server_that_keeps_to_the_timer_are_never_refused(
     tmp_path: Path, clock: Clock, skew: float, first: float, second: float
 ) -> None:
     """However long messages took, and whatever the difference of the clocks."""
@@ -48,7 +48,7 @@ def test_who_returns_when_the_server_allows_it_is_never_refused(
 
 
 @pytest.mark.parametrize("ttl", [TTL, 1e12, float("inf"), float("nan"), -1e12])
-def test_whatever_the_server_says_of_its_message_it_gains_little(
+def test_a_false_ttl_shortens_the_timer_by_at_most_half(
     tmp_path: Path, clock: Clock, ttl: float
 ) -> None:
     timer = DeviceTimer(tmp_path)
@@ -60,7 +60,7 @@ def test_whatever_the_server_says_of_its_message_it_gains_little(
     assert timer.accept_contact(by_hours(1), TTL) is None, "nobody is shut out for longer"
 
 
-def test_a_clock_that_is_set_back_lets_nobody_return(tmp_path: Path, clock: Clock) -> None:
+def test_contacts_are_refused_after_the_clock_was_set_back(tmp_path: Path, clock: Clock) -> None:
     timer = DeviceTimer(tmp_path)
     assert timer.accept_contact(by_hours(0), TTL) is None
     clock.now -= 1e6
@@ -68,7 +68,7 @@ def test_a_clock_that_is_set_back_lets_nobody_return(tmp_path: Path, clock: Cloc
 
 
 @pytest.mark.parametrize("row", [0, 3, 4, 5, 6, 7])
-def test_rows_never_go_back(tmp_path: Path, row: int) -> None:
+def test_contacts_for_earlier_rows_are_refused(tmp_path: Path, row: int) -> None:
     timer = DeviceTimer(tmp_path)
     assert timer.accept_contact(instruction(row=5, attempt=5), TTL) is None
     kept = (tmp_path / "ab12.json").read_bytes()
@@ -87,7 +87,7 @@ def test_rows_never_go_back(tmp_path: Path, row: int) -> None:
         {"rounds": 10**9, "row": 10**9 - 1},
     ],
 )
-def test_the_first_rule_of_a_run_stays(
+def test_a_run_cannot_weaken_its_first_rule(
     tmp_path: Path, clock: Clock, weaker: dict[str, Any]
 ) -> None:
     timer = DeviceTimer(tmp_path)
@@ -105,7 +105,7 @@ def test_the_first_rule_of_a_run_stays(
     assert timer.accept_contact(instruction(row=3, attempt=50), TTL) is None
 
 
-def test_hours_do_not_shrink_either(tmp_path: Path, clock: Clock) -> None:
+def test_a_run_cannot_shorten_its_timer(tmp_path: Path, clock: Clock) -> None:
     timer = DeviceTimer(tmp_path)
     assert timer.accept_contact(by_hours(0), TTL) is None
     clock.now += 1e6
@@ -113,7 +113,7 @@ def test_hours_do_not_shrink_either(tmp_path: Path, clock: Clock) -> None:
         assert timer.accept_contact(by_hours(9, **weaker), TTL) == WEAKER_RULE
 
 
-def test_a_stricter_rule_holds_for_its_turn_and_is_not_kept(tmp_path: Path) -> None:
+def test_a_stricter_rule_holds_for_one_contact_only(tmp_path: Path) -> None:
     """Or one forged message could shut a device out."""
     timer = DeviceTimer(tmp_path)
     assert timer.accept_contact(instruction(), TTL) is None
@@ -122,7 +122,7 @@ def test_a_stricter_rule_holds_for_its_turn_and_is_not_kept(tmp_path: Path) -> N
     assert timer.accept_contact(instruction(row=7, attempt=7), TTL) is None
 
 
-def test_what_was_promised_stands_above_what_a_server_says_first(tmp_path: Path) -> None:
+def test_the_promised_rule_overrides_the_first_rule_of_a_run(tmp_path: Path) -> None:
     timer = DeviceTimer(tmp_path, ContactRule(3, 0.0))
     assert timer.accept_contact(instruction(min_sep=99), TTL) is None, "a message that was forged"
     assert timer.accept_contact(instruction(row=3, attempt=3), TTL) is None
@@ -140,7 +140,7 @@ def test_promised_hours_hold_across_runs(tmp_path: Path, clock: Clock) -> None:
     assert timer.accept_contact(by_hours(1), TTL) == TOO_EARLY
 
 
-def test_hours_that_a_server_makes_up_take_nothing_off_those_promised(
+def test_a_long_timer_of_the_server_does_not_shorten_the_promised_hours(
     tmp_path: Path, clock: Clock
 ) -> None:
     timer = DeviceTimer(tmp_path, ContactRule(1, 2.0))

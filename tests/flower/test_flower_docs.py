@@ -1,4 +1,4 @@
-"""What the documentation shows of an app is all there is to change, and it works."""
+"""The changes to an app that docs/flower.md shows are complete, and they work."""
 
 import ast
 import re
@@ -22,13 +22,13 @@ DIFFS = re.findall(r"```diff\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DO
 ADDED = [[line[1:] for line in diff.splitlines() if line.startswith("+")] for diff in DIFFS]
 
 
-def test_an_app_changes_in_five_lines_imports_and_all() -> None:
+def test_the_documented_diff_adds_at_most_five_lines() -> None:
     assert len(DIFFS) == 2
     assert sum(map(len, ADDED)) <= 5
 
 
 @pytest.mark.parametrize("added", ADDED)
-def test_all_names_are_imported_there(added: list[str]) -> None:
+def test_the_documented_diff_imports_all_names_it_uses(added: list[str]) -> None:
     tree = ast.parse("\n".join(added))
     imported = {
         alias.name
@@ -45,7 +45,7 @@ def test_all_names_are_imported_there(added: list[str]) -> None:
     assert called - {"ClientApp"} <= imported
 
 
-def test_the_lines_of_the_server_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documented_server_lines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPFTRL_STATE", str(tmp_path / "state"))
     save_plan(plan(), tmp_path / "plan.json")
     (lines,) = [added for added in ADDED if any("DpFtrl" in line for line in added)]

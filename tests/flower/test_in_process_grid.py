@@ -83,7 +83,7 @@ def test_replies_come_in_the_order_of_the_ids_and_once(app: ClientApp) -> None:
     assert list(grid.pull_messages(asked)) == []
 
 
-def test_messages_of_a_closed_round_are_forgotten(app: ClientApp) -> None:
+def test_messages_of_a_closed_round_are_dropped(app: ClientApp) -> None:
     grid = InProcessGrid(app, range(50), run_config={"lr": 0.0})
     old = list(grid.push_messages([query(node) for node in range(50)]))
     list(grid.push_messages([query(0, group="2")]))
@@ -91,7 +91,7 @@ def test_messages_of_a_closed_round_are_forgotten(app: ClientApp) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"node_ids": [1, 1]}, {"node_ids": [1], "workers": -1}])
-def test_what_makes_no_sense_is_refused(app: ClientApp, wrong: dict[str, Any]) -> None:
+def test_invalid_arguments_are_refused(app: ClientApp, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         InProcessGrid(app, **wrong)
 
@@ -129,7 +129,7 @@ def test_few_nodes_train_before_their_replies_are_pulled() -> None:
         assert pulled <= len(trained) < pulled + 4
 
 
-def test_what_was_trained_ahead_is_forgotten_with_its_round(app: ClientApp) -> None:
+def test_replies_trained_ahead_are_dropped_with_their_round(app: ClientApp) -> None:
     grid = InProcessGrid(app, range(50), run_config={"lr": 0.0}, workers=4)
     old = list(grid.push_messages([query(node) for node in range(50)]))
     next(iter(grid.pull_messages(old)))
@@ -137,7 +137,7 @@ def test_what_was_trained_ahead_is_forgotten_with_its_round(app: ClientApp) -> N
     assert list(grid.pull_messages(old)) == []
 
 
-def test_a_reply_is_given_once(app: ClientApp) -> None:
+def test_a_reply_is_pulled_only_once(app: ClientApp) -> None:
     grid = InProcessGrid(app, range(4), run_config={"lr": 0.0}, workers=2)
     ids = list(grid.push_messages([query(node) for node in range(4)]))
     assert len(list(grid.pull_messages([*ids, *ids]))) == 4

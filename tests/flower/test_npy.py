@@ -1,4 +1,4 @@
-"""Our way to numpy and back is Flower's, bit by bit."""
+"""Our conversion between Flower arrays and numpy arrays equals Flower's, bit by bit."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from dpftrl.flower.messages import Draft, _parsed_header, from_numpy, to_numpy
         np.arange(1000, dtype=np.float32).reshape(10, 100),
     ],
 )
-def test_there_and_back(values: np.ndarray) -> None:
+def test_arrays_survive_a_round_trip(values: np.ndarray) -> None:
     for array in (Array(values), from_numpy(values)):
         for found in (array.numpy(), to_numpy(array)):
             assert found.dtype == values.dtype
@@ -42,12 +42,12 @@ def test_there_and_back(values: np.ndarray) -> None:
         Array(np.zeros(9)).data.replace(b"(9,)", b"-9, "),
     ],
 )
-def test_what_is_no_array_raises_a_value_error(data: bytes) -> None:
+def test_invalid_arrays_raise_value_error(data: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # numpy has many words for it
         to_numpy(Array("float64", (9,), "numpy.ndarray", data))
 
 
-def test_a_draft_is_sent_from_where_it_was_written() -> None:
+def test_a_draft_is_sent_without_a_copy() -> None:
     draft = Draft((2, 3), np.dtype(np.float32))
     assert not draft.values.any()
     draft.values[...] = wanted = np.arange(6).reshape(2, 3)
@@ -58,7 +58,7 @@ def test_a_draft_is_sent_from_where_it_was_written() -> None:
     assert not hasattr(draft, "values")
 
 
-def test_a_draft_that_somebody_else_still_writes_to_does_not_change_what_was_sent() -> None:
+def test_writing_to_a_finished_draft_does_not_change_the_sent_array() -> None:
     draft = Draft((3,), np.dtype(np.float64))
     held = draft.values
     array = draft.finished()
@@ -66,7 +66,7 @@ def test_a_draft_that_somebody_else_still_writes_to_does_not_change_what_was_sen
     assert not to_numpy(array).any()
 
 
-def test_headers_that_no_array_of_numbers_has_are_not_kept() -> None:
+def test_too_long_headers_are_not_cached() -> None:
     """A dtype of thousands of fields takes a megabyte, and a device may send any number of them."""
     before = _parsed_header.cache_info().currsize
     for i in range(3):
@@ -91,7 +91,7 @@ def test_a_long_header_is_read_to_its_end() -> None:
 
 
 @pytest.mark.parametrize("version", [(2, 0), (3, 0), (9, 9)])
-def test_versions_of_the_format_that_no_numbers_need_are_refused(version: tuple[int, int]) -> None:
+def test_other_versions_of_the_format_are_refused(version: tuple[int, int]) -> None:
     values = np.arange(6, dtype=np.float32)
     data = Array(values).data.replace(b"NUMPY\x01\x00", b"NUMPY" + bytes(version))
     with pytest.raises(InvalidInput, match=r"version 1\.0"):

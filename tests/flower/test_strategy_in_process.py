@@ -42,7 +42,7 @@ def ledger(place: Path) -> list[tuple[int, str, str]]:
         return [(int(row), who, status) for row, who, status in list(csv.reader(file))[1:]]
 
 
-def test_a_run_learns_and_its_audit_passes(tmp_path: Path) -> None:
+def test_a_run_learns_and_verifies(tmp_path: Path) -> None:
     seen: list[float] = []
 
     def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
@@ -156,7 +156,7 @@ def test_too_few_reports_abandon_the_attempt_and_keep_the_row(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
-def test_a_diverged_model_counts_as_a_report_and_not_more(tmp_path: Path, bad: float) -> None:
+def test_a_diverged_model_counts_as_zeros(tmp_path: Path, bad: float) -> None:
     def diverges(model: Any, partition: int, number: int) -> Any:
         return model * 0 + bad if partition == 3 else half_way(model, partition, number)
 
@@ -165,12 +165,12 @@ def test_a_diverged_model_counts_as_a_report_and_not_more(tmp_path: Path, bad: f
     assert len(ledger(tmp_path)) == 18
 
 
-def test_a_zero_update_is_an_update(tmp_path: Path) -> None:
+def test_an_update_of_zeros_is_counted(tmp_path: Path) -> None:
     result = strategy(tmp_path).start(grid(client_app(lambda model, *_: model)), start_arrays())
     assert np.isfinite(result.arrays["w"].numpy()).all()
 
 
-def test_only_arrays_and_the_attempt_go_back(tmp_path: Path) -> None:
+def test_replies_hold_only_arrays_and_the_attempt(tmp_path: Path) -> None:
     kept: list[Message] = []
 
     class Listening(InProcessGrid):
@@ -188,7 +188,7 @@ def test_only_arrays_and_the_attempt_go_back(tmp_path: Path) -> None:
         assert np.linalg.norm(update.astype(np.float64)) <= 2.0 * (1 + 1e-6)
 
 
-def test_replies_of_others_and_for_other_attempts_are_refused(tmp_path: Path) -> None:
+def test_replies_of_other_nodes_or_attempts_are_refused(tmp_path: Path) -> None:
     class Confused(InProcessGrid):
         """Its first reply of a round says that it is for an attempt of the past."""
 
@@ -203,7 +203,7 @@ def test_replies_of_others_and_for_other_attempts_are_refused(tmp_path: Path) ->
     assert sum(status == "contacted" for _, _, status in ledger(tmp_path)) == 6
 
 
-def test_a_reply_counts_for_whoever_was_told_its_nonce(tmp_path: Path) -> None:
+def test_a_reply_counts_for_the_node_that_was_sent_its_nonce(tmp_path: Path) -> None:
     """What Flower says of a reply's sender, the sender has written; a nonce it cannot guess."""
 
     class Forging(InProcessGrid):
@@ -229,7 +229,7 @@ def test_a_reply_that_flower_cannot_read_is_a_drop_out(tmp_path: Path, raised: A
     strategy(tmp_path).start(InProcessGrid(client_app(), range(12, 24)), start_arrays())
 
 
-def test_a_run_does_not_go_on_with_nodes_that_nobody_vouches_for(tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_with_less_reliable_identities(tmp_path: Path) -> None:
     from dpftrl.flower import strategy as module
 
     strategy(tmp_path).start(grid(), start_arrays())
@@ -239,7 +239,7 @@ def test_a_run_does_not_go_on_with_nodes_that_nobody_vouches_for(tmp_path: Path)
             strategy(tmp_path).start(grid(), start_arrays())
 
 
-def test_nobody_waits_for_simulated_nodes_that_will_never_come(tmp_path: Path) -> None:
+def test_simulated_nodes_are_not_waited_for(tmp_path: Path) -> None:
     large, patient = plan(population=50, goal=20), Patience(nodes=3600.0)
     with pytest.raises(TooFewClients, match="may take part now"):
         strategy(tmp_path, large, patience=patient).start(grid(nodes=12), start_arrays())
@@ -268,18 +268,18 @@ def test_bad_deployments_fail_at_the_start(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_clip_norm_that_devices_do_not_know_fails_at_once(tmp_path: Path) -> None:
+def test_a_clip_norm_that_clients_refuse_fails_at_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="every contacted node refuses: the server's clip"):
         strategy(tmp_path).start(grid(client_app(clip_norm=1.0)), start_arrays())
 
 
-def test_a_rule_for_turns_that_devices_do_not_accept_fails_at_once(tmp_path: Path) -> None:
+def test_a_contact_rule_that_clients_refuse_fails_at_once(tmp_path: Path) -> None:
     own = client_app(simulated=False, timer_folder=tmp_path / "device", min_sep=9)
     with pytest.raises(InvalidInput, match="every contacted node refuses: the server's rule"):
         strategy(tmp_path).start(grid(own), start_arrays())
 
 
-def test_a_model_with_whole_numbers_in_it_fails_at_the_start(tmp_path: Path) -> None:
+def test_a_model_with_integer_arrays_fails_at_the_start(tmp_path: Path) -> None:
     """As PyTorch's batch normalisation has them."""
     model = {"w": np.zeros(6, np.float32), "batches": np.zeros(1, np.int64)}
     arrays = ArrayRecord({name: Array(array) for name, array in model.items()})
@@ -297,7 +297,7 @@ def test_a_client_of_another_shape_fails_at_once(tmp_path: Path) -> None:
 SIZE_OF_ANOTHER = 9
 
 
-def test_resuming_with_something_else_is_refused(tmp_path: Path) -> None:
+def test_resuming_with_another_plan_settings_or_model_is_refused(tmp_path: Path) -> None:
     strategy(tmp_path).start(grid(), start_arrays())
     wrong = ArrayRecord([np.zeros(3, np.float32)])
     for made, arrays, expected in (
@@ -318,7 +318,7 @@ def test_a_run_of_registered_nodes_is_not_resumed_without_authentication(tmp_pat
         strategy(tmp_path).start(grid(), start_arrays())
 
 
-def test_a_living_server_is_waited_for_or_refused(tmp_path: Path) -> None:
+def test_a_run_in_use_is_waited_for_or_refused(tmp_path: Path) -> None:
     model = {"w": np.zeros(6)}
     told, state = Settings(clip_norm=2.0), tmp_path / "state"
     alive = Server.create(tmp_path / "run", plan(), told, model, state_folder=state)
@@ -349,7 +349,7 @@ class StoppedAfterOne(InProcessGrid):
 
 
 @pytest.mark.parametrize("jump_hours", [-1e5, -0.5, 1e5])
-def test_a_clock_that_jumps_neither_ends_nor_stops_a_run(
+def test_a_run_resumes_after_the_clock_jumped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, jump_hours: float
 ) -> None:
     """Between two processes; and then it is set right again."""
@@ -366,7 +366,7 @@ def test_a_clock_that_jumps_neither_ends_nor_stops_a_run(
     assert sum("hours behind" in line for line in caplog.messages) >= 1
 
 
-def test_a_jump_while_the_process_lives_is_not_seen(
+def test_clock_jumps_during_a_run_are_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twelve nodes, three a round, an hour each: nobody may come a second time."""
@@ -387,7 +387,7 @@ def test_a_jump_while_the_process_lives_is_not_seen(
     assert len(turns) == len(set(turns)) == 12
 
 
-def test_what_is_waited_for_is_said_and_until_when(
+def test_waiting_for_nodes_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     monkeypatch.setattr("dpftrl.flower.strategy.POLL_SECONDS", 0.01)
@@ -406,7 +406,7 @@ def test_twenty_thousand_nodes(tmp_path: Path) -> None:
     assert len({who for _, who, _ in ledger(tmp_path)}) == 800
 
 
-def test_few_replies_are_held_at_a_time(tmp_path: Path) -> None:
+def test_only_a_few_replies_are_in_memory(tmp_path: Path) -> None:
     held: list[int] = []
 
     class Counting(InProcessGrid):
@@ -420,7 +420,7 @@ def test_few_replies_are_held_at_a_time(tmp_path: Path) -> None:
     assert sum(held) < 120, "nobody is waited for after the report goal"
 
 
-def test_patience_refuses_nonsense() -> None:
+def test_patience_refuses_invalid_values() -> None:
     for wrong in ({"replies": 0.0}, {"nodes": -1.0}, {"lock": float("nan")}, {"attempts": 0}):
         with pytest.raises(InvalidInput):
             Patience(**wrong)  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""What nodes upload to a SuperLink, and when: nobody's upload holds up a round."""
+"""Uploads to a SuperLink: slow or malformed ones never delay a round."""
 
 import json
 import time
@@ -107,7 +107,7 @@ def test_the_model_is_the_same_as_in_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
-def test_a_reply_that_is_never_uploaded_holds_up_nobody(tmp_path: Path, share: float) -> None:
+def test_a_reply_that_is_never_uploaded_does_not_delay_others(tmp_path: Path, share: float) -> None:
     """Most of a cohort announce a reply and keep some of it back; the others close the round."""
     planned = plan(rounds=2, min_sep=1, goal=3, over_selection=4.0)
     link = SuperLink(dict.fromkeys(range(100, 109), share))
@@ -118,7 +118,7 @@ def test_a_reply_that_is_never_uploaded_holds_up_nobody(tmp_path: Path, share: f
     assert link.confirmed == 6
 
 
-def test_at_the_deadline_they_are_drop_outs(tmp_path: Path) -> None:
+def test_missing_uploads_are_drop_outs_at_the_deadline(tmp_path: Path) -> None:
     link = SuperLink(dict.fromkeys(range(100, 112), 1.0))
     patient = Patience(replies=0.5, nodes=0, attempts=1)
     start = time.monotonic()
@@ -127,7 +127,7 @@ def test_at_the_deadline_they_are_drop_outs(tmp_path: Path) -> None:
     assert time.monotonic() - start < 20
 
 
-def test_an_upload_that_trickles_is_taken_and_fetched_twice_at_most(
+def test_objects_of_a_slow_upload_are_fetched_at_most_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = SuperLink(dict.fromkeys(range(100, 112), 1.0))
@@ -169,7 +169,7 @@ def _scattered(_: int, reply: Message) -> Message:
 
 
 @pytest.mark.parametrize("change", [_larger, _scattered])
-def test_what_is_larger_than_any_update_is_not_taken(
+def test_a_too_large_reply_is_refused(
     tmp_path: Path, change: Change, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
@@ -187,7 +187,7 @@ def test_what_is_larger_than_any_update_is_not_taken(
     assert link.confirmed == 9, "the SuperLink may forget them"
 
 
-def test_what_cannot_be_read_or_is_gone_is_a_drop_out_at_once(tmp_path: Path) -> None:
+def test_an_unreadable_or_lost_reply_is_a_drop_out_at_once(tmp_path: Path) -> None:
     planned = plan(rounds=1, min_sep=1, goal=3, over_selection=5 / 3)
     link = SuperLink()
     announced = link.announced_reply
@@ -207,7 +207,7 @@ def test_what_cannot_be_read_or_is_gone_is_a_drop_out_at_once(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("named", "shape"), [([0] * 100_000, [6]), ([0], [1] * 600_000)])
-def test_a_reply_that_would_grow_when_it_is_read_is_not_taken(
+def test_a_reply_that_repeats_chunks_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[int], shape: list[int]
 ) -> None:
     """One piece of an array again and again: a megabyte could become a terabyte."""

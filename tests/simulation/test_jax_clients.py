@@ -1,4 +1,4 @@
-"""Clients against a loop by hand, whoever else is in the cohort, and in another process."""
+"""JAX clients against a plain loop, in any cohort, and in another process."""
 
 import hashlib
 import subprocess
@@ -74,7 +74,7 @@ def clients(model, local=LOCAL, seed=7):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_updates_are_those_of_a_loop_by_hand(model):
+def test_updates_equal_those_of_a_plain_loop(model):
     for name, update in clients(model).updates(started(model), ["dee", "bob"], 3):
         expected = by_hand(model, name, 3)
         assert update.dtype == np.float32
@@ -105,28 +105,28 @@ def test_updates_come_in_the_order_of_the_cohort():
     assert [name for name, _ in found] == cohort
 
 
-def test_one_compilation_serves_everybody():
+def test_one_compilation_serves_all_clients():
     fleet = clients(MODELS[0])
     for round_number, cohort in enumerate((["ann"], ["eve", "bob"], list(COUNTS))):
         list(fleet.updates(started(MODELS[0]) * (round_number + 1), cohort, round_number))
     assert fleet._train._cache_size() == 1
 
 
-def test_the_rest_of_a_round_can_be_left():
+def test_remaining_updates_of_a_round_can_be_dropped():
     updates = clients(MODELS[0]).updates(started(MODELS[0]), list(COUNTS) * 50, 0)
     assert next(updates)[0] == "ann"
     updates.close()
     assert list(updates) == []
 
 
-def test_the_server_may_overwrite_its_model_meanwhile():
+def test_the_server_may_overwrite_its_model_during_a_round():
     start = started(MODELS[0])
     updates = clients(MODELS[0]).updates(start, ["bob", "eve"], 0)
     start[:] = np.nan
     assert all(np.isfinite(update).all() for _, update in updates)
 
 
-def test_a_diverging_client_is_passed_on():
+def test_the_update_of_a_diverged_client_is_passed_on():
     broken = np.full_like(started(MODELS[0]), np.nan)
     ((_, update),) = clients(MODELS[0]).updates(broken, ["bob"], 0)
     assert np.isnan(update).all()
@@ -137,7 +137,7 @@ def test_the_flat_order_is_the_server_s():
     np.testing.assert_array_equal(Layout.of(parameters).flat(parameters), started(MODELS[1]))
 
 
-def test_what_does_not_fit_is_refused_at_once():
+def test_invalid_models_cohorts_and_settings_are_refused():
     fleet, start = clients(MODELS[0]), started(MODELS[0])
     with pytest.raises(InvalidInput, match="'zoe', which is not one of the users"):
         fleet.updates(start, ["ann", "zoe"], 0)
@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_refused_at_once():
         LocalTraining(0.1, most_batches=0)
 
 
-def test_batches_hold_each_sentence_once_an_epoch():
+def test_batches_hold_each_sentence_once_per_epoch():
     rows = np.arange(1, 12, dtype=np.int32)[:, None] * np.ones(3, np.int32)
     local = LocalTraining(0.1, batch_size=4, epochs=2)
     made = client_batches(rows, local, client_order(0, 0, "ann"), room=9)
@@ -165,7 +165,7 @@ def test_batches_hold_each_sentence_once_an_epoch():
     assert not np.array_equal(first, second)
 
 
-def test_orders_belong_to_one_client_in_one_round():
+def test_the_order_of_sentences_differs_by_client_and_round():
     keys = [(0, 0, "ann"), (1, 0, "ann"), (0, 1, "ann"), (0, 0, "bob"), (0, 11, "a"), (0, 1, "1a")]
     orders = [tuple(client_order(*key).permutation(20)) for key in keys]
     assert len(set(orders)) == len(keys)

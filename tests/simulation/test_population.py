@@ -1,4 +1,4 @@
-"""A fleet that comes and goes: shares as asked for, and no memory of what was asked before."""
+"""The simulated population: shares are as given, and earlier calls have no effect."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def near(share: float, of: int) -> float:
     return 5 * np.sqrt(share * (1 - share) / of) + 1e-12
 
 
-def test_the_same_hour_has_the_same_clients_whatever_was_asked_before():
+def test_available_clients_do_not_depend_on_earlier_calls():
     again = Population(NAMES, seed=3)
     late, early = again.available(50.9), again.available(7.0)
     assert FLEET.available(7.0) == early
@@ -24,14 +24,14 @@ def test_the_same_hour_has_the_same_clients_whatever_was_asked_before():
     assert Population(NAMES, seed=4).available(7.0) != early
 
 
-def test_a_client_does_not_depend_on_who_else_there_is():
+def test_a_client_does_not_depend_on_the_other_clients():
     few = Population(NAMES[5:100][::-1], seed=3)
     assert set(few.available(5)) == set(FLEET.available(5)) & set(NAMES[5:100])
     slower = {name: time for time, name in FLEET.arrivals(NAMES[:50], 9)}
     assert all(slower[name] == time for time, name in FLEET.arrivals(NAMES[20:30][::-1], 9))
 
 
-def test_more_are_available_by_night():
+def test_more_clients_are_available_by_night():
     by_hour = np.array([len(FLEET.indices(hour)) for hour in range(48)]) / len(NAMES)
     assert abs(int(by_hour[:24].argmax()) - 2) <= 1
     assert by_hour[2] > by_hour[14] + 0.25
@@ -41,7 +41,7 @@ def test_more_are_available_by_night():
     assert abs(by_hour.mean() - 0.5) < near(0.5, 48 * len(NAMES)) + 1e-3
 
 
-def test_always_and_never():
+def test_shares_of_one_and_zero_are_exact():
     assert Population(NAMES, 0, least=1, most=1).available(3) == NAMES
     assert Population(NAMES, 0, least=0, most=0).available(3) == []
     assert len(Population(NAMES, 0, drop_out=0).reporting(NAMES, 1)) == len(NAMES)
@@ -59,7 +59,7 @@ def test_arrivals_are_in_order_and_drop_outs_last():
     assert FLEET.reporting(NAMES, 3) != FLEET.reporting(NAMES, 2)
 
 
-def test_stragglers_are_as_many_as_asked():
+def test_the_share_of_stragglers_is_as_given():
     slow, fast = (Population(NAMES, 0, drop_out=0, straggler_share=s) for s in (1, 0))
     mixed = Population(NAMES, 0, drop_out=0, straggler_share=0.3)
     quick = {name: time for time, name in fast.arrivals(NAMES, 0)}
@@ -78,7 +78,7 @@ def test_draws_of_one_client_are_independent():
         assert abs(both - shares[one] * shares[other]) < 0.03
 
 
-def test_names_can_be_made_up_when_needed():
+def test_names_can_be_computed_on_demand():
     class Numbers:
         def __len__(self):
             return 1000

@@ -1,4 +1,4 @@
-"""Any function can be the clients."""
+"""Clients that call a Python function."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_nan_is_passed_on_to_the_server():
     assert np.isnan(update).all()
 
 
-def test_what_does_not_fit_is_the_function_s_fault():
+def test_arrays_that_do_not_fit_are_refused():
     def train(model, _client, _round):
         return {"a": model["a"]}
 

@@ -1,4 +1,4 @@
-"""What a training can be told, how it is read, and how it is shown."""
+"""The configuration of a training: checking, reading and writing it."""
 
 import re
 
@@ -11,7 +11,7 @@ from dpftrl.simulation.sections import Config, Data, Local, Privacy, Simulation
 from dpftrl.simulation.training import make_plan
 
 
-def test_another_optimiser_takes_nothing_from_the_default():
+def test_another_optimizer_replaces_all_of_the_default():
     found = read_config(None, ['server={name="adam",learning_rate=0.1}'])
     assert found.server.learning_rate == 0.1
     assert read_config(None, ["privacy.noise_multiplier=3.0"]).privacy.epsilon is None
@@ -32,12 +32,12 @@ def test_another_optimiser_takes_nothing_from_the_default():
         (Simulation, {"most_available": 0.0}),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_python_too(kind, wrong):
+def test_invalid_sections_are_refused_in_python_too(kind, wrong):
     with pytest.raises(InvalidInput, match=next(iter(wrong))):
         kind(**wrong)
 
 
-def test_the_commonest_wish_about_held_out_people_is_explained():
+def test_a_heldout_share_of_zero_is_refused_with_a_reason():
     with pytest.raises(InvalidInput, match="evaluated on held-out users"):
         read_config(None, ["data.heldout_share=0"])
 
@@ -60,7 +60,7 @@ def _missing(config: Config) -> list[str]:
         read_config(None, ['server={name="adam"}', "privacy.noise_multiplier=2.0"]),
     ],
 )
-def test_what_is_not_given_is_shown_as_a_comment(config, tmp_path):
+def test_settings_without_a_value_are_shown_as_comments(config, tmp_path):
     path = tmp_path / "config.toml"
     for key in _missing(config):
         name = key.rpartition(".")[2]
@@ -74,7 +74,7 @@ def test_what_is_not_given_is_shown_as_a_comment(config, tmp_path):
     assert read_config(path) == config
 
 
-def test_every_example_is_of_a_setting():
+def test_every_example_belongs_to_a_setting():
     shown = {key for config in PRESETS.values() for key in _missing(config)}
     without_noise = _missing(read_config(None, ["privacy.noise_multiplier=2.0"]))
     bare = {f"data.{name}" for name, value in msgspec.to_builtins(Data()).items() if value is None}
@@ -82,25 +82,25 @@ def test_every_example_is_of_a_setting():
 
 
 @pytest.mark.parametrize("content", [b'task = "caf\xe9"', "seed = 1".encode("utf-16")])
-def test_a_file_in_another_encoding_is_called_that(content, tmp_path):
+def test_a_file_in_another_encoding_is_refused(content, tmp_path):
     path = tmp_path / "config.toml"
     path.write_bytes(content)
     with pytest.raises(InvalidInput, match=r"config\.toml is not text in UTF-8"):
         read_config(path)
 
 
-def test_a_byte_order_mark_does_no_harm(tmp_path):
+def test_a_byte_order_mark_is_accepted(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text("seed = 3", encoding="utf-8-sig")
     assert read_config(path).seed == 3
 
 
-def test_a_task_that_is_no_text_is_refused():
+def test_a_task_that_is_not_a_string_is_refused():
     with pytest.raises(InvalidInput, match="tasks are"):
         read_config(None, ['task=["poetry"]'])
 
 
-def test_a_plan_decides_all_of_privacy_but_the_budget():
+def test_a_plan_fixes_all_of_privacy_except_the_budget():
     check_beside_plan(["seed=1", "privacy.budget=3.0"])
     with pytest.raises(InvalidInput, match=r"--set privacy\.rounds: the plan decides"):
         check_beside_plan(["privacy.budget=3.0", "privacy={budget=3.0,rounds=4}"])
@@ -112,6 +112,6 @@ def test_a_short_training_has_fewer_buffers(rounds, buffers):
     assert plan.mechanism.memory(rounds) <= buffers
 
 
-def test_too_many_buffers_that_were_asked_for_are_refused():
+def test_more_buffers_than_rounds_are_refused():
     with pytest.raises(InvalidInput, match="buffers must be at most the rounds"):
         make_plan(Privacy(rounds=3, report_goal=2, epsilon=8.0, buffers=4), 100)

@@ -1,4 +1,4 @@
-"""Real people chatting: how many they are, and how much of it the vocabulary covers."""
+"""The task chitchat: number of users, and coverage of the vocabulary."""
 
 from itertools import chain
 
@@ -20,12 +20,12 @@ def task():
     return load_task("chitchat")
 
 
-def test_what_the_dataset_says_of_itself(utterances):
+def test_the_dataset_has_the_published_counts(utterances):
     assert len(utterances) == 258_145
     assert len({sender for sender, _ in utterances}) == 1_315
 
 
-def test_everybody_is_there_and_a_tenth_is_held_out(task):
+def test_all_senders_are_users_and_a_tenth_is_held_out(task):
     assert len(task.train) + len(task.heldout) == 1_315
     assert 0.08 < len(task.heldout) / 1_315 < 0.12
     assert not set(task.train.names) & set(task.heldout.names)
@@ -68,7 +68,7 @@ def test_every_row_is_begin_words_end_and_padding(task):
         assert np.diff(users.offsets).max() == 256
 
 
-def test_nine_words_of_ten_are_known(task):
+def test_nine_of_ten_words_are_known(task):
     words = task.train.sentences[task.train.sentences >= UNKNOWN]
     assert 0.90 < np.mean(words != UNKNOWN) < 0.92
 

@@ -1,4 +1,4 @@
-"""Text into sentences and words."""
+"""Splitting text into sentences and words."""
 
 # ruff: noqa: RUF001 - Chinese text has Chinese commas.
 
@@ -28,12 +28,12 @@ def test_words_are_lower_case_without_punctuation(text, words):
 
 
 @given(st.text())
-def test_cutting_again_changes_nothing(text):
+def test_splitting_into_words_is_idempotent(text):
     words = plain_words(text)
     assert plain_words(" ".join(words)) == words
 
 
-def test_chat_ends_sentences_where_people_do():
+def test_chat_sentences_end_at_punctuation():
     text = "I took a nap. But... it was 3.5 hours!!  See example.com? Yes"
     assert [" ".join(words) for words in cut_chat(text)] == [
         "i took a nap",
@@ -44,21 +44,21 @@ def test_chat_ends_sentences_where_people_do():
     ]
 
 
-def test_lines_end_sentences_and_nothing_else_does():
+def test_cut_lines_splits_at_line_ends_only():
     assert cut_lines("One. Two?\nThree\r\n") == [["one", "two"], ["three"], []]
 
 
-def test_words_that_were_cut_before_stay_as_they_are():
+def test_cut_spaces_keeps_words_unchanged():
     assert cut_spaces("What 's  <code> ?") == [["What", "'s", "<code>", "?"]]
 
 
 @pytest.mark.parametrize("note", list("()[]{}（）《〔「"))
-def test_verse_with_a_note_is_left_out(note):
+def test_verse_with_an_editors_note_is_dropped(note):
     assert cut_verse(f"江{note}山") == []
 
 
 @given(st.text("江山月□\ue829，。！？、：；… \t\u3000"))
-def test_verse_keeps_what_is_no_punctuation(text):
+def test_verse_keeps_everything_but_punctuation(text):
     (characters,) = cut_verse(text)
     assert characters == [c for c in text if c in "江山月□\ue829"]
 
@@ -77,7 +77,7 @@ def test_a_row_is_begin_words_end_and_padding(words, length):
     assert (END in row) == (len(words) < length)
 
 
-def test_no_sentence_at_all_is_an_empty_array():
+def test_no_sentences_give_an_empty_array():
     encoder = Encoder(Vocabulary(("a",)), cut_chat, 5)
     assert encoder.encode(["", "?"]).shape == (0, 6)
     assert encoder.encode(["a. a", "?"]).tolist() == [[1, 4, 2, 0, 0, 0]] * 2

@@ -47,7 +47,7 @@ def test_perplexity_counts_the_same_words():
     assert found.perplexity == pytest.approx(math.exp(expected), rel=1e-6)
 
 
-def test_many_batches_are_as_one_definition():
+def test_batches_give_the_same_result_as_the_definition():
     draws = np.random.default_rng(0)
     sentences = draws.integers(2, 9, (150, 6)).astype(np.int32)
     sentences[:, 0] = BEGIN
@@ -72,7 +72,7 @@ def test_a_few_sentences_are_spread_over_all():
     assert evaluate(MODEL, always(5), SENTENCES, most_sentences=10).words == 7
 
 
-def test_what_diverged_is_not_hidden():
+def test_a_diverged_model_has_no_finite_perplexity():
     broken = {name: array * np.float32("nan") for name, array in always(5).items()}
     assert math.isnan(evaluate(MODEL, broken, SENTENCES).perplexity)
     assert Evaluation(0.0, 1e4, 1).perplexity == math.inf
@@ -85,7 +85,7 @@ def test_unigram_baseline():
 
 
 @pytest.mark.parametrize("rows", [SENTENCES[:0], SENTENCES[2:, :2]])
-def test_nothing_to_predict_is_an_error(rows):
+def test_sentences_without_known_words_are_refused(rows):
     with pytest.raises(InvalidInput, match="no known word"):
         evaluate(MODEL, always(5), rows)
     with pytest.raises(InvalidInput, match="no known word"):

@@ -87,7 +87,7 @@ def test_google_reads_what_the_tests_assemble(text):
     assert bytes_feature(example(text), b"tokens") == [text.encode()]
 
 
-def test_of_a_key_that_is_there_twice_the_last_counts():
+def test_the_last_of_two_equal_keys_counts():
     twice = field(1, feature("tokens", b"old") + feature("tokens", b"new"))
     apart = field(1, feature("tokens", b"old")) + field(1, feature("tokens", b"new"))
     names = field(1, b"title") + field(1, b"tokens")
@@ -97,7 +97,7 @@ def test_of_a_key_that_is_there_twice_the_last_counts():
         assert bytes_feature(content, b"tokens") == [b"new"]
 
 
-def test_fields_that_nobody_knows_are_passed_over():
+def test_unknown_fields_are_skipped():
     unknown = varint(9 << 3) + varint(2**63) + varint(10 << 3 | 1) + bytes(8)
     unknown += varint(11 << 3 | 5) + bytes(4) + field(12, b"?")
     content = unknown + field(1, unknown + feature("tokens", b"hello")) + unknown
@@ -110,7 +110,7 @@ def test_a_feature_of_numbers_has_no_bytes():
 
 
 @given(st.data(), st.text(min_size=1, max_size=20))
-def test_cut_short_it_is_damaged(data, text):
+def test_a_truncated_example_is_refused(data, text):
     whole = field(1, feature("tokens", text.encode()))
     cut = data.draw(st.integers(1, len(whole) - 1))
     with pytest.raises(InvalidInput, match=r"not a serialised tf\.train\.Example"):
@@ -118,7 +118,7 @@ def test_cut_short_it_is_damaged(data, text):
 
 
 @given(st.binary(max_size=60))
-def test_noise_is_an_example_or_damaged(content):
+def test_random_bytes_are_parsed_or_refused(content):
     try:
         values = bytes_feature(content, b"tokens")
     except InvalidInput:
@@ -127,6 +127,6 @@ def test_noise_is_an_example_or_damaged(content):
 
 
 @pytest.mark.parametrize("content", [b"\x0b", b"\x80" * 10, b"\x0d\0", b"\x0a\xff\xff\xff\xff\x7f"])
-def test_nonsense(content):
+def test_malformed_examples_are_refused(content):
     with pytest.raises(InvalidInput):
         bytes_feature(content, b"tokens")

@@ -1,4 +1,4 @@
-"""The tarball: where it comes from, and that it is the right one. Nothing is fetched here."""
+"""Fetching and checking the tarball, with a fake npm: nothing is downloaded here."""
 
 import hashlib
 import os
@@ -30,7 +30,7 @@ def silence(*_) -> None:
     pass
 
 
-def test_it_is_fetched_once(monkeypatch, tmp_path, folder):
+def test_the_tarball_is_fetched_once(monkeypatch, tmp_path, folder):
     put_npm(
         monkeypatch,
         tmp_path,
@@ -54,7 +54,7 @@ def test_a_damaged_copy_is_fetched_again(monkeypatch, tmp_path, folder):
     assert TARBALL.read(folder / TARBALL.file_name) == CONTENT
 
 
-def test_wrong_bytes_are_never_taken(monkeypatch, tmp_path, folder):
+def test_a_tarball_with_another_digest_is_refused(monkeypatch, tmp_path, folder):
     put_npm(monkeypatch, tmp_path, 'printf "the wrong bytes" > some-poems-1.2.3.tgz')
     with pytest.raises(InvalidInput, match=r"is not some-poems@1\.2\.3: its SHA-256 is fcab93c1"):
         TARBALL.read_or_fetch(folder, silence)
@@ -83,7 +83,7 @@ def test_without_npm_it_says_what_to_do(monkeypatch, folder):
         TARBALL.read_or_fetch(folder, silence)
 
 
-def test_a_folder_that_cannot_be_made(monkeypatch, tmp_path):
+def test_a_folder_that_cannot_be_created_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "/nowhere")
     (tmp_path / "file").touch()
     with pytest.raises(InvalidInput, match="cannot be written"):

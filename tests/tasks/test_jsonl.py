@@ -1,4 +1,4 @@
-"""Anybody's text, line by line."""
+"""The task jsonl: your own text, line by line."""
 
 import json
 
@@ -40,14 +40,14 @@ def test_each_line_of_a_text_is_a_sentence(path):
     assert task.source == "text of texts.jsonl"
 
 
-def test_one_person_is_not_two_by_another_spelling(path):
+def test_two_unicode_forms_of_a_name_are_one_user(path):
     write(path, {"user": "Zoe\u0308", "text": "hello"}, {"user": "Zo\u00eb", "text": "you"})
     task = load(path)
     assert task.train.names == ("Zo\u00eb",)
     assert len(task.train.of(0)) == 2
 
 
-def test_the_vocabulary_is_not_that_of_the_users(path):
+def test_the_vocabulary_does_not_depend_on_users(path):
     write(path, {"user": "ann", "text": "zzyzx zzyzx zzyzx"})
     task = load(path, vocabulary=None)
     assert task.vocabulary == Vocabulary.english(4000)
@@ -66,7 +66,7 @@ def test_who_is_held_out_does_not_depend_on_the_others(path):
     assert set(load(path, heldout_share=0.1).heldout.names) < set(half.heldout.names)
 
 
-def test_fewer_users_are_some_of_them(path):
+def test_most_users_selects_a_subset(path):
     write(path, *[{"user": f"user{i}", "text": f"hello {i}"} for i in range(60)])
     everybody, some = (load(path, heldout_share=0.3, most_users=most) for most in (None, 10))
     assert len(some.train) == len(some.heldout) == 10
@@ -94,7 +94,7 @@ def test_a_bad_line_is_named_by_its_number(path, bad, message):
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_are_none(path, tmp_path):
+def test_unreadable_or_empty_files_are_refused(path, tmp_path):
     for none in (path, tmp_path):
         with pytest.raises(InvalidInput, match="cannot be read"):
             load(none)

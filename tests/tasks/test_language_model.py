@@ -82,7 +82,7 @@ def test_window_reads_the_last_words_and_no_others():
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_nothing_is_predicted_from_what_comes_later(model):
+def test_predictions_do_not_depend_on_later_words(model):
     inputs = ragged(2, 8)[:, :-1]
     changed = inputs.copy()
     changed[:, 5:] = 22
@@ -118,7 +118,7 @@ def test_loss_and_its_gradient_are_those_of_the_definition(model):
     assert all(not np.any(array) for array in gradient.values())
 
 
-def test_loss_of_a_model_that_knows_nothing_is_the_log_of_the_vocabulary():
+def test_loss_of_uniform_predictions_is_the_log_of_the_vocabulary_size():
     zeros = {name: np.zeros_like(array) for name, array in WINDOW.init(0).items()}
     assert float(jax.jit(partial(loss, WINDOW))(zeros, ragged(4, 5))) == pytest.approx(np.log(23))
 

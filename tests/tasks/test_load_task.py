@@ -1,4 +1,4 @@
-"""What a task may be asked for, and what it must hold."""
+"""Options of load_task, and the checks of a Task."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ def path(tmp_path):
     return target
 
 
-def test_an_unknown_name_is_told_the_known_ones():
+def test_an_unknown_task_is_refused_with_the_known_names():
     with pytest.raises(InvalidInput, match="chitchat, poetry, stackoverflow, jsonl; got 'reddit'"):
         load_task("reddit")
     assert TASKS == ("chitchat", "poetry", "stackoverflow", "jsonl")
@@ -46,22 +46,22 @@ def test_an_unknown_name_is_told_the_known_ones():
         ({"vocabulary_size": 5, "vocabulary": WORDS}, "not both"),
     ],
 )
-def test_options_that_no_task_has(name, options, message):
+def test_invalid_options_are_refused(name, options, message):
     with pytest.raises(InvalidInput, match=message):
         load_task(name, **options)
 
 
-def test_nobody_held_out_is_said(path):
+def test_a_share_that_holds_out_nobody_is_refused(path):
     with pytest.raises(InvalidInput, match="none of 3 users is held out at a share of 1e-09"):
         load_task("jsonl", path=path, vocabulary=WORDS, heldout_share=1e-9)
 
 
-def test_nobody_left_to_train_on_is_said(path):
+def test_a_share_that_leaves_nobody_to_train_on_is_refused(path):
     with pytest.raises(InvalidInput, match="nobody to train on"):
         load_task("jsonl", path=path, vocabulary=WORDS, heldout_share=1 - 1e-9)
 
 
-def test_a_task_holds_together():
+def test_a_consistent_task_is_accepted():
     task = Task("ours", "nowhere", WORDS, users("ann"), users("bob"), ROWS)
     assert "Users(1 people, 1 sentences)" in repr(task)
     assert not task.public.flags.writeable
@@ -79,12 +79,12 @@ def test_a_task_holds_together():
         (users("ann"), users(), ROWS.astype(np.int64), "public text must be"),
     ],
 )
-def test_tasks_that_do_not(train, heldout, public, message):
+def test_inconsistent_tasks_are_refused(train, heldout, public, message):
     with pytest.raises(InvalidInput, match=message):
         Task("ours", "nowhere", WORDS, train, heldout, public)
 
 
-def test_nothing_heavy_comes_with_the_data():
+def test_importing_tasks_loads_no_heavy_packages():
     heavy = ["jax", "equinox", "wordfreq", "chitchat_dataset", "matplotlib", "polars", "flwr"]
     code = f"import sys, dpftrl.tasks; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

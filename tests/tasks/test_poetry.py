@@ -44,7 +44,7 @@ def words_of(rows, vocabulary) -> list[str]:
     return ["".join(signs[number] for number in row) for row in rows.tolist()]
 
 
-def test_poets_of_one_dynasty_are_users_in_the_order_of_the_files(tarball):
+def test_song_poets_are_users_with_lines_in_file_order(tarball):
     task = load(tarball)
     assert task.train.names == ("乙", "甲")
     assert words_of(task.train.of(0), task.vocabulary) == ["月."]
@@ -52,7 +52,7 @@ def test_poets_of_one_dynasty_are_users_in_the_order_of_the_files(tarball):
     assert "MIT" in task.source
 
 
-def test_the_other_dynasty_is_public_and_names_the_words(tarball):
+def test_tang_poems_are_public_and_give_the_vocabulary(tarball):
     task = load(tarball)
     assert task.vocabulary.words == ("月", "山", "水")
     assert words_of(task.public, task.vocabulary) == ["月月月山", "水.", "????"]
@@ -70,12 +70,12 @@ def test_the_vocabulary_does_not_depend_on_users(monkeypatch, tmp_path, tarball)
     assert set(after.train.of(0)[:, 1:].ravel()) == {UNKNOWN}
 
 
-def test_a_vocabulary_of_one_s_own(tarball):
+def test_a_given_vocabulary_is_used(tarball):
     task = load(tarball, vocabulary=Vocabulary(("一",)))
     assert words_of(task.train.of(1), task.vocabulary) == ["??一.", "???.", "???."]
 
 
-def test_from_the_cache_it_is_the_same_and_needs_no_tarball(tarball, cache):
+def test_the_cached_task_is_equal_and_needs_no_tarball(tarball, cache):
     first = load(tarball)
     (held,) = cache.iterdir()
     assert held.suffix == ".safetensors"
@@ -97,13 +97,13 @@ def test_from_the_cache_it_is_the_same_and_needs_no_tarball(tarball, cache):
         {"vocabulary": Vocabulary(("月", "山", "火"))},
     ],
 )
-def test_other_settings_are_other_files(tarball, cache, other):
+def test_other_settings_use_another_cache_entry(tarball, cache, other):
     load(tarball)
     load(tarball, **other)
     assert len(list(cache.iterdir())) == 2
 
 
-def test_holding_out_needs_no_other_file(tarball, cache):
+def test_holding_out_users_reuses_the_cache_entry(tarball, cache):
     everybody = load(tarball)
     between = (chance("甲", "heldout") + chance("乙", "heldout")) / 2
     some = load(tarball, heldout_share=between)
@@ -112,7 +112,7 @@ def test_holding_out_needs_no_other_file(tarball, cache):
     assert {*some.train.names, *some.heldout.names} == {*everybody.train.names}
 
 
-def test_a_damaged_cache_is_as_good_as_none(tarball, cache):
+def test_a_damaged_cache_is_ignored(tarball, cache):
     first = load(tarball)
     (held,) = cache.iterdir()
     content = held.read_bytes()
@@ -125,12 +125,12 @@ def test_a_damaged_cache_is_as_good_as_none(tarball, cache):
         assert np.array_equal(again.public, first.public)
 
 
-def test_a_cache_that_cannot_be_written_to_stops_nobody(tarball, cache):
+def test_a_cache_that_cannot_be_written_is_ignored(tarball, cache):
     cache.touch()
     assert len(load(tarball).train) == 2
 
 
-def test_the_tarball_is_checked_even_if_the_cache_has_all(tarball):
+def test_a_given_tarball_is_checked_even_if_the_task_is_cached(tarball):
     load(tarball)
     content = bytearray(tarball.read_bytes())
     content[-1] ^= 1
@@ -139,13 +139,13 @@ def test_the_tarball_is_checked_even_if_the_cache_has_all(tarball):
         load(tarball)
 
 
-def test_the_tarball_of_the_cache_is_used(tarball, cache):
+def test_a_cached_tarball_is_used(tarball, cache):
     cache.mkdir()
     tarball.rename(cache / "chinese-poetry-2.0.1.tgz")
     assert load().train.names == ("乙", "甲")
 
 
-def test_progress_is_told(tarball):
+def test_progress_is_reported(tarball):
     told = []
     load(tarball, report=lambda done, what: told.append((done, what)))
     assert told[-1] == (None, "encoding the poems")

@@ -1,4 +1,4 @@
-"""Adam against its definition in float64, and that it learns, the same each time."""
+"""Pre-training: Adam against its definition in float64, learning, and reproducibility."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ ROWS = np.array([[BEGIN, a, a + 1, a + 2, a + 3, END] for a in range(4, 9)], np.
 HOW = {"batch_size": 8, "learning_rate": 0.03}
 
 
-def test_it_learns_and_reports():
+def test_pretraining_lowers_the_loss_and_reports_progress():
     seen = []
     after = pretrain(
         MODEL,
@@ -34,13 +34,13 @@ def test_it_learns_and_reports():
     assert evaluate(MODEL, after, ROWS).accuracy >= 0.75
 
 
-def test_same_seed_same_bits():
+def test_equal_seeds_give_equal_parameters():
     one, again, other = (pretrain(MODEL, ROWS, seed, steps=5, **HOW) for seed in (1, 1, 2))
     assert all(np.array_equal(one[name], again[name]) for name in one)
     assert not all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def test_steps_are_adam_s():
+def test_steps_equal_adam_in_float64():
     found = pretrain(MODEL, ROWS[:1], 3, steps=4, **HOW)
     batch = np.repeat(ROWS[:1], 8, axis=0)
     slope = jax.jit(jax.grad(partial(loss, MODEL)))
@@ -62,7 +62,7 @@ def test_steps_are_adam_s():
         np.testing.assert_allclose(found[name], expected[name], atol=1e-3)
 
 
-def test_no_text_no_training():
+def test_invalid_arguments_are_refused():
     with pytest.raises(InvalidInput, match="no public sentences"):
         pretrain(MODEL, ROWS[:0], 0, steps=1)
     with pytest.raises(InvalidInput, match="steps"):

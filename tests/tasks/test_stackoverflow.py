@@ -1,4 +1,4 @@
-"""StackOverflow by its SQLite file, here a small one."""
+"""The task stackoverflow, on a small SQLite file."""
 
 import sqlite3
 from contextlib import closing
@@ -72,7 +72,7 @@ def test_a_sample_of_users_is_part_of_a_larger_one(tmp_path):
     assert small.train.names != everybody.train.names[:5]
 
 
-def test_only_the_users_asked_for_are_read(tmp_path):
+def test_only_the_selected_users_are_read(tmp_path):
     rows = [("train", f"user{i}", example("how")) for i in range(10)]
     path = write_database(tmp_path / "some.sqlite", rows)
     (kept,) = load(path, most_users=1, heldout_share=0).train.names
@@ -85,7 +85,7 @@ def test_only_the_users_asked_for_are_read(tmp_path):
         load(path, heldout_share=0)
 
 
-def test_progress_is_told(path):
+def test_progress_is_reported(path):
     told = []
     load(path, report=lambda done, what: told.append((done, what)))
     assert told == [(0.0, "0 of 3 users of train"), (0.0, "0 of 1 users of heldout")]
@@ -107,7 +107,7 @@ def test_a_damaged_example_names_its_user(tmp_path, content):
         load(path)
 
 
-def test_a_damaged_file(tmp_path, path):
+def test_a_damaged_file_is_refused(tmp_path, path):
     half = tmp_path / "half.sqlite"
     content = bytearray(path.read_bytes())
     content[4096:] = np.random.default_rng(0).bytes(len(content) - 4096)
@@ -117,7 +117,7 @@ def test_a_damaged_file(tmp_path, path):
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_are_none(tmp_path):
+def test_files_that_are_not_databases_are_refused(tmp_path):
     other = tmp_path / "other.sqlite"
     other.write_bytes(b"not a database at all, but long enough to look like one" * 20)
     empty = tmp_path / "empty.sqlite"
@@ -128,7 +128,7 @@ def test_files_that_are_none(tmp_path):
     assert not (tmp_path / "none.sqlite").exists()
 
 
-def test_without_an_index_it_says_which_one_to_make(tmp_path):
+def test_a_database_without_an_index_is_refused_with_the_fix(tmp_path):
     path = write_database(tmp_path / "slow.sqlite", ROWS, index="")
     with pytest.raises(InvalidInput, match="CREATE INDEX by_user ON examples"):
         load(path)
@@ -137,7 +137,7 @@ def test_without_an_index_it_says_which_one_to_make(tmp_path):
         assert len(load(fast).train) == 2
 
 
-def test_a_split_without_users(tmp_path):
+def test_a_split_without_users_is_refused(tmp_path):
     path = write_database(tmp_path / "train.sqlite", ROWS[:2])
     with pytest.raises(InvalidInput, match="no users of split 'heldout'"):
         load(path)

@@ -1,4 +1,4 @@
-"""People and their sentences in one array."""
+"""Users and their sentences in one array."""
 
 from dataclasses import FrozenInstanceError
 from itertools import pairwise
@@ -29,7 +29,7 @@ def users() -> Users:
 
 
 @given(TEXTS, st.integers(1, 4))
-def test_everybody_has_the_first_of_their_own_sentences(texts, most):
+def test_each_user_keeps_the_first_sentences(texts, most):
     expected: dict[str, list[list[int]]] = {}
     for name, text in texts:
         for row in ENCODER.rows(text):
@@ -52,7 +52,7 @@ def test_a_selection_has_the_same_sentences(texts, wanted):
         assert np.array_equal(some.of(place), everybody.of(index))
 
 
-def test_nothing_can_be_written_to():
+def test_arrays_are_read_only():
     ours = users()
     for array in (ours.sentences, ours.offsets, ours.of(1)):
         with pytest.raises(ValueError, match="read-only"):
@@ -64,13 +64,13 @@ def test_nothing_can_be_written_to():
 
 
 @pytest.mark.parametrize("user", [-1, 3])
-def test_a_user_who_is_not_there(user):
+def test_an_unknown_user_number_is_refused(user):
     with pytest.raises(InvalidInput, match=f"3 users are numbered from 0 on, got {user}"):
         users().of(user)
 
 
 @pytest.mark.parametrize("indices", [[1, 0], [1, 1], [-1], [0, 3]])
-def test_selections_that_are_none(indices):
+def test_invalid_selections_are_refused(indices):
     with pytest.raises(InvalidInput):
         users().select(indices)
 
@@ -92,7 +92,7 @@ def test_selections_that_are_none(indices):
         (("e\u0301",), rows(4), [0, 1], "form NFC"),
     ],
 )
-def test_arrays_that_do_not_fit(names, sentences, offsets, message):
+def test_inconsistent_arrays_are_refused(names, sentences, offsets, message):
     with pytest.raises(InvalidInput, match=message):
         Users(names, sentences, np.array(offsets))
 
@@ -100,18 +100,18 @@ def test_arrays_that_do_not_fit(names, sentences, offsets, message):
 @pytest.mark.parametrize(
     "name", ["", " a", "a ", "a,b", 'a"b', "a\nb", "a\tb", "a\0", "a\u202eb", "a\u3000b", "\ud800"]
 )
-def test_names_that_are_not_safe(name):
+def test_unsafe_names_are_refused(name):
     with pytest.raises(InvalidInput, match="rename that user") as caught:
         safe_name(name)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["22578ac2-6317", "王安石", "@ann", "Ann B.", "#1'"])
-def test_names_that_are_safe(name):
+def test_safe_names_are_kept(name):
     assert safe_name(name) == name
 
 
-def test_chance_is_even_and_differs_by_purpose():
+def test_chance_is_uniform_and_differs_by_purpose():
     names = [f"user {i}" for i in range(4000)]
     values = np.array([[chance(n, purpose) for n in names] for purpose in ("x", "y")])
     assert 0 <= values.min() < 0.01
@@ -120,7 +120,7 @@ def test_chance_is_even_and_differs_by_purpose():
     assert abs(np.corrcoef(values)[0, 1]) < 0.05
 
 
-def test_a_sample_grows_without_losing_anybody():
+def test_a_larger_sample_contains_the_smaller_one():
     names = [f"user {i}" for i in range(100)]
     samples = [set(sample(names, most)) for most in (1, 5, 50, 100, 1000)]
     assert [len(chosen) for chosen in samples] == [1, 5, 50, 100, 100]

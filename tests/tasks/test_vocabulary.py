@@ -16,7 +16,7 @@ WORDS = st.lists(st.text("abcde'é月", min_size=1, max_size=4), min_size=1, max
 
 
 @given(WORDS, st.lists(st.text("abc月", max_size=3)))
-def test_known_words_have_their_place_and_others_are_unknown(words, text):
+def test_known_words_have_numbers_and_others_are_unknown(words, text):
     vocabulary = Vocabulary(tuple(words))
     numbers = vocabulary.encode(text)
     assert numbers.dtype == np.int32
@@ -26,7 +26,7 @@ def test_known_words_have_their_place_and_others_are_unknown(words, text):
 
 
 @given(WORDS)
-def test_a_file_gives_the_words_back(tmp_path_factory, words):
+def test_from_file_reads_the_words_back(tmp_path_factory, words):
     path = tmp_path_factory.mktemp("words") / "words.txt"
     path.write_text("\n".join(words) + "\n", encoding="utf-8")
     assert Vocabulary.from_file(path) == Vocabulary(tuple(words))
@@ -39,7 +39,7 @@ def test_the_digest_is_that_of_the_file():
     assert vocabulary != Vocabulary(("né", "hello"))
 
 
-def test_english_words_are_what_our_text_is_cut_into():
+def test_english_words_have_the_form_of_plain_words():
     vocabulary = Vocabulary.english(1000)
     assert len(vocabulary) == 1004
     assert vocabulary.words[:3] == ("the", "to", "and")
@@ -48,7 +48,7 @@ def test_english_words_are_what_our_text_is_cut_into():
     assert Vocabulary.english(100).words == vocabulary.words[:100]
 
 
-def test_more_english_words_than_there_are():
+def test_more_english_words_than_listed_are_refused():
     with pytest.raises(InvalidInput, match=r"wordfreq lists \d+,\d+ English words, 9,999,999"):
         Vocabulary.english(9_999_999)
 
@@ -78,7 +78,7 @@ def test_word_counts_are_read_as_the_dataset_ships_them(tmp_path):
         (b"", None, "at least one word"),
     ],
 )
-def test_files_that_are_none(tmp_path, content, size, message):
+def test_invalid_files_are_refused(tmp_path, content, size, message):
     path = tmp_path / "words.txt"
     path.write_bytes(content)
     with pytest.raises(InvalidInput, match=message) as caught:
@@ -86,18 +86,18 @@ def test_files_that_are_none(tmp_path, content, size, message):
     assert "\n" not in str(caught.value)
 
 
-def test_no_file(tmp_path):
+def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(InvalidInput, match="cannot be read: No such file"):
         Vocabulary.from_file(tmp_path / "none.txt")
 
 
 @pytest.mark.parametrize("words", [(), ("",), ("a b",), ("a\n",), ("a", "a")])
-def test_words_that_are_none(words):
+def test_invalid_words_are_refused(words):
     with pytest.raises(InvalidInput):
         Vocabulary(words)
 
 
-def test_it_is_a_value():
+def test_a_vocabulary_is_an_immutable_value():
     vocabulary = Vocabulary(("a",))
     assert repr(vocabulary) == "Vocabulary(1 words)"
     assert hash(vocabulary) == hash(Vocabulary(("a",)))
