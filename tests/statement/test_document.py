@@ -65,16 +65,16 @@ def document(text: str) -> Document:
 
 def check(text: str) -> Page:
     """Both renderings parse, say the same, and hold nothing but our own markup."""
-    made = document(text)
-    page = Page(html(made))
-    assert page.words == page_of_markdown(markdown(made)).words
+    sample = document(text)
+    page = Page(html(sample))
+    assert page.words == page_of_markdown(markdown(sample)).words
     wanted = document("harmless")
     assert [tag for tag, _ in page.tags] == [tag for tag, _ in Page(html(wanted)).tags]
     return page
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_text_shows_as_it_is(text):
+def test_hostile_text_is_shown_literally(text):
     page = check(text)
     assert " ".join(plain(text).split()) in " ".join(page.words)
     assert not {"script", "img", "a"} & {tag for tag, _ in page.tags}
@@ -84,17 +84,17 @@ MARKUP = st.text(st.sampled_from("ab1 .)-+*_`[]()<>|\\~&;#=!:$\"'\n{}^é\u202e")
 
 
 @given(MARKUP | st.text(max_size=30))
-def test_any_text_shows_the_same_in_both(text):
+def test_any_text_has_the_same_words_in_markdown_and_html(text):
     check(text)
 
 
-def test_a_renderer_that_does_not_escape_would_be_caught():
-    made = document("a *b* c")
-    careless = markdown(made).replace("\\*", "*")
-    assert page_of_markdown(careless).words != Page(html(made)).words
+def test_the_comparison_detects_a_renderer_that_does_not_escape():
+    sample = document("a *b* c")
+    careless = markdown(sample).replace("\\*", "*")
+    assert page_of_markdown(careless).words != Page(html(sample)).words
 
 
-def test_what_does_not_show_is_replaced_by_a_sign():
+def test_invisible_characters_are_replaced_by_a_visible_sign():
     for rendered in (markdown, html):
         text = rendered(document("left\u202eright\x1b[31m\ud800"))
         assert "left\ufffdright\ufffd" in text
@@ -102,7 +102,7 @@ def test_what_does_not_show_is_replaced_by_a_sign():
         text.encode()
 
 
-def test_a_page_is_whole_and_loads_nothing():
+def test_a_page_is_complete_and_loads_nothing():
     source = html(document("text"))
     page = Page(source)
     attributes = dict(page.tags)
@@ -116,14 +116,14 @@ def test_a_page_is_whole_and_loads_nothing():
     assert "@media print" in source
 
 
-def test_tables_name_their_rows_and_columns():
+def test_tables_have_row_and_column_headers():
     page = Page(html(document("text")))
     scopes = [given.get("scope") for tag, given in page.tags if tag == "th"]
     assert set(scopes) == {"row", "col"}
     assert [tag for tag, _ in page.tags].count("caption") == 3
 
 
-def test_colours_stand_out_from_their_ground():
+def test_colours_have_enough_contrast_to_their_background():
     light, dark = re.findall(r":root \{(.*?)\}", STYLE, re.DOTALL)
     for scheme in (light, dark):
         colours = dict(re.findall(r"--(\w+): (#\w+)", scheme))
@@ -132,9 +132,9 @@ def test_colours_stand_out_from_their_ground():
                 assert contrast(colours[name], colours[ground]) >= 4.5
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(first: str, second: str) -> float:
     """The ratio of the Web Content Accessibility Guidelines."""
-    bright, dim = sorted((luminance(one), luminance(other)), reverse=True)
+    bright, dim = sorted((luminance(first), luminance(second)), reverse=True)
     return (bright + 0.05) / (dim + 0.05)
 
 

@@ -1,4 +1,4 @@
-"""Runs made by the real server, and what somebody could do to their folders."""
+"""Runs recorded by the real server, and helpers that edit or forge their files."""
 
 import hashlib
 import hmac
@@ -14,7 +14,7 @@ from dpftrl.federated import Server, Settings
 from dpftrl.plan import Fleet, Plan
 from dpftrl.verify import Verdict, verify_run
 
-PEOPLE = [f"client {i}" for i in range(24)]
+CLIENTS = [f"client {i}" for i in range(24)]
 PLAN = Plan(
     Fleet(population=24, report_goal=3, over_selection=1.3),
     account(mechanism("blt-b400"), MinSep(8, 4), noise_multiplier=3.0, delta=1e-6),
@@ -22,7 +22,7 @@ PLAN = Plan(
 
 
 class RunFolders(NamedTuple):
-    """A run and the folder of its witness."""
+    """The folder of a run, and the folder of its witness."""
 
     folder: Path
     state: Path
@@ -45,8 +45,8 @@ class RunFolders(NamedTuple):
 
     @property
     def witness(self) -> Path:
-        (found,) = self.state.glob("*.json")
-        return found
+        (path,) = self.state.glob("*.json")
+        return path
 
     def open(self) -> Server:
         return Server.resume(self.folder, state_folder=self.state)
@@ -68,8 +68,8 @@ def create_run(
 
 
 def run_attempt(server: Server, abandon: bool = False, now: float | None = None) -> None:
-    """One attempt."""
-    attempt = server.begin(PEOPLE, now)
+    """Run one attempt: commit it, or abandon it after one report."""
+    attempt = server.begin(CLIENTS, now)
     for client in list(attempt.clients)[: 1 if abandon else 3]:
         attempt.report(client, np.ones(5), attempt.attempt)
     if abandon:
@@ -94,7 +94,7 @@ def warned(verdict: Verdict) -> dict[str, str]:
     return {check.name: check.text for check in verdict.checks if check.outcome == "warning"}
 
 
-# --- What only somebody with the key can do ---------------------------------------------------
+# --- Forgeries that need the noise key ------------------------------------------------------------
 
 
 def read_records(run: RunFolders) -> list[dict]:
@@ -104,7 +104,7 @@ def read_records(run: RunFolders) -> list[dict]:
 def rewrite(
     run: RunFolders, records: list[dict], statuses: dict[int, list[str]] | None = None
 ) -> None:
-    """Write journal, ledger and witness anew, so that all digests fit."""
+    """Rewrite journal, ledger and witness with the noise key, so that all digests fit."""
     ledger, cohort, lines, mac = b"round,client,status\n", {}, [], bytes(32)
     secret = (run.folder / "private" / "noise.key").read_bytes()
     key = hmac.digest(secret, b"\0\0\0\x07journal" + bytes(8), "sha256")

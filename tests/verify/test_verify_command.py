@@ -20,7 +20,7 @@ def verify(*arguments, **environment) -> Result:
     return CliRunner().invoke(verify_command, [*map(str, arguments)], env=environment)
 
 
-def test_a_table_and_a_verdict(run):
+def test_the_command_prints_a_table_and_a_verdict(run):
     result = verify(run.folder, "--state-folder", run.state)
     assert result.exit_code == 0
     assert "NOT PRIVATE" in result.output
@@ -29,7 +29,7 @@ def test_a_table_and_a_verdict(run):
     )
 
 
-def test_json(run):
+def test_json_output(run):
     result = json.loads(verify(run.folder, "--state-folder", run.state, "--json").output)
     assert (result["passed"], result["rounds"], result["delta"]) == (True, 3, 1e-6)
     guarantee = json.loads((run.folder / "guarantee.json").read_text())
@@ -37,7 +37,7 @@ def test_json(run):
     assert {"name": "witness", "outcome": "passed"}.items() <= result["checks"][2].items()
 
 
-def test_the_witness_is_looked_for_where_the_server_puts_it(run, tmp_path):
+def test_the_default_witness_folder_is_that_of_the_server(run, tmp_path):
     assert verify(run.folder, DPFTRL_STATE=str(run.state)).exit_code == 0
     shutil.copytree(run.state, tmp_path / "dpftrl")
     known = {"DPFTRL_STATE": "", "XDG_STATE_HOME": str(tmp_path)}
@@ -47,7 +47,7 @@ def test_the_witness_is_looked_for_where_the_server_puts_it(run, tmp_path):
     assert verify(run.folder, "--no-witness", **home).exit_code == 0
 
 
-def test_a_failure(run, tmp_path):
+def test_a_failed_check_gives_exit_code_1(run, tmp_path):
     edited = run.copy_to(tmp_path)
     edited.ledger.write_bytes(edited.ledger.read_bytes() + b"0,c0,counted\n")
     result = verify(edited.folder, "--state-folder", edited.state)
@@ -55,5 +55,5 @@ def test_a_failure(run, tmp_path):
     assert result.output.splitlines()[-1].startswith("FAILED: 1 of ")
 
 
-def test_no_run(tmp_path):
+def test_a_folder_without_a_run_is_refused(tmp_path):
     assert isinstance(verify(tmp_path).exception, InvalidInput)

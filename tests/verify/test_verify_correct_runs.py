@@ -1,4 +1,4 @@
-"""What an honest server leaves behind passes, whenever it stops."""
+"""The files of a correct server pass verification, whenever it stops."""
 
 import json
 import shutil
@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from recorded_runs import (
-    PEOPLE,
+    CLIENTS,
     PLAN,
     RunFolders,
     create_run,
@@ -23,7 +23,7 @@ from dpftrl.plan import Fleet, Plan
 from dpftrl.verify import verify_run
 
 
-def test_every_round_of_a_run_passes_and_states_its_epsilon(tmp_path):
+def test_a_run_passes_after_every_round_with_the_epsilon_of_the_server(tmp_path):
     run = create_run(tmp_path)
     verdict = run.verify()
     assert (failed(verdict), verdict.rounds, verdict.epsilon) == ({}, 0, 0.0)
@@ -36,7 +36,7 @@ def test_every_round_of_a_run_passes_and_states_its_epsilon(tmp_path):
             assert verdict.passed
 
 
-def test_abandoned_attempts_and_one_in_flight_pass(tmp_path):
+def test_runs_with_abandoned_attempts_and_one_in_flight_pass(tmp_path):
     run = create_run(tmp_path, plan=PLAN, budget=100.0)
     with run.open() as server:
         run_attempt(server)
@@ -44,7 +44,7 @@ def test_abandoned_attempts_and_one_in_flight_pass(tmp_path):
         run_attempt(server)
         run_attempt(server, abandon=True)
         assert failed(run.verify()) == {}
-        server.begin(PEOPLE)
+        server.begin(CLIENTS)
     assert failed(run.verify()) == {}
     with run.ledger.open("a") as ledger:
         ledger.write("2,c00")  # a server killed while it wrote the rows of the round in flight
@@ -58,33 +58,33 @@ def test_abandoned_attempts_and_one_in_flight_pass(tmp_path):
     assert (failed(run.verify()), warned(run.verify())) == ({}, {})
 
 
-def test_timers_by_time_are_observed(tmp_path):
+def test_a_run_with_a_timer_in_hours_passes(tmp_path):
     run = create_run(tmp_path, timer_hours=2.0)
     with run.open() as server:
         for number in range(7):
             run_attempt(server, abandon=number == 4, now=0.7 * number)
             assert failed(run.verify()) == {}
-        server.begin(PEOPLE, 5.0)
+        server.begin(CLIENTS, 5.0)
     assert failed(run.verify()) == {}
     with run.open():
         pass  # rewrites the guarantee with the contacts of the round in flight
     verdict = run.verify()
     assert failed(verdict) == {}
-    assert "hours apart" in next(one.text for one in verdict.checks if one.name == "timers")
+    assert "hours apart" in next(check.text for check in verdict.checks if check.name == "timers")
 
 
-def test_names_that_are_not_hashed(tmp_path):
+def test_a_run_with_client_names_that_are_not_hashed_passes(tmp_path):
     assert failed(record_run(tmp_path, 5, hash_clients=False).verify()) == {}
 
 
-def test_a_test_key_is_called_out(tmp_path):
+def test_a_test_key_is_a_warning(tmp_path):
     verdict = record_run(tmp_path, 1, test_key=1).verify()
     assert "NOT PRIVATE" in warned(verdict)["noise key"]
     assert verdict.passed
 
 
 @pytest.mark.parametrize("name", ["tree", "banded:3", "toeplitz:1,0.2,0.6", "smooth-tree", "sqrt"])
-def test_other_mechanisms(tmp_path, name):
+def test_runs_of_other_mechanisms_pass_without_warnings(tmp_path, name):
     clients = MinSep(6, 2)
     plan = Plan(
         Fleet(population=24, report_goal=3), account(mechanism(name, clients), clients, 2.0, 1e-6)
@@ -93,14 +93,14 @@ def test_other_mechanisms(tmp_path, name):
     assert (failed(verdict), warned(verdict)) == ({}, {})
 
 
-def test_a_server_killed_between_the_guarantee_and_the_commit(tmp_path, monkeypatch):
+def test_a_server_killed_between_guarantee_and_commit_fails_until_resumed(tmp_path, monkeypatch):
     run = record_run(tmp_path, 3)
 
     def killed(*_):
         raise KeyboardInterrupt
 
     with run.open() as server:
-        attempt = server.begin(PEOPLE)
+        attempt = server.begin(CLIENTS)
         for client in attempt.clients[:3]:
             attempt.report(client, np.ones(5), attempt.attempt)
         monkeypatch.setattr(Journal, "append", killed)
@@ -113,7 +113,7 @@ def test_a_server_killed_between_the_guarantee_and_the_commit(tmp_path, monkeypa
     assert failed(run.verify()) == {}
 
 
-def test_half_a_line_that_the_witness_never_saw(tmp_path):
+def test_an_incomplete_last_line_is_a_warning_with_a_witness_and_fails_without(tmp_path):
     run = record_run(tmp_path, 2)
     with run.journal.open("a") as journal:
         journal.write('{"mac":"12')
@@ -123,11 +123,11 @@ def test_half_a_line_that_the_witness_never_saw(tmp_path):
     assert "journal's end" in failed(run.verify(witness=False))
 
 
-def test_a_witness_one_line_behind(tmp_path):
+def test_a_witness_may_be_one_line_behind_but_not_more(tmp_path):
     run = record_run(tmp_path, 2)
     before = run.witness.read_bytes()
     with run.open() as server:
-        server.begin(PEOPLE)
+        server.begin(CLIENTS)
     run.witness.write_bytes(before)
     assert failed(run.verify()) == {}
     with run.open() as server:
@@ -136,7 +136,7 @@ def test_a_witness_one_line_behind(tmp_path):
     assert "one line ahead" in failed(run.verify())["witness"]
 
 
-def test_nothing_secret_is_shown(tmp_path):
+def test_the_verdict_shows_no_secrets(tmp_path):
     run = record_run(tmp_path, 2)
     lines = [json.loads(line) for line in run.journal.read_text().splitlines()]
     secrets = [(run.folder / "private" / "noise.key").read_bytes().hex()]
@@ -147,7 +147,7 @@ def test_nothing_secret_is_shown(tmp_path):
     assert not any(secret in shown for secret in secrets)
 
 
-def test_no_run_at_all(tmp_path):
+def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(InvalidInput, match="holds no run"):
         verify_run(tmp_path)
 

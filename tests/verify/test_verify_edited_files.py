@@ -1,4 +1,4 @@
-"""Whatever is changed in a folder without the key, a check fails."""
+"""A check fails if anything in a run folder is changed without the noise key."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def run(original, tmp_path) -> RunFolders:
     return original.copy_to(tmp_path)
 
 
-def test_no_byte_of_the_journal_can_change(tmp_path):
+def test_a_change_of_any_journal_byte_is_refused(tmp_path):
     run = record_run(tmp_path, 1)
     key = (run.folder / "private" / "noise.key").read_bytes()
     content = run.journal.read_bytes()
@@ -45,7 +45,7 @@ def test_no_byte_of_the_journal_can_change(tmp_path):
     assert len(read_journal(run.journal, key).commits) == 1
 
 
-def test_a_changed_line_fails_the_audit(run):
+def test_a_changed_journal_line_fails(run):
     lines = run.journal.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines):
         changed = line.replace(b'"', b"'", 1)
@@ -56,7 +56,7 @@ def test_a_changed_line_fails_the_audit(run):
         assert "everything else" in warned(verdict)
 
 
-def test_lines_cannot_go_move_or_come(run):
+def test_removed_moved_or_added_journal_lines_fail(run):
     lines = run.journal.read_bytes().splitlines(keepends=True)
     for edited in (
         lines[:2] + lines[3:],
@@ -70,7 +70,7 @@ def test_lines_cannot_go_move_or_come(run):
         assert "journal" in failed(run.verify())
 
 
-def test_a_journal_cut_short_is_what_the_witness_is_for(run):
+def test_a_truncated_journal_fails_against_the_witness(run):
     lines = run.journal.read_bytes().splitlines(keepends=True)
     for kept in range(1, len(lines)):
         run.journal.write_bytes(b"".join(lines[:kept]))
@@ -79,7 +79,7 @@ def test_a_journal_cut_short_is_what_the_witness_is_for(run):
     assert "witness" in failed(run.verify())
 
 
-def test_a_folder_rolled_back_to_a_copy(tmp_path):
+def test_an_older_copy_of_the_folder_fails_against_the_witness(tmp_path):
     run = record_run(tmp_path, 2)
     shutil.copytree(run.folder, tmp_path / "copy")
     with run.open() as server:
@@ -90,7 +90,7 @@ def test_a_folder_rolled_back_to_a_copy(tmp_path):
     assert "older copy" in warned(old.verify(witness=False))["witness"]
 
 
-def test_a_missing_and_a_foreign_witness(run, tmp_path_factory):
+def test_a_missing_witness_or_one_of_another_run_fails(run, tmp_path_factory):
     other = record_run(tmp_path_factory.mktemp("other"), 4)
     name = run.witness.name
     run.witness.unlink()
@@ -102,7 +102,7 @@ def test_a_missing_and_a_foreign_witness(run, tmp_path_factory):
     assert "witness" in failed(run.verify())
 
 
-def test_a_foreign_journal_or_key(run, tmp_path_factory):
+def test_the_journal_or_key_of_another_run_fails(run, tmp_path_factory):
     other = record_run(tmp_path_factory.mktemp("other"), 4)
     shutil.copy(other.journal, run.journal)
     assert "journal" in failed(run.verify())
@@ -141,19 +141,19 @@ def without_header(rows: list[bytes]) -> list[bytes]:
 @pytest.mark.parametrize(
     "edit", [removed, added, inserted, changed, moved, another_round, without_header]
 )
-def test_no_row_of_the_ledger_can_change(run, edit):
+def test_an_edited_ledger_fails(run, edit):
     rows = run.ledger.read_bytes().splitlines(keepends=True)
     run.ledger.write_bytes(b"".join(edit(rows)))
     assert "ledger" in failed(run.verify())
 
 
-def test_the_ledger_cannot_go(run):
+def test_a_missing_ledger_fails(run):
     run.ledger.unlink()
     assert "ledger" in failed(run.verify())
 
 
 @pytest.mark.parametrize("name", ["plan.json", "run.json"])
-def test_plan_and_settings_cannot_change(run, name):
+def test_edited_or_missing_plan_and_settings_fail(run, name):
     path = run.folder / name
     edits = {
         "plan.json": ('"noise_multiplier": 3.0', '"noise_multiplier": 9.0'),
@@ -169,7 +169,7 @@ def test_plan_and_settings_cannot_change(run, name):
     assert name in failed(run.verify())["settings and plan"]
 
 
-def test_checkpoints_cannot_change(run):
+def test_edited_added_or_missing_checkpoints_fail(run):
     folder = run.folder / "private" / "checkpoints"
     for path in sorted(folder.iterdir()):
         content = path.read_bytes()
@@ -183,7 +183,7 @@ def test_checkpoints_cannot_change(run):
     assert "missing" in failed(run.verify())["checkpoints"]
 
 
-def test_the_first_checkpoint_while_it_is_kept(tmp_path):
+def test_an_edited_first_checkpoint_fails(tmp_path):
     run = record_run(tmp_path, 1)
     (run.folder / "private" / "checkpoints" / "00000000.safetensors").write_bytes(b"")
     assert "was created" in failed(run.verify())["checkpoints"]
@@ -220,7 +220,7 @@ def test_the_first_checkpoint_while_it_is_kept(tmp_path):
     ],
     ids=str,
 )
-def test_the_guarantee_cannot_claim_anything_else(run, edit):
+def test_an_edited_guarantee_fails(run, edit):
     path = run.folder / "guarantee.json"
     content = json.loads(path.read_text())
     ((names, value),) = edit.items()
@@ -237,7 +237,7 @@ def test_the_guarantee_cannot_claim_anything_else(run, edit):
     assert verdict.epsilon is not None  # from the journal and the plan
 
 
-def test_a_guarantee_that_is_smaller_throughout(run):
+def test_a_consistently_scaled_down_guarantee_fails(run):
     """Sensitivity, mu, rho and epsilon fit each other, and not the strategy."""
     path = run.folder / "guarantee.json"
     content = json.loads(path.read_text())
@@ -249,7 +249,7 @@ def test_a_guarantee_that_is_smaller_throughout(run):
     assert "one client can reach" in failed(run.verify())["guarantee.json"]
 
 
-def test_private_files_are_private(run):
+def test_private_files_open_to_others_fail(run):
     private = run.folder / "private"
     for path, mode in (
         (private / "noise.key", 0o644),
@@ -264,7 +264,7 @@ def test_private_files_are_private(run):
     assert failed(run.verify()) == {}
 
 
-def test_an_archive_may_be_read_only(run):
+def test_a_read_only_archive_passes(run):
     private = run.folder / "private"
     paths = [private, *private.rglob("*")]
     modes = [path.stat().st_mode for path in paths]

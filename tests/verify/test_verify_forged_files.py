@@ -1,4 +1,4 @@
-"""Who has the key can make all digests fit. What they then say must still be sound."""
+"""Files forged with the noise key: all digests fit, but the content must still be consistent."""
 
 import math
 
@@ -40,13 +40,13 @@ def commits(records: list[dict]) -> list[dict]:
     return [record for record in records if record["kind"] == "committed"]
 
 
-def test_a_faithful_copy_passes(run):
-    """The negative control of everything below."""
+def test_rewritten_but_unchanged_files_pass(run):
+    """The negative control of all tests below."""
     rewrite(run, read_records(run))
     assert failed(run.verify()) == {}
 
 
-def test_a_client_that_came_too_early(run):
+def test_a_client_contacted_too_early_fails(run):
     records = read_records(run)
     first, second = cohorts(records)[1], cohorts(records)[3]
     early = split(first["clients"])[0]
@@ -58,7 +58,7 @@ def test_a_client_that_came_too_early(run):
     assert set(verdict) <= {"timers", "cap", "what happened"}  # every digest fits
 
 
-def test_a_client_that_came_too_early_to_an_abandoned_attempt(run):
+def test_a_client_contacted_too_early_for_an_abandoned_attempt_fails(run):
     records = read_records(run)
     abandoned = next(record for record in records if record["kind"] == "abandoned")
     target = cohorts(records)[abandoned["attempt"]]
@@ -69,7 +69,7 @@ def test_a_client_that_came_too_early_to_an_abandoned_attempt(run):
     assert "timers" in failed(run.verify())
 
 
-def test_a_client_in_every_round_moves_the_release_too_far(run):
+def test_a_client_counted_in_every_round_fails(run):
     records = read_records(run)
     for cohort in cohorts(records):
         cohort["clients"] = "".join(["0" * 16, *split(cohort["clients"])[1:]])
@@ -77,7 +77,7 @@ def test_a_client_in_every_round_moves_the_release_too_far(run):
     assert {"timers", "cap", "what happened"} <= set(failed(run.verify()))
 
 
-def test_a_client_twice_in_a_cohort(run):
+def test_a_client_twice_in_a_cohort_fails(run):
     records = read_records(run)
     clients = split(cohorts(records)[2]["clients"])
     cohorts(records)[2]["clients"] = "".join([clients[0], clients[0], *clients[2:]])
@@ -85,7 +85,7 @@ def test_a_client_twice_in_a_cohort(run):
     assert "rising order" in failed(run.verify())["journal"]
 
 
-def test_too_many_clients_or_reports(run):
+def test_too_many_clients_or_reports_fail(run):
     records = read_records(run)
     cohorts(records)[2]["clients"] += "f" * 16
     rewrite(run, records)
@@ -107,19 +107,19 @@ def test_too_many_clients_or_reports(run):
     ],
     ids=lambda statuses: statuses[-1] + statuses[2],
 )
-def test_a_ledger_that_contradicts_the_journal(run, statuses):
+def test_a_ledger_that_contradicts_the_journal_fails(run, statuses):
     rewrite(run, read_records(run), {2: statuses})
     assert "attempt 2" in failed(run.verify())["ledger"]
 
 
-def test_an_abandoned_attempt_that_counts(run):
+def test_a_counted_client_in_an_abandoned_attempt_fails(run):
     records = read_records(run)
     attempt = next(record for record in records if record["kind"] == "abandoned")["attempt"]
     rewrite(run, records, {attempt: ["counted"] + ["abandoned"] * 3})
     assert "abandoned" in failed(run.verify())["ledger"]
 
 
-def test_an_epsilon_that_does_not_follow(run):
+def test_a_wrong_epsilon_in_the_journal_fails(run):
     for factor in (0.9, 1 - 1e-6, 1 + 1e-5, 2.0):
         records = read_records(run)
         commits(records)[-1]["epsilon"] *= factor
@@ -130,7 +130,7 @@ def test_an_epsilon_that_does_not_follow(run):
     assert failed(run.verify()) == {}
 
 
-def test_an_epsilon_that_falls(run):
+def test_a_decreasing_epsilon_in_the_journal_fails(run):
     records = read_records(run)
     commits(records)[1]["epsilon"] *= 5
     rewrite(run, records)
@@ -187,7 +187,7 @@ def negative(records: list[dict]) -> None:
         negative,
     ],
 )
-def test_a_journal_that_makes_no_sense(run, edit):
+def test_records_in_an_impossible_order_fail(run, edit):
     records = read_records(run)
     edit(records)
     rewrite(run, records)
@@ -203,7 +203,7 @@ def timed(root) -> RunFolders:
     return run
 
 
-def test_a_client_that_came_too_early_by_time(tmp_path):
+def test_a_client_contacted_too_early_by_a_timer_in_hours_fails(tmp_path):
     run = timed(tmp_path)
     records = read_records(run)
     for cohort in cohorts(records):
@@ -212,7 +212,7 @@ def test_a_client_that_came_too_early_by_time(tmp_path):
     assert "the timer is 2 hours" in failed(run.verify())["timers"]
 
 
-def test_times_that_run_backwards_or_are_missing(tmp_path):
+def test_decreasing_or_missing_times_fail(tmp_path):
     run = timed(tmp_path)
     records = read_records(run)
     cohorts(records)[3]["time"] = 0.1
@@ -223,7 +223,7 @@ def test_times_that_run_backwards_or_are_missing(tmp_path):
     assert {"cohorts", "timers"} & set(failed(run.verify()))
 
 
-def test_a_budget_that_was_passed(tmp_path):
+def test_an_exceeded_budget_fails(tmp_path):
     mu = PLAN.guarantee.mu
     run = record_run(tmp_path, 8, budget=math.nextafter(PLAN.guarantee.epsilon, math.inf))
     assert failed(run.verify()) == {}
@@ -242,7 +242,7 @@ def test_a_budget_that_was_passed(tmp_path):
     assert "budget" in failed(forged.verify())
 
 
-def test_a_journal_of_many_lines_is_read_once(run):
+def test_the_journal_keeps_clients_as_numbers_only(run):
     key = (run.folder / "private" / "noise.key").read_bytes()
     journal = read_journal(run.journal, key)
     assert isinstance(journal, Journal)

@@ -1,4 +1,4 @@
-"""The audit's own account of rounding in the buffers, beside the library's."""
+"""The cost of rounding that `verify` computes, compared with the library's bound."""
 
 import pytest
 from hypothesis import given, settings
@@ -23,37 +23,39 @@ EXAMPLES = {
     "gblt-cancelling": GeneralBLT([0.99, 0.9], [1.2, -1.1]),
     "tree": dpftrl.BinaryTree(),
 }
-# How much the closed forms may give away: those of a BLT little, those of sums of products more,
-# since they count the rounding of the weights and of the noise too.
+# How much larger than the shift the closed forms may be. Those of a BLT are tight. Those of sums of
+# products are less tight, because they include the rounding of the weights and of the noise.
 SLACK = {"blt": 3.0, "gblt": 8.0, "tree": 12.0}
 
 
 @every
 @settings(max_examples=25)
 @given(data=st.data())
-def test_the_audit_never_finds_more_than_the_library_states(family: Family, data):
+def test_the_recomputed_shift_never_exceeds_the_bound_of_the_library(family: Family, data):
     mechanism, rounds = draw_case(data, family, 60)
     assert worst_shift(mechanism, rounds) <= mechanism.rounding_gain(rounds)
 
 
 @pytest.mark.parametrize("rounds", [16, 100, 400])
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_audit_finds_most_of_what_the_library_states(name: str, rounds: int):
+def test_the_bound_of_the_library_is_not_much_larger_than_the_recomputed_shift(
+    name: str, rounds: int
+):
     mechanism = EXAMPLES[name]
-    audited, stated = worst_shift(mechanism, rounds), mechanism.rounding_gain(rounds)
-    assert stated / SLACK[mechanism.family] <= audited <= stated
+    recomputed, stated = worst_shift(mechanism, rounds), mechanism.rounding_gain(rounds)
+    assert stated / SLACK[mechanism.family] <= recomputed <= stated
 
 
 @pytest.mark.parametrize("name", ["blt-b400", "gblt", "tree", "sqrt"])
 @pytest.mark.parametrize("mu", [0.05, 1.0, 8.0])
-def test_both_make_the_same_mu_of_it(name: str, mu: float):
+def test_verify_and_library_compute_the_same_mu_from_a_shift(name: str, mu: float):
     mechanism: Mechanism = EXAMPLES.get(name) or dpftrl.mechanism(name)
     ours = mu + rounding_cost(mechanism.rounding_gain(2000), 2000, mu)
     assert ours == pytest.approx(mu_with_rounding(mu, mechanism, 2000), rel=1e-15)
 
 
-def test_buffers_that_round_after_every_product_are_counted_so():
-    """The same strategy, but a general stream sums products where a BLT's rounds once."""
+def test_buffers_rounded_after_every_product_have_a_larger_shift():
+    """The strategies are equal, but a GeneralBLT rounds each product and a BLT rounds once."""
     once, often = BLT([0.9, 0.5], [0.2, 0.05]), GeneralBLT([0.9, 0.5], [0.2, 0.05])
     assert once.strategy(20) == pytest.approx(often.strategy(20))
     assert worst_shift(often, 100) > 2 * worst_shift(once, 100)

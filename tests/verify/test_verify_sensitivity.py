@@ -1,4 +1,4 @@
-"""The audit's own sensitivity and epsilon, against every pattern and against exact arithmetic."""
+"""Sensitivity and epsilon of `verify`, compared with brute force and with exact arithmetic."""
 
 from itertools import combinations, pairwise
 
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from dpftrl import MinSep, mechanism
 from dpftrl.errors import UnsafeState
-from dpftrl.verify import sensitivity as strategy
-from dpftrl.verify import trees as nested
+from dpftrl.verify import sensitivity as sensitivity_module
+from dpftrl.verify import trees as trees_module
 from dpftrl.verify.contacts import Contacts, largest_client_shift
 from dpftrl.verify.gaussian import epsilon_of, sampler_delta
 from dpftrl.verify.patterns import Limits, bound_sensitivity
@@ -43,7 +43,7 @@ def every_pattern(limits: Limits):
 
 
 def brute_force(gram, limits: Limits) -> tuple[float, float]:
-    """The largest that is attained by one direction, and by sizes."""
+    """Return the largest norm of a pattern, with the signs of the Gram entries and without."""
     blocks = [gram[np.ix_(pattern, pattern)] for pattern in every_pattern(limits)]
     return (
         max(max(block.sum(), 0.0) for block in blocks) ** 0.5,
@@ -55,42 +55,42 @@ def brute_force(gram, limits: Limits) -> tuple[float, float]:
 @pytest.mark.parametrize(
     ("rounds", "min_sep", "cap"), [(9, 2, 9), (10, 3, 2), (8, 1, 3), (7, 9, 1)]
 )
-def test_every_family_is_settled_and_right(name, rounds, min_sep, cap):
+def test_the_sensitivity_of_every_family_is_independent_and_correct(name, rounds, min_sep, cap):
     limits = Limits(rounds, min_sep, cap)
-    made = Strategy(mechanism(name, MinSep(rounds, min_sep, cap)), rounds)
-    found = made.sensitivity(limits)
-    _, true = brute_force(made.gram, limits)
-    assert found.independent
-    assert true * (1 - 1e-9) <= found.value <= found.claimable * (1 + 1e-9)
-    made.check_noise()
+    strategy = Strategy(mechanism(name, MinSep(rounds, min_sep, cap)), rounds)
+    sensitivity = strategy.sensitivity(limits)
+    _, true = brute_force(strategy.gram, limits)
+    assert sensitivity.independent
+    assert true * (1 - 1e-9) <= sensitivity.value <= sensitivity.claimable * (1 + 1e-9)
+    strategy.check_noise()
 
 
 @given(data=st.data())
-def test_no_matrix_is_underestimated(data):
+def test_bounds_of_random_matrices_hold(data):
     rounds = data.draw(st.integers(1, 8))
     limits = Limits(rounds, data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9)))
     generator = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     dense = generator.standard_normal((rounds, rounds)) + data.draw(st.sampled_from([0, 1]))
     gram = np.tril(dense).T @ np.tril(dense)
-    found = bound_sensitivity(gram, limits)
+    bounds = bound_sensitivity(gram, limits)
     attained, true = brute_force(gram, limits)
-    assert found.attained <= attained * (1 + 1e-9)
-    assert found.bound >= true * (1 - 1e-9)
+    assert bounds.attained <= attained * (1 + 1e-9)
+    assert bounds.bound >= true * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("bands", [1, 2, 4, 6])
-def test_few_bands_are_exact(bands):
+def test_bounds_are_exact_for_few_bands(bands):
     generator = np.random.default_rng(bands)
     dense = np.tril(generator.uniform(size=(10, 10))) * (np.tri(10) - np.tri(10, k=-bands))
     limits = Limits(10, 3, 4)
-    found = bound_sensitivity(dense.T @ dense, limits)
-    assert found.is_exact
-    assert found.bound == pytest.approx(brute_force(dense.T @ dense, limits)[1])
+    bounds = bound_sensitivity(dense.T @ dense, limits)
+    assert bounds.is_exact
+    assert bounds.bound == pytest.approx(brute_force(dense.T @ dense, limits)[1])
 
 
 @pytest.mark.parametrize("name", ["tree", "smooth-tree"])
 @pytest.mark.parametrize(("rounds", "min_sep", "cap"), [(13, 1, 4), (16, 2, 4), (19, 5, 9)])
-def test_nested_blocks_are_exact(name, rounds, min_sep, cap):
+def test_the_sensitivity_of_nested_blocks_is_exact(name, rounds, min_sep, cap):
     limits = Limits(rounds, min_sep, cap)
     dense = mechanism(name, MinSep(rounds, min_sep)).strategy(rounds)
     assert nested_sensitivity(dense, limits) == pytest.approx(
@@ -98,52 +98,52 @@ def test_nested_blocks_are_exact(name, rounds, min_sep, cap):
     )
 
 
-def test_blocks_that_cross_are_not_nested():
+def test_strategies_without_nested_blocks_give_none():
     crossing = np.array([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]])
     assert nested_sensitivity(crossing, Limits(3, 1, 3)) is None
     assert nested_sensitivity(np.array([[1.0, 0.0, 1.0]]), Limits(3, 1, 3)) is None
     assert nested_sensitivity(np.array([[0.5]]), Limits(1, 1, 1)) is None
 
 
-def test_what_cannot_be_settled_is_the_librarys(monkeypatch):
+def test_loose_bounds_fall_back_to_the_library(monkeypatch):
     limits = Limits(40, 3, 9)
-    made = Strategy(mechanism("tree"), 40)
-    assert made.sensitivity(limits).independent
-    monkeypatch.setattr(nested, "MOST_WORK", 0)
-    found = Strategy(mechanism("tree"), 40).sensitivity(limits)
-    assert (found.independent, found.value) == (False, found.claimable)
+    strategy = Strategy(mechanism("tree"), 40)
+    assert strategy.sensitivity(limits).independent
+    monkeypatch.setattr(trees_module, "MOST_WORK", 0)
+    sensitivity = Strategy(mechanism("tree"), 40).sensitivity(limits)
+    assert (sensitivity.independent, sensitivity.value) == (False, sensitivity.claimable)
 
 
 @pytest.mark.parametrize("name", ["blt-b400", "toeplitz:1,0.5,0.3", "tree"])
-def test_many_rounds_go_by_coefficients(monkeypatch, name):
+def test_large_toeplitz_strategies_use_their_coefficients(monkeypatch, name):
     limits = Limits(30, 4, 5)
     dense = Strategy(mechanism(name), 30).sensitivity(limits)
-    monkeypatch.setattr(strategy, "MOST_ROUNDS", 29)
-    found = Strategy(mechanism(name), 30).sensitivity(limits)
-    assert found.independent == (name != "tree")
-    assert found.value == pytest.approx(dense.value)
+    monkeypatch.setattr(sensitivity_module, "MOST_ROUNDS", 29)
+    sensitivity = Strategy(mechanism(name), 30).sensitivity(limits)
+    assert sensitivity.independent == (name != "tree")
+    assert sensitivity.value == pytest.approx(dense.value)
 
 
-def test_a_stream_of_another_strategy_is_refused():
-    made = Strategy(mechanism("blt-b400"), 10)
-    made.__dict__["dense"] = mechanism("sqrt").strategy(10)
+def test_a_noise_stream_of_another_strategy_is_refused():
+    strategy = Strategy(mechanism("blt-b400"), 10)
+    strategy.__dict__["dense"] = mechanism("sqrt").strategy(10)
     with pytest.raises(UnsafeState, match="does not invert"):
-        made.check_noise()
+        strategy.check_noise()
 
 
-def test_a_library_that_claims_too_little_is_found_out(monkeypatch):
-    made = Strategy(mechanism("blt-b400"), 10)
-    honest = made.sensitivity(Limits(10, 2, 5)).value
-    one = mechanism("blt-b400").sensitivity(MinSep(10, 2, 1))
-    monkeypatch.setattr(type(made.mechanism), "sensitivity", lambda *_: one)
-    found = Strategy(made.mechanism, 10).sensitivity(Limits(10, 2, 5))
-    assert found.independent
-    assert found.value == pytest.approx(honest)
-    assert found.claimable < found.value
+def test_a_too_small_sensitivity_of_the_library_is_detected(monkeypatch):
+    strategy = Strategy(mechanism("blt-b400"), 10)
+    honest = strategy.sensitivity(Limits(10, 2, 5)).value
+    one_participation = mechanism("blt-b400").sensitivity(MinSep(10, 2, 1))
+    monkeypatch.setattr(type(strategy.mechanism), "sensitivity", lambda *_: one_participation)
+    sensitivity = Strategy(strategy.mechanism, 10).sensitivity(Limits(10, 2, 5))
+    assert sensitivity.independent
+    assert sensitivity.value == pytest.approx(honest)
+    assert sensitivity.claimable < sensitivity.value
 
 
 @pytest.mark.parametrize("often", [0.0, 0.2, 1.0])
-def test_what_happened_is_the_worst_client(monkeypatch, often):
+def test_the_largest_client_shift_is_that_of_the_worst_client(monkeypatch, often):
     monkeypatch.setattr("dpftrl.verify.contacts.FREQUENT_SHARE", often)
     monkeypatch.setattr("dpftrl.verify.contacts.CLIENTS_PER_BATCH", 3)
     generator = np.random.default_rng(0)
@@ -157,22 +157,22 @@ def test_what_happened_is_the_worst_client(monkeypatch, often):
 
 @pytest.mark.parametrize("mu", [1e-3, 0.05, 1.0, 7.0, 40.0])
 @pytest.mark.parametrize("delta", [1e-3, 1e-10])
-def test_epsilon_against_exact_arithmetic(mu, delta):
+def test_epsilon_agrees_with_exact_arithmetic(mu, delta):
     with mpmath.workdps(60):
 
         def excess(epsilon):
             first = mpmath.ncdf(mpmath.mpf(mu) / 2 - epsilon / mu)
             return first - mpmath.exp(epsilon) * mpmath.ncdf(-mpmath.mpf(mu) / 2 - epsilon / mu)
 
-        found = epsilon_of(delta, mu)
-        if found == 0:
+        recomputed = epsilon_of(delta, mu)
+        if recomputed == 0:
             assert excess(0) <= delta
         else:
-            assert excess(found * (1 + 1e-9)) <= delta <= excess(found * (1 - 1e-9))
+            assert excess(recomputed * (1 + 1e-9)) <= delta <= excess(recomputed * (1 - 1e-9))
 
 
 @pytest.mark.parametrize("mu", [0.5, 3.0, 9.0])
-def test_the_samplers_end_against_exact_arithmetic(mu):
+def test_sampler_delta_agrees_with_exact_arithmetic(mu):
     radius = mpmath.sqrt(2 * mpmath.log(2) * 76)
     tail = mpmath.quad(
         lambda r: (

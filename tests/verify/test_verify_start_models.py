@@ -1,4 +1,4 @@
-"""Runs that start from a private model: the audit composes too, and nothing can be edited away."""
+"""Runs that start from a private model: verification composes the earlier runs too."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from recorded_runs import (
-    PEOPLE,
+    CLIENTS,
     PLAN,
     RunFolders,
     failed,
@@ -33,7 +33,7 @@ OTHER_PLAN = Plan(
 def started(
     root: Path, start: StartModel | None, rounds: int = 3, plan: Plan = PLAN, **settings: Any
 ) -> RunFolders:
-    """A run from a start model, and its export beside it."""
+    """Record a run from a start model, and export its model to the same folder."""
     run = RunFolders(root / "run", root / "state")
     model = {"w": np.zeros(5)} if start is None else start
     run_settings = Settings(clip_norm=1.0, **settings)
@@ -50,7 +50,7 @@ def model_of(run: RunFolders) -> Path:
 
 
 def check(run: RunFolders, name: str) -> str:
-    return next(one.text for one in run.verify().checks if one.name == name)
+    return next(result.text for result in run.verify().checks if result.name == name)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def run(original, tmp_path) -> RunFolders:
     return original.copy_to(tmp_path)
 
 
-def test_every_round_of_a_chain_passes_and_states_the_composition(first, tmp_path):
+def test_a_run_from_a_private_model_passes_after_every_round_with_composed_epsilon(first, tmp_path):
     run = started(tmp_path, StartModel.load(model_of(first)), rounds=0)
     verdict = run.verify()
     assert (failed(verdict), warned(verdict)) == ({}, {})
@@ -87,7 +87,7 @@ def test_every_round_of_a_chain_passes_and_states_the_composition(first, tmp_pat
     assert "1 earlier run(s) on the same people are composed" in check(run, "start model")
 
 
-def test_a_chain_of_three_passes(original, tmp_path):
+def test_a_run_after_two_earlier_runs_passes(original, tmp_path):
     third = started(tmp_path, StartModel.load(model_of(original)))
     verdict = third.verify()
     assert (failed(verdict), warned(verdict)) == ({}, {})
@@ -95,7 +95,7 @@ def test_a_chain_of_three_passes(original, tmp_path):
     assert "2 earlier run(s)" in check(third, "start model")
 
 
-def test_other_people_are_the_operators_claim(first, tmp_path):
+def test_earlier_runs_on_other_people_are_a_warning_and_not_composed(first, tmp_path):
     start = StartModel.load(model_of(first), other_people=["a"])
     run = started(tmp_path, start, population="b")
     verdict = run.verify()
@@ -124,7 +124,7 @@ def test_an_export_of_version_0_1_is_composed(tmp_path):
 
 @pytest.mark.parametrize("kind", ["banded-hours", "blt-sgd", "tree-adam-names"])
 def test_a_run_of_version_1_can_be_exported_and_composed(kind, tmp_path):
-    """Its rounding is not covered, and a chain that it is in says so."""
+    """The rounding of version 1 is not covered, and the composed guarantee says so."""
     golden = Path(__file__).parent.parent / "golden" / "v1" / "runs" / kind
     shutil.copytree(golden / "finished", tmp_path / "old")
     shutil.copytree(golden / "finished-witness", tmp_path / "old-state")
@@ -137,18 +137,18 @@ def test_a_run_of_version_1_can_be_exported_and_composed(kind, tmp_path):
     run = RunFolders(tmp_path / "run", tmp_path / "state")
     settings = Settings(clip_norm=1.0)
     with Server.create(run.folder, PLAN, settings, start, state_folder=run.state) as server:
-        attempt = server.begin(PEOPLE)
+        attempt = server.begin(CLIENTS)
         for client in attempt.clients[:3]:
             attempt.report(client, np.ones(server.layout.size), attempt.attempt)
         server.commit(attempt)
-        names = {one.name for one in server.guarantee().hypotheses}
+        names = {hypothesis.name for hypothesis in server.guarantee().hypotheses}
     verdict = run.verify()
     assert failed(verdict) == {}
     assert verdict.epsilon > spent
     assert {"rounding", "earlier runs"} <= names
 
 
-def test_a_test_key_of_an_earlier_run_is_called_out(tmp_path):
+def test_a_test_key_of_an_earlier_run_is_a_warning(tmp_path):
     run = RunFolders(tmp_path / "run", tmp_path / "state")
     model = {"w": np.zeros(5)}
     with Server.create(
@@ -168,7 +168,7 @@ def test_a_test_key_of_an_earlier_run_is_called_out(tmp_path):
     assert "NOT PRIVATE" in warned(verdict)["start model"]
 
 
-def test_runs_of_version_1_do_not_record_it(run):
+def test_version_1_of_run_json_records_no_start_model(run):
     path = run.folder / "run.json"
     content = json.loads(path.read_text())
     assert content["version"] == 2
@@ -199,7 +199,7 @@ def quieter(start: dict) -> None:
 
 
 @pytest.mark.parametrize("edit", [dropped, marked, quieter])
-def test_the_start_model_is_sealed(run, edit):
+def test_an_edited_start_model_fails_the_digest_of_run_json(run, edit):
     path = run.folder / "run.json"
     content = json.loads(path.read_text())
     edit(content["start"])
@@ -208,7 +208,7 @@ def test_the_start_model_is_sealed(run, edit):
 
 
 @pytest.mark.parametrize("edit", [dropped, marked, quieter])
-def test_with_the_key_at_hand_the_rest_does_not_follow(run, edit):
+def test_a_start_model_edited_with_the_key_contradicts_the_epsilon(run, edit):
     path = run.folder / "run.json"
     content = json.loads(path.read_text())
     edit(content["start"])
@@ -219,7 +219,7 @@ def test_with_the_key_at_hand_the_rest_does_not_follow(run, edit):
     assert {"journalled epsilon", "guarantee.json"} <= set(failed(run.verify()))
 
 
-def test_an_earlier_run_that_states_too_little(run):
+def test_an_earlier_run_with_too_small_mu_fails(run):
     path = run.folder / "run.json"
     content = json.loads(path.read_text())
     content["start"]["earlier"][0]["guarantee"]["mu"] /= 2
@@ -230,7 +230,7 @@ def test_an_earlier_run_that_states_too_little(run):
     assert "follows from its mechanism" in failed(run.verify())["start model"]
 
 
-def test_a_matrix_of_an_earlier_run_cannot_change(run):
+def test_an_edited_matrix_of_an_earlier_run_fails(run):
     (matrix,) = run.folder.glob("run-*.safetensors")
     content = matrix.read_bytes()
     matrix.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -247,7 +247,9 @@ def alone(content: dict) -> None:
 
 
 def without_earlier(content: dict) -> None:
-    content["hypotheses"] = [one for one in content["hypotheses"] if one["name"] != "earlier runs"]
+    content["hypotheses"] = [
+        hypothesis for hypothesis in content["hypotheses"] if hypothesis["name"] != "earlier runs"
+    ]
 
 
 def other_noise(content: dict) -> None:
@@ -259,13 +261,13 @@ def swapped(content: dict) -> None:
 
 
 def earlier_enforced(content: dict) -> None:
-    for one in content["hypotheses"]:
-        if one["name"] == "participation":
-            one["basis"] = "enforced"
+    for hypothesis in content["hypotheses"]:
+        if hypothesis["name"] == "participation":
+            hypothesis["basis"] = "enforced"
 
 
 @pytest.mark.parametrize("edit", [alone, without_earlier, other_noise, swapped, earlier_enforced])
-def test_the_guarantee_cannot_leave_the_earlier_runs_out(run, edit):
+def test_a_guarantee_without_the_earlier_runs_fails(run, edit):
     path = run.folder / "guarantee.json"
     content = json.loads(path.read_text())
     edit(content)
@@ -275,17 +277,17 @@ def test_the_guarantee_cannot_leave_the_earlier_runs_out(run, edit):
 
 @pytest.mark.parametrize("name", ["zero-out", "keystream", "secrecy", "identity", "earlier runs"])
 @pytest.mark.parametrize("basis", ["enforced", "observed"])
-def test_nothing_else_is_enforced(run, name, basis):
+def test_a_hypothesis_with_a_wrong_basis_fails(run, name, basis):
     path = run.folder / "guarantee.json"
     content = json.loads(path.read_text())
-    for one in content["hypotheses"]:
-        if one["name"] == name:
-            one["basis"] = basis
+    for hypothesis in content["hypotheses"]:
+        if hypothesis["name"] == name:
+            hypothesis["basis"] = basis
     path.write_text(json.dumps(content))
     assert "the basis" in failed(run.verify())["guarantee.json"]
 
 
-def test_a_hypothesis_of_somebody_else_is_refused(run):
+def test_an_unknown_hypothesis_fails(run):
     path = run.folder / "guarantee.json"
     content = json.loads(path.read_text())
     content["hypotheses"].append({"name": "trust", "text": "Trust us.", "basis": "assumed"})
@@ -293,7 +295,7 @@ def test_a_hypothesis_of_somebody_else_is_refused(run):
     assert "what it rests on" in failed(run.verify())["guarantee.json"]
 
 
-def test_the_budget_is_for_the_total_and_the_plan_for_the_run(first, tmp_path):
+def test_the_budget_covers_composed_runs_and_the_plan_only_this_run(first, tmp_path):
     start = StartModel.load(model_of(first))
     run = started(tmp_path, start, rounds=8, budget=1000.0)
     verdict = run.verify()

@@ -101,9 +101,8 @@ def _statement_command(facts: Facts) -> str:
 def _extract_command(source: Input, number: int, name: str) -> str:
     """Return the command that saves the mechanism of a run, if it has no name, to a file."""
     module, load, field = LOADERS[source.role]
-    file = json.dumps(
-        source.name, ensure_ascii=False
-    )  # double quotes, because the shell uses single quotes
+    # JSON strings have double quotes, so that shlex can put single quotes around the code.
+    file = json.dumps(source.name, ensure_ascii=False)
     code = (
         f"import dpftrl, {module}; dpftrl.save_mechanism("
         f'{module}.{load}({file}){field}.runs[{number}].mechanism, "{name}")'
@@ -164,7 +163,7 @@ def _accounting_kind(facts: Facts) -> Iterator[str]:
         "Epsilon comes from exact accounting for Gaussian mechanisms. Privacy loss distributions "
         "(PLD) give the same value, up to their rounding. Rho is the parameter of "
         "zero-concentrated differential privacy (zCDP). No numerical error makes epsilon "
-        "too small, and all numbers in this statement are rounded up."
+        "too small, and every number that is rounded here is rounded up."
     )
     if len(facts.guarantee.runs) > 1:
         yield "The runs are composed: " + (

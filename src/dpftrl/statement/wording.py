@@ -26,7 +26,7 @@ RUN_ORIGINS: dict[Evidence, str] = {
     "verified": (
         "It is what the server of the run enforced and accounted: the run's files verify."
     ),
-    "failed": ("It is what the run's guarantee file says, but the verification of the run failed."),
+    "failed": "It is what the run's guarantee file says, but the verification of the run failed.",
     "none": (
         "It is what the run's guarantee file says. The run's private files are not available, so "
         "nothing shows whether its server enforced it."
