@@ -1,4 +1,4 @@
-"""Reading back what was rendered: a strict HTML parser, and a Markdown renderer of its own."""
+"""Read rendered documents back: with a strict HTML parser, and an independent Markdown renderer."""
 
 from html.parser import HTMLParser
 
@@ -10,11 +10,12 @@ UNSEEN = {"style", "title", "head"}
 
 
 class Page(HTMLParser):
-    """Takes a page apart, and fails on a tag that is not closed where it should be.
+    """A parsed HTML page. Parsing fails on a tag that is not closed properly.
 
     Attributes:
-        tags: Every tag with its attributes, in order.
-        text: What a reader sees, in one string.
+        tags: All tags with their attributes, in order.
+        text: The visible text.
+        title: The title of the page.
     """
 
     def __init__(self, source: str):
@@ -49,5 +50,5 @@ class Page(HTMLParser):
 
 
 def page_of_markdown(source: str) -> Page:
-    """What a Markdown renderer makes of it; raw HTML in it would be let through, and show."""
+    """Render Markdown and parse the result. Raw HTML in the source is passed through."""
     return Page(MarkdownIt("commonmark").enable("table").render(source))

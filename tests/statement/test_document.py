@@ -1,4 +1,4 @@
-"""Documents: Markdown and HTML say the same, whatever somebody puts into them."""
+"""Documents: Markdown and HTML have the same words, whatever text is put into them."""
 
 import re
 
@@ -51,7 +51,7 @@ HOSTILE = [
 
 
 def document(text: str) -> Document:
-    """The text in every place that there is."""
+    """Return a document with the text in every possible place."""
     blocks = (
         Notice((Span("Attention.", "strong"), " ", text)),
         Paragraph(text),
@@ -64,12 +64,12 @@ def document(text: str) -> Document:
 
 
 def check(text: str) -> Page:
-    """Both renderings parse, say the same, and hold nothing but our own markup."""
+    """Check that both renderings parse, have the same words, and have only our own markup."""
     sample = document(text)
     page = Page(html(sample))
     assert page.words == page_of_markdown(markdown(sample)).words
-    wanted = document("harmless")
-    assert [tag for tag, _ in page.tags] == [tag for tag, _ in Page(html(wanted)).tags]
+    harmless = document("harmless")
+    assert [tag for tag, _ in page.tags] == [tag for tag, _ in Page(html(harmless)).tags]
     return page
 
 
@@ -133,7 +133,7 @@ def test_colours_have_enough_contrast_to_their_background():
 
 
 def contrast(first: str, second: str) -> float:
-    """The ratio of the Web Content Accessibility Guidelines."""
+    """Return the contrast ratio of the Web Content Accessibility Guidelines."""
     bright, dim = sorted((luminance(first), luminance(second)), reverse=True)
     return (bright + 0.05) / (dim + 0.05)
 

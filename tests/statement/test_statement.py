@@ -1,4 +1,4 @@
-"""Privacy statements: what they say, that it is never too little, and when a run changes it."""
+"""Privacy statements: their content, that no number is too small, and how a run changes them."""
 
 import json
 import math
@@ -34,7 +34,7 @@ def promise(clients: dpftrl.Participation = CLIENTS, noise_multiplier: float = 8
 
 @pytest.fixture
 def log(tmp_path):
-    """What a log says in which each client has these rounds."""
+    """Return a function that summarizes a log in which each client took part in given rounds."""
 
     def observed(rounds: Mapping[str, Sequence[int]], limits: Limits | None = None) -> Observed:
         path = tmp_path / "ledger.csv"
@@ -65,7 +65,7 @@ EVERY = {
 every = pytest.mark.parametrize("make", EVERY.values(), ids=EVERY.keys())
 
 
-# --- Markdown, HTML and JSON -----------------------------------------------------------------------
+# --- Markdown, HTML and JSON ----------------------------------------------------------------------
 
 
 @every
@@ -154,7 +154,7 @@ def test_percentages_are_rounded_up(share):
 
 
 def stated_numbers(statement: Statement) -> tuple[float, float, float]:
-    """Epsilon, delta and rho as the first sentence has them."""
+    """Return epsilon, delta and rho of the summary sentence."""
     match = re.search(
         r"are \(([^,]+), ([^)]+)\)-differentially private and (\S+)-zCDP", statement.summary
     )

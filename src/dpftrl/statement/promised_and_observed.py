@@ -83,7 +83,7 @@ def choose_guarantee(
     if observed is not None and observed.duplicate_rows:
         stated = replace(stated, guarantee=stated.guarantee.resting_on(REPEATED))
         more_warnings.append(
-            f"The log has {observed.duplicate_rows:,} row(s) too many: the same device counted "
+            f"The log has {observed.duplicate_rows:,} row(s) too many: a device is counted "
             "more than once in a round. If an update was summed twice, and not only its row "
             "written twice, no guarantee in this statement holds."
         )
@@ -109,7 +109,8 @@ def _compare_with_log(stated: StatedGuarantee, observed: Observed) -> StatedGuar
     if ex_post.mu < base.mu:  # a device took part in fewer rounds, but they are closer together
         guarantee = _guarantee_of_log(base, _wider_limits(limits, observed))
         addition = (
-            " and, so that epsilon is not smaller than promised, as many rounds as were promised"
+            " and, so that epsilon is not smaller than promised, for as many rounds as were "
+            "promised"
         )
     warning = (
         f"The participation limits were not kept. {' '.join(broken)}{_affected_devices(observed)} "

@@ -111,11 +111,11 @@ def _by_start_and_gap(gram: Matrix, limits: Limits) -> SensitivityBounds:
 def _by_chain(gram: Matrix, limits: Limits) -> SensitivityBounds:
     """Bound all patterns by dynamic programming over their last round.
 
-    Pairs of consecutive rounds of a pattern count exactly, all other pairs are bounded. `best[t,
-    j]` bounds the sum of |G| over all pairs, for patterns of j + 1 rounds that end with round t.
-    The rounds before the last but one are at least 2b, 3b, ... rounds before t; `far[j]` bounds
-    what their pairs with t add, each by the largest entry at that distance or further. The bound
-    is exact for matrices of at most 2b bands.
+    Pairs of consecutive rounds of a pattern count exactly; all other pairs are bounded. The entry
+    `best[t, j]` bounds the sum of |G| over all pairs, for patterns of j + 1 rounds that end with
+    round t. The second-nearest, third-nearest, ... earlier rounds are at least 2b, 3b, ... rounds
+    before t. `far[j]` bounds what their pairs with t add, each by the largest entry at that
+    distance or further. The bound is exact for matrices of at most 2b bands.
     """
     size, rounds, b = np.abs(gram), limits.rounds, limits.min_sep
     most = limits.max_participations

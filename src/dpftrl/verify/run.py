@@ -51,9 +51,8 @@ def verify_run(
         )
     if not witness:
         return _Verification(root, None).verdict()
-    return _Verification(
-        root, witness_folder() if state_folder is None else Path(state_folder)
-    ).verdict()
+    state = witness_folder() if state_folder is None else Path(state_folder)
+    return _Verification(root, state).verdict()
 
 
 @final
@@ -74,7 +73,7 @@ class _Verification:
         self.epsilon: float | None = None
 
     def verdict(self) -> Verdict:
-        """Run all checks."""
+        """Run all checks and return their results."""
         self._check("file modes", lambda: check_modes(self.root / "private"))
         self._check("journal", self._read_journal)
         if self.journal is None:
@@ -109,6 +108,7 @@ class _Verification:
         )
 
     def _check_other_files(self, journal: Journal) -> None:
+        """Run the checks that compare other files with the journal."""
         self._check_witness(journal)
         self._check("settings and plan", lambda: self._read_run_files(journal))
         if self.earlier is not None:
@@ -132,6 +132,7 @@ class _Verification:
             self._warn("noise key", text)
 
     def _check_witness(self, journal: Journal) -> None:
+        """Compare the journal with its witness, and check an incomplete last line."""
         folder = self.witness_folder
         if folder is None:
             self._warn("witness", "not compared: this may be an older copy of the run")
