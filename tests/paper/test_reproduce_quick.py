@@ -71,7 +71,7 @@ def test_what_is_there_is_not_computed_again(quick):
     folder, _ = quick
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     heard = []
-    again = list(reproduce(ITEMS, folder, quick=True, say=heard.append))
+    again = list(reproduce(ITEMS, folder, quick=True, on_message=heard.append))
     assert heard == []
     assert [one.item for one in again] == NAMES
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
@@ -79,12 +79,12 @@ def test_what_is_there_is_not_computed_again(quick):
 
 def test_other_settings_and_damaged_results_are_computed_again(tmp_path):
     (item,) = chosen(["fig-blt-coeff"])
-    (first,) = reproduce([item], tmp_path, quick=True, say=silent)
-    (other,) = reproduce([item], tmp_path, quick=False, say=silent)
+    (first,) = reproduce([item], tmp_path, quick=True, on_message=silent)
+    (other,) = reproduce([item], tmp_path, quick=False, on_message=silent)
     assert other.settings != first.settings
     assert len(other.rows) > len(first.rows)
     (tmp_path / "fig-blt-coeff.json").write_text("{")
-    (again,) = reproduce([item], tmp_path, quick=False, say=silent)
+    (again,) = reproduce([item], tmp_path, quick=False, on_message=silent)
     assert again.rows == other.rows
 
 
@@ -92,7 +92,7 @@ def test_the_same_rows_give_the_same_picture(tmp_path):
     (item,) = chosen(["fig-blt-coeff"])
     pictures = []
     for name in ("a", "b"):
-        list(reproduce([item], tmp_path / name, quick=True, say=silent))
+        list(reproduce([item], tmp_path / name, quick=True, on_message=silent))
         pictures.append((tmp_path / name / "fig-blt-coeff.svg").read_bytes())
     assert pictures[0] == pictures[1]
 
@@ -112,4 +112,4 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     below = str(tmp_path / "file" / "x")
     done = CliRunner().invoke(reproduce_command, ["launches", "--out", below])
-    assert "cannot be made" in str(done.exception)
+    assert "cannot be created" in str(done.exception)

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 
+from dpftrl._internal.progress import ignore_progress
 from dpftrl.paper.accuracy import PRINTED, compared
 from dpftrl.paper.trainings import (
     FULL,
@@ -31,36 +32,40 @@ def cache(tmp_path_factory):
 
 
 class Stop(Exception):
-    """Somebody pulled the plug."""
+    """The interruption of a training."""
 
 
 def test_a_training_that_was_stopped_goes_on_and_is_kept(cache):
-    for when in ("getting ready", "round 9,"):
+    for when in ("preparing", "round 9,"):
         with pytest.raises(Stop):
-            list(trainings(TINY, partial(_pull_the_plug, when)))
+            list(trainings(TINY, partial(_interrupt, when)))
         assert not list(cache.glob("training-*.json"))
-    heard = []
-    (found,) = trainings(TINY, heard.append)
-    assert not any("round 9," in line for line in heard)  # that one was committed
-    assert any("round 10," in line for line in heard)
+    messages = []
+
+    def on_progress(_fraction, message):
+        messages.append(message)
+
+    (found,) = trainings(TINY, on_progress)
+    assert not any("round 9," in message for message in messages)  # that one was committed
+    assert any("round 10," in message for message in messages)
     rounds = [look.round for look in found.looks]
     assert rounds == list(range(0, TINY.rounds + 1, 2))
     assert found.looks[-1].epsilon == pytest.approx(8.0, rel=1e-9)
     assert found.looks[-1].epsilon <= 8.0
     # Only the numbers stay, and they are not computed again.
     assert [path.suffix for path in cache.glob("training-*")] == [".json"]
-    heard.clear()
-    assert list(trainings(TINY, heard.append)) == [found]
-    assert heard == []
+    messages.clear()
+    assert list(trainings(TINY, on_progress)) == [found]
+    assert messages == []
 
 
-def _pull_the_plug(when, line):
-    if when in line:
+def _interrupt(when, _fraction, message):
+    if when in message:
         raise Stop
 
 
 def test_tuning_has_a_seed_of_its_own_and_the_recipe_uses_what_was_tried():
-    ((rate, tuned),) = tunings(replace(TINY, rounds=4, min_sep=1), lambda _: None)
+    ((rate, tuned),) = tunings(replace(TINY, rounds=4, min_sep=1), ignore_progress)
     assert rate == 1.0
     assert tuned.seed not in range(FULL.seeds)
     tried = dict(FULL.tried)
@@ -100,7 +105,7 @@ def test_averages_take_the_rounds_around_one_and_no_others():
 
 
 def test_the_privacy_spent_grows_along_a_curve():
-    rows = compute(TINY, lambda _: None).rows
+    rows = compute(TINY, ignore_progress).rows
     spent = [row["rho"] for row in rows]
     assert spent == sorted(spent)
     assert 0 < spent[-1] < 100

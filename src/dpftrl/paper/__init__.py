@@ -1,4 +1,4 @@
-"""The paper, recomputed: one file a table or figure, with the public interface only."""
+"""Recomputes the tables and figures of the paper: one file per item, by the public API only."""
 
 from dpftrl.paper.findings import Claim, Findings, Item
 from dpftrl.paper.items import ITEMS, chosen

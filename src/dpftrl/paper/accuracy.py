@@ -1,7 +1,8 @@
-"""Table `sonwp`, its accuracy columns: real trainings on poetry.
+"""Table `sonwp`, accuracy columns: real trainings on poetry.
 
-The paper trains on StackOverflow, which is not at hand; Song poets are real people too. What the
-table says about mechanisms is checked, not its numbers: those are of another text.
+The paper trains on StackOverflow, which is not available here. Poems of the Song dynasty replace
+it, with one client per poet. The claims about mechanisms are checked, but not the numbers, which
+depend on the text.
 """
 
 import math
@@ -9,7 +10,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, column, holds, series_of
+from dpftrl._internal.progress import Progress
+from dpftrl.paper.findings import Claim, Findings, Item, Row, column, holds, series_of
 from dpftrl.paper.pictures import looks, panels
 from dpftrl.paper.trainings import (
     FULL,
@@ -22,7 +24,7 @@ from dpftrl.paper.trainings import (
     trainings,
 )
 
-# As printed, for epsilon 2 and 8, in percent.
+# Printed accuracy in percent, for epsilon 2 and 8.
 PRINTED = {
     "BandMF": {2.0: 23.21, 8.0: 24.86},
     "TreeAgg-Full": {2.0: 22.54, 8.0: 24.47},
@@ -36,53 +38,56 @@ PRINTED = {
 FEW = ("BLT(d=2, k=6)", "BLT(d=3, k=6)")
 OURS = (*FEW, "BLT(d=4, k=6)", "BLT(d=5, k=6)")
 WORSE = ("TreeAgg-Full", "BLT(d=2, k=1)", "BLT(d=5, k=1)")
-# Accuracies by mechanism, in percent: one of each seed, or their mean.
+# Accuracies in percent by mechanism: one per seed, or the mean over the seeds.
 BySeed = Mapping[str, Sequence[float]]
 Means = Mapping[str, float]
 
 
-def compute(recipe: Recipe, say: Say) -> Findings:
-    """Accuracy of each mechanism at each epsilon, with its spread over seeds."""
-    runs = list(trainings(recipe, say))
+def compute(recipe: Recipe, on_progress: Progress) -> Findings:
+    """Accuracy of each mechanism at each epsilon, with its standard deviation over the seeds."""
+    runs = list(trainings(recipe, on_progress))
     rows: list[Row] = []
     claims: list[Claim] = []
     for epsilon, _ in recipe.rates:
-        same = {
-            name: [one for one in runs if (one.mechanism, one.epsilon) == (name, epsilon)]
+        by_mechanism = {
+            name: [run for run in runs if (run.mechanism, run.epsilon) == (name, epsilon)]
             for name in recipe.mechanisms
         }
-        rows += [_row(name, ones, recipe) for name, ones in same.items()]
-        if len(same) == len(PRINTED):
+        rows += [_row(name, seeds, recipe) for name, seeds in by_mechanism.items()]
+        if len(by_mechanism) == len(PRINTED):
             accuracy = {
-                name: _accuracies(ones, recipe.rounds - REACH) for name, ones in same.items()
+                name: _accuracies(seeds, recipe.rounds - REACH)
+                for name, seeds in by_mechanism.items()
             }
             claims += compared(epsilon, accuracy)
     return Findings(rows, claims)
 
 
-def _row(name: str, same: Sequence[Trained], recipe: Recipe) -> Row:
-    last, epsilon = recipe.rounds - REACH, same[0].epsilon
-    accuracy = _accuracies(same, last)
+def _row(name: str, seeds: Sequence[Trained], recipe: Recipe) -> Row:
+    """The row of one mechanism, from its trainings with all seeds at one epsilon."""
+    last, epsilon = recipe.rounds - REACH, seeds[0].epsilon
+    accuracy = _accuracies(seeds, last)
     return {
         "epsilon": epsilon,
         "mechanism": name,
-        "noise_multiplier": same[0].noise_multiplier * recipe.stands_for,
+        "noise_multiplier": seeds[0].noise_multiplier * recipe.stands_for,
         "accuracy": statistics.fmean(accuracy),
         "spread": deviation(accuracy),
-        "by_seed": " ".join(f"{one:.2f}" for one in accuracy),
-        "before": 100 * statistics.fmean(one.looks[0].accuracy for one in same),
-        "perplexity": statistics.fmean(averaged(one, last, "perplexity") for one in same),
+        "by_seed": " ".join(f"{value:.2f}" for value in accuracy),
+        "before": 100 * statistics.fmean(run.looks[0].accuracy for run in seeds),
+        "perplexity": statistics.fmean(averaged(run, last, "perplexity") for run in seeds),
         "paper_on_stackoverflow": PRINTED[name][epsilon],
-        "seconds": statistics.fmean(one.seconds for one in same),
+        "seconds": statistics.fmean(run.seconds for run in seeds),
     }
 
 
-def _accuracies(same: Sequence[Trained], last: int) -> list[float]:
-    return [100 * averaged(one, last, "accuracy") for one in same]
+def _accuracies(seeds: Sequence[Trained], last: int) -> list[float]:
+    """The accuracy of each training in percent, averaged over the rounds around `last`."""
+    return [100 * averaged(run, last, "accuracy") for run in seeds]
 
 
 def compared(epsilon: float, accuracy: BySeed) -> list[Claim]:
-    """What the paper says at one epsilon; a difference counts from two standard errors on."""
+    """The claims at one epsilon; a difference counts if it exceeds two standard errors."""
     ours = {name: statistics.fmean(values) for name, values in accuracy.items()}
     paper = {name: PRINTED[name][epsilon] for name in accuracy}
     variance = statistics.fmean(deviation(values) ** 2 for values in accuracy.values())
@@ -94,17 +99,17 @@ def compared(epsilon: float, accuracy: BySeed) -> list[Claim]:
     def five_against_few(mean: Means) -> float:
         return mean["BLT(d=5, k=6)"] - max(mean[name] for name in FEW)
 
-    def claim(text: str, found: float, said: float, truth: bool) -> Claim:
+    def claim(text: str, our_gap: float, paper_gap: float, truth: bool) -> Claim:
         return holds(
             f"Epsilon {epsilon:g}: {text} (points of accuracy)",
             truth,
-            found,
-            f"{said:+.2f}",
+            our_gap,
+            f"{paper_gap:+.2f}",
             f"two standard errors of a difference are {error:.2f}",
         )
 
     competitive, more = few_against_bandmf(ours), five_against_few(ours)
-    found = [
+    claims = [
         claim(
             "BLT* with 2 or 3 buffers against BandMF: very competitive",
             competitive,
@@ -119,22 +124,24 @@ def compared(epsilon: float, accuracy: BySeed) -> list[Claim]:
         ),
     ]
     for name in WORSE:
-        below, said = (mean[name] - max(mean[one] for one in OURS) for mean in (ours, paper))
-        found.append(claim(f"{name} against the best BLT*: worse", below, said, below < -error))
-    return found
+        below, paper_gap = (mean[name] - max(mean[blt] for blt in OURS) for mean in (ours, paper))
+        claims.append(
+            claim(f"{name} against the best BLT*: worse", below, paper_gap, below < -error)
+        )
+    return claims
 
 
 def draw(figure: Any, rows: Sequence[Row]) -> None:
-    """Accuracy a mechanism, one panel an epsilon."""
+    """Draw the accuracy of each mechanism, in one panel per epsilon."""
     parts = series_of(rows, "epsilon")
     axes = panels(figure, len(parts), sharey=True)
     look = looks([{"series": row["mechanism"]} for row in rows])
-    for one, (epsilon, part) in zip(axes, parts.items(), strict=True):
+    for panel, (epsilon, part) in zip(axes, parts.items(), strict=True):
         for place, row in enumerate(part):
             style = look[str(row["mechanism"])]
             seeds = [float(seed) for seed in str(row["by_seed"]).split()]
-            one.plot(seeds, [place] * len(seeds), ".", color=style["color"], alpha=0.5)
-            one.errorbar(
+            panel.plot(seeds, [place] * len(seeds), ".", color=style["color"], alpha=0.5)
+            panel.errorbar(
                 float(row["accuracy"] or 0),
                 place,
                 xerr=float(row["spread"] or 0),
@@ -142,10 +149,12 @@ def draw(figure: Any, rows: Sequence[Row]) -> None:
                 marker=style["marker"],
                 capsize=3,
             )
-        one.axvline(column(part, "before")[0], color="0.5", linestyle=":", label="before training")
-        one.set_yticks(range(len(part)), [str(row["mechanism"]) for row in part])
-        one.set_xlabel("accuracy on held-out poets (%)")
-        one.set_title(f"epsilon = {epsilon}")
+        panel.axvline(
+            column(part, "before")[0], color="0.5", linestyle=":", label="before training"
+        )
+        panel.set_yticks(range(len(part)), [str(row["mechanism"]) for row in part])
+        panel.set_xlabel("accuracy on held-out poets (%)")
+        panel.set_title(f"epsilon = {epsilon}")
     axes[0].invert_yaxis()
     axes[-1].legend(frameon=False, loc="center left")
 

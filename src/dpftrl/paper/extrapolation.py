@@ -1,7 +1,7 @@
-"""Figures `extrapolate` and `varyn`: the guarantee when fleet, rounds or min-sep are others.
+"""Figure `extrapolate`: the guarantee for other fleets, numbers of rounds and min-seps.
 
-The paper's hypothesis: a report goal and a noise multiplier that grow together keep the utility,
-and so does min-sep. What is compared is then rho alone.
+The paper assumes that the utility stays the same if the report goal and the noise multiplier grow
+by the same factor, and that it does not depend on min-sep. It is then enough to compare rho.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,12 +10,13 @@ from itertools import pairwise
 from typing import Any, final
 
 from dpftrl import Mechanism, MinSep, mechanism
-from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, holds, series_of
+from dpftrl._internal.progress import Progress
+from dpftrl.paper.findings import Claim, Findings, Item, Row, holds, series_of
 from dpftrl.paper.pictures import curves, legend_below, log_ticks, looks, panels
 from dpftrl.paper.shared_mechanisms import bandmf
 from dpftrl.plan import Fleet
 
-GOAL = 6500
+GOAL = 6500  # report goal to which the noise multipliers belong
 POPULATIONS = (3_000_000, 10_000_000)
 
 
@@ -29,7 +30,12 @@ class Rival:
     noise_multiplier: float
 
     def rho(self, participation: MinSep, scale: float = 1.0) -> float | None:
-        """The zCDP guarantee; None past the rounds that the mechanism has."""
+        """The zCDP guarantee; None if the mechanism cannot run for so many rounds.
+
+        Args:
+            participation: Rounds, min-sep and cap.
+            scale: Factor of the noise multiplier.
+        """
         if (last := self.mechanism.rounds) is not None and last < participation.rounds:
             return None
         sensitivity = self.mechanism.sensitivity(participation).value
@@ -39,7 +45,7 @@ class Rival:
 @final
 @dataclass(frozen=True)
 class Sizes:
-    """Report goals, rounds and min-seps to walk over, and the rounds that BandMF is made for."""
+    """Report goals, rounds and min-seps to try, and the rounds for which BandMF is optimised."""
 
     goals: tuple[int, ...]
     rounds: tuple[int, ...]
@@ -47,43 +53,46 @@ class Sizes:
     bandmf_rounds: int
 
 
-def _rivals(sizes: Sizes, say: Say) -> list[Rival]:
-    """The es-ES and id-ID settings.
+def _rivals(sizes: Sizes, on_progress: Progress) -> list[Rival]:
+    """The mechanisms of the models es-ES and id-ID, with their noise multipliers.
 
-    The scale of the production BandMF is not given; this is the reading under which its sigma of
-    1.411 gives about the guarantee of the BLT: sensitivity 1 for what the matrix was made for.
+    The paper does not state the scale of the production BandMF matrix. Here it is assumed to have
+    sensitivity 1 for the participation for which it was optimised: its noise multiplier of 1.411
+    then gives about the guarantee of the BLT.
     """
-    say("BandMF")
+    on_progress(None, "BandMF")
     n = sizes.bandmf_rounds
     bands = n // 5
-    made = bandmf(n, bands)
-    unit = made.sensitivity(MinSep(n, bands)).value
+    band_matrix = bandmf(n, bands)
+    sensitivity = band_matrix.sensitivity(MinSep(n, bands)).value
     return [
         Rival("BLT(b=400)", mechanism("blt-b400"), 7.379),
-        Rival("BandMF(400)", made, 1.411 * unit),
+        Rival("BandMF(400)", band_matrix, 1.411 * sensitivity),
         Rival("TreeAgg", mechanism("tree"), 7.0),
     ]
 
 
-def extrapolate(sizes: Sizes, say: Say) -> Findings:
-    """By report goal for two populations, then by min-sep for two caps."""
-    rivals = _rivals(sizes, say)
-    rows = [*_by_goal(sizes, rivals, say), *_by_min_sep(sizes, rivals, say)]
+def extrapolate(sizes: Sizes, on_progress: Progress) -> Findings:
+    """Rho by report goal for two populations, and by min-sep for two caps."""
+    rivals = _rivals(sizes, on_progress)
+    rows = [*_by_goal(sizes, rivals, on_progress), *_by_min_sep(sizes, rivals, on_progress)]
     return Findings(rows, _claims(rows, sizes))
 
 
-def _by_goal(sizes: Sizes, rivals: Sequence[Rival], say: Say) -> Iterator[Row]:
+def _by_goal(sizes: Sizes, rivals: Sequence[Rival], on_progress: Progress) -> Iterator[Row]:
     for population in POPULATIONS:
         for rounds in sizes.rounds:
             for goal in sizes.goals:
-                say(f"{population:,} devices, {rounds:,} rounds, report goal {goal:,}")
+                on_progress(
+                    None, f"{population:,} clients, {rounds:,} rounds, report goal {goal:,}"
+                )
                 clients = MinSep(rounds, Fleet(population, goal).min_sep())
-                for one in rivals:
-                    if (rho := one.rho(clients, goal / GOAL)) is None:
+                for rival in rivals:
+                    if (rho := rival.rho(clients, goal / GOAL)) is None:
                         continue
                     yield {
                         "panel": f"population {population // 10**6}M",
-                        "series": f"{one.name}, {rounds:,} rounds",
+                        "series": f"{rival.name}, {rounds:,} rounds",
                         "x": goal,
                         "min_sep": clients.min_sep,
                         "participations": clients.max_participations,
@@ -91,20 +100,20 @@ def _by_goal(sizes: Sizes, rivals: Sequence[Rival], say: Say) -> Iterator[Row]:
                     }
 
 
-def _by_min_sep(sizes: Sizes, rivals: Sequence[Rival], say: Say) -> Iterator[Row]:
+def _by_min_sep(sizes: Sizes, rivals: Sequence[Rival], on_progress: Progress) -> Iterator[Row]:
     rounds = sizes.rounds[-2]
     for panel, cap in (("as often as min-sep allows", rounds), ("at most twice", 2)):
         for min_sep in sizes.min_seps:
-            say(f"min-sep {min_sep}, {panel}")
+            on_progress(None, f"min-sep {min_sep}, {panel}")
             clients = MinSep(rounds, min_sep, cap)
-            for one in rivals:
+            for rival in rivals:
                 yield {
                     "panel": panel,
-                    "series": f"{one.name}, {rounds:,} rounds",
+                    "series": f"{rival.name}, {rounds:,} rounds",
                     "x": min_sep,
                     "min_sep": min_sep,
                     "participations": clients.max_participations,
-                    "rho": one.rho(clients),
+                    "rho": rival.rho(clients),
                 }
 
 
@@ -164,7 +173,7 @@ def _claims(rows: Sequence[Row], sizes: Sizes) -> list[Claim]:
 
 
 def _smoother(rows: Sequence[Row]) -> Claim:
-    """Compare the largest step of rho from one min-sep to the next."""
+    """The claim about the largest change of rho from one min-sep to the next."""
     steps: dict[str, float] = {}
     part = [row for row in rows if row["panel"] == "at most twice"]
     for name, curve in series_of(part).items():
@@ -180,7 +189,7 @@ def _smoother(rows: Sequence[Row]) -> Claim:
 
 
 def _looks(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
-    """A colour and a marker a mechanism, a dash a number of rounds."""
+    """The style of each curve: colour and marker by mechanism, dashes by number of rounds."""
     by_name = looks([{"series": str(row["series"]).partition(", ")[0]} for row in rows])
     by_rounds = looks([{"series": str(row["series"]).partition(", ")[2]} for row in rows])
     return {
@@ -192,14 +201,14 @@ def _looks(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
 
 def _draw(figure: Any, rows: Sequence[Row]) -> None:
     axes, look = panels(figure, 2, 2), _looks(rows)
-    for one, (panel, part) in zip(axes, series_of(rows, "panel").items(), strict=True):
-        curves(one, part, "x", "rho", look)
-        log_ticks(one.xaxis)
-        log_ticks(one.yaxis)
-        one.set_title(panel)
-        is_goal = panel.startswith("population")
-        one.set_xlabel("report goal (noise scales with it)" if is_goal else "min-sep (rounds)")
-        one.set_ylabel("rho (zCDP)")
+    for panel, (title, part) in zip(axes, series_of(rows, "panel").items(), strict=True):
+        curves(panel, part, "x", "rho", look)
+        log_ticks(panel.xaxis)
+        log_ticks(panel.yaxis)
+        panel.set_title(title)
+        is_goal = title.startswith("population")
+        panel.set_xlabel("report goal (noise scales with it)" if is_goal else "min-sep (rounds)")
+        panel.set_ylabel("rho (zCDP)")
     legend_below(figure, axes[0], 3)
 
 

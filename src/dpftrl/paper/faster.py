@@ -1,4 +1,4 @@
-"""Figure `faster`: how long optimising takes against the number of rounds."""
+"""Figure `faster`: the time of an optimisation against the number of rounds."""
 
 import tempfile
 from collections.abc import Sequence
@@ -8,15 +8,16 @@ from typing import Any, final
 import numpy as np
 
 from dpftrl import MinSep
+from dpftrl._internal.progress import Progress
 from dpftrl.optimize import optimize_bandmf, optimize_blt
-from dpftrl.paper.findings import Findings, Item, Row, Say, column, holds, series_of
+from dpftrl.paper.findings import Findings, Item, Row, column, holds, series_of
 from dpftrl.paper.pictures import curves, looks, panels
 
 
 @final
 @dataclass(frozen=True)
 class Sizes:
-    """Min-sep, and the rounds for BandMF and for BLTs."""
+    """Min-sep, the numbers of rounds for BandMF and for BLTs, and the BLT runs to average."""
 
     min_sep: int
     bandmf: tuple[int, ...]
@@ -24,19 +25,19 @@ class Sizes:
     runs: int
 
 
-def compute(sizes: Sizes, say: Say) -> Findings:
-    """BLT as the average of some runs; BandMF once, from an empty cache."""
+def compute(sizes: Sizes, on_progress: Progress) -> Findings:
+    """Seconds per optimisation: a mean for BLTs; one run with an empty cache for BandMF."""
     rows: list[Row] = []
     for n in sizes.blt:
-        say(f"BLT, {n:,} rounds")
-        found = [optimize_blt(MinSep(n, sizes.min_sep), 4) for _ in range(sizes.runs)]
-        mean = float(np.mean([one.seconds for one in found]))
+        on_progress(None, f"BLT, {n:,} rounds")
+        runs = [optimize_blt(MinSep(n, sizes.min_sep), 4) for _ in range(sizes.runs)]
+        mean = float(np.mean([run.seconds for run in runs]))
         rows.append({"series": "BLT (4 buffers)", "rounds": n, "seconds": mean})
     for n in sizes.bandmf:
-        say(f"BandMF, {n:,} rounds")
+        on_progress(None, f"BandMF, {n:,} rounds")
         with tempfile.TemporaryDirectory() as empty:
-            one = optimize_bandmf(MinSep(n, sizes.min_sep), sizes.min_sep, cache=empty)
-        rows.append({"series": "BandMF", "rounds": n, "seconds": one.seconds})
+            run = optimize_bandmf(MinSep(n, sizes.min_sep), sizes.min_sep, cache=empty)
+        rows.append({"series": "BandMF", "rounds": n, "seconds": run.seconds})
     parts = series_of(rows)
     bands = dict(zip(sizes.bandmf, column(parts["BandMF"], "seconds"), strict=True))
     quick = dict(zip(sizes.blt, column(parts["BLT (4 buffers)"], "seconds"), strict=True))

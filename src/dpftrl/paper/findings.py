@@ -1,4 +1,4 @@
-"""What an item of the paper comes to: rows for the table or the figure, and a verdict a claim."""
+"""The types of an item of the paper: its rows, its claims, and one verdict per claim."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -7,25 +7,24 @@ from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
 from typing import Any, Generic, Literal, TypeVar, final
 
 from dpftrl import __version__
+from dpftrl._internal.progress import Progress
 
 Verdict = Literal["reproduces", "better", "does not", "not at this size"]
 Cell = float | int | str | None
 Row = dict[str, Cell]
-# Called with a line that says what is being computed.
-Say = Callable[[str], None]
 
 
 @final
 @dataclass(frozen=True)
 class Claim:
-    """One thing that the paper says, and what we find.
+    """One claim of the paper, and our result.
 
     Attributes:
-        text: What is claimed.
+        text: The claim.
         paper: The paper's number as it is printed, or its words.
         ours: Our number, or words.
-        verdict: How they compare.
-        because: Why they differ, or what else to know.
+        verdict: How the two compare.
+        because: Why they differ, or another remark.
     """
 
     text: str
@@ -36,7 +35,7 @@ class Claim:
 
     @property
     def ratio(self) -> float | None:
-        """Ours over the paper's, where both are numbers."""
+        """Our number divided by the paper's; None unless both are numbers."""
         try:
             printed = float(self.paper)
         except ValueError:
@@ -44,27 +43,29 @@ class Claim:
         return self.ours / printed if isinstance(self.ours, float) and printed else None
 
     def at_reduced_size(self) -> "Claim":
-        """The same, found at sizes that say nothing about the paper's."""
+        """The claim without a verdict, for a computation at a smaller size than the paper's."""
         return replace(self, verdict="not at this size", because="")
 
 
 @final
 @dataclass(frozen=True)
 class Findings:
-    """Rows of one table, in the order of its columns, and the claims that they bear on."""
+    """The rows of a table, each in the order of its columns, and the claims about them."""
 
     rows: Sequence[Row]
     claims: Sequence[Claim]
 
 
 def printed(text: str, paper: str, ours: float, because: str = "", *, up: bool = False) -> Claim:
-    """A printed number: reproduced if ours rounds to it, better if ours is smaller.
+    """The claim that a number is as printed.
+
+    It reproduces if our number rounds to the printed one, and is better if ours is smaller.
 
     Args:
         text: What the number is.
         paper: The number as printed.
-        ours: Ours, in full.
-        because: Why it differs, if it does.
+        ours: Our number with all digits.
+        because: Why it differs; dropped if it does not.
         up: Whether the paper rounds this number up.
 
     >>> printed("MaxLoss", "10.79", 10.7514).verdict
@@ -76,28 +77,28 @@ def printed(text: str, paper: str, ours: float, because: str = "", *, up: bool =
 
 
 def rounds_to(value: float, paper: str, *, up: bool = False) -> bool:
-    """Whether a value, rounded to as many places as were printed, is what was printed."""
+    """Whether a value equals the printed number when rounded to as many decimal places."""
     rounding = ROUND_CEILING if up else ROUND_HALF_EVEN
     return Decimal(value).quantize(Decimal(paper), rounding) == Decimal(paper)
 
 
 def holds(text: str, truth: bool, ours: float | str, paper: str = "", because: str = "") -> Claim:
-    """A statement in words, true or not; `because` says why not."""
+    """The claim that a statement in words is true; `because` explains why it is not."""
     if truth:
         return Claim(text, paper, ours, "reproduces")
     return Claim(text, paper, ours, "does not", because)
 
 
 def series_of(rows: Sequence[Row], key: str = "series") -> dict[str, list[Row]]:
-    """Rows by what one column says, in the order of their first appearance."""
-    found: dict[str, list[Row]] = {}
+    """The rows grouped by the value of one column, in the order of first appearance."""
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(str(row[key]), []).append(row)
-    return found
+        groups.setdefault(str(row[key]), []).append(row)
+    return groups
 
 
 def column(rows: Sequence[Mapping[str, Cell]], key: str) -> list[float]:
-    """One column of numbers; what is missing becomes NaN, a gap in a curve."""
+    """One column of numbers; a missing value becomes NaN, which is a gap in a curve."""
     return [float(value) if (value := row[key]) is not None else float("nan") for row in rows]
 
 
@@ -109,38 +110,38 @@ Draw = Callable[[Any, Sequence[Row]], None]
 @final
 @dataclass(frozen=True)
 class Item(Generic[Sizes]):
-    """What `dpftrl reproduce` can recompute.
+    """A table, a figure or a list of numbers that `dpftrl reproduce` can recompute.
 
     Attributes:
-        name: What it is called on the command line.
+        name: Its name on the command line.
         title: What it shows.
-        full: The paper's sizes (or larger ones).
-        quick: Sizes that take a second or so.
-        compute: The work.
-        draw: The picture, where the paper has one.
-        height: Of the picture, in inches at a width of 11.
+        full: The paper's sizes, or larger ones.
+        quick: Reduced sizes that take a few seconds.
+        compute: Computes the findings for given sizes.
+        draw: Draws the figure; None for a table.
+        height: Height of the figure in inches, at a width of 11.
     """
 
     name: str
     title: str
     full: Sizes
     quick: Sizes
-    compute: Callable[[Sizes, Say], Findings]
+    compute: Callable[[Sizes, Progress], Findings]
     draw: Draw | None = None
     height: float = 4.2
 
-    def findings(self, quick: bool, say: Say) -> Findings:
-        """Compute; at reduced sizes no verdict is given."""
-        found = self.compute(self.quick if quick else self.full, say)
+    def findings(self, quick: bool, on_progress: Progress) -> Findings:
+        """Compute the findings; at reduced size they have no verdicts."""
+        findings = self.compute(self.quick if quick else self.full, on_progress)
         if not self.is_reduced(quick):
-            return found
-        return Findings(found.rows, [claim.at_reduced_size() for claim in found.claims])
+            return findings
+        return Findings(findings.rows, [claim.at_reduced_size() for claim in findings.claims])
 
     def is_reduced(self, quick: bool) -> bool:
-        """Whether a quick run of it is smaller than a full one: some items are quick anyway."""
+        """Whether the sizes are reduced; some items are quick at full size."""
         return quick and self.quick != self.full
 
     def settings(self, quick: bool) -> str:
-        """A hash of all that the result depends on, but for the code."""
+        """A hash of everything that the result depends on, except the code."""
         text = f"{self.name} {__version__} {self.quick if quick else self.full!r}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Beyond the paper: loss against memory for every mechanism, and how far down it can go."""
+"""Beyond the paper: loss against memory for every mechanism, with lower bounds on the loss."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl import BandedInverse, Mechanism, MinSep, SquareRoot, mechanism
+from dpftrl._internal.progress import Progress
 from dpftrl.optimize import optimize_band_inverse, optimize_band_toeplitz, optimize_general_blt
-from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, holds
+from dpftrl.paper.findings import Claim, Findings, Item, Row, holds
 from dpftrl.paper.pictures import FINE_STEPS, curves, log_ticks, looks, panels
 from dpftrl.paper.shared_mechanisms import bandmf, blt
 
@@ -20,7 +21,7 @@ KNOWN = "lower bound (nuclear norm)"
 @final
 @dataclass(frozen=True)
 class Sizes:
-    """The setting, and how many buffers or bands to try."""
+    """Rounds and min-sep, and the numbers of buffers or bands to try."""
 
     rounds: int
     min_sep: int
@@ -30,25 +31,25 @@ class Sizes:
     general_bands: tuple[int, ...]
 
 
-def compute(sizes: Sizes, say: Say) -> Findings:
-    """RmsLoss and memory of each, and two lower bounds."""
+def compute(sizes: Sizes, on_progress: Progress) -> Findings:
+    """Loss and memory of each mechanism, and two lower bounds on RmsLoss."""
     clients = MinSep(sizes.rounds, sizes.min_sep)
     rows: list[Row] = []
-    for series, label, make in _makers(sizes, clients):
-        say(f"{series} {label}")
-        one = make()
-        loss = one.error_report(clients)
+    for series, label, build in _builders(sizes, clients):
+        on_progress(None, f"{series} {label}")
+        built = build()
+        report = built.error_report(clients)
         rows.append(
             {
                 "series": series,
                 "of": label,
-                "memory": one.memory(sizes.rounds),
-                "rms_loss": loss.rms_loss,
-                "max_loss": loss.max_loss,
-                "sensitivity": loss.sensitivity.kind,
+                "memory": built.memory(sizes.rounds),
+                "rms_loss": report.rms_loss,
+                "max_loss": report.max_loss,
+                "sensitivity": report.sensitivity.kind,
             }
         )
-    say("lower bounds")
+    on_progress(None, "lower bounds")
     known, best = lower_bound(clients, (0.0,)), lower_bound(clients, (0.2, 0.3, 0.4, 0.5))
     for name, bound in ((KNOWN, known), (BOUND, max(known, best))):
         row: Row = {"series": name, "of": "", "memory": None, "rms_loss": bound}
@@ -78,10 +79,12 @@ def _claims(rows: Sequence[Row], bound: float) -> list[Claim]:
     ]
 
 
-Maker = tuple[str, str, Callable[[], Mechanism]]
+# The name of a series, the label of a point, and a function that builds the mechanism.
+Builder = tuple[str, str, Callable[[], Mechanism]]
 
 
-def _makers(sizes: Sizes, clients: MinSep) -> Iterator[Maker]:
+def _builders(sizes: Sizes, clients: MinSep) -> Iterator[Builder]:
+    """Yield every mechanism of the figure, not yet built."""
     for d in sizes.buffers:
         yield "BLT", f"d={d}", lambda d=d: blt(clients, d, "rms")
     for d in sizes.buffers:
@@ -91,8 +94,8 @@ def _makers(sizes: Sizes, clients: MinSep) -> Iterator[Maker]:
             lambda d=d: optimize_general_blt(clients, d, "rms").mechanism,
         )
     for p in sizes.inverse_bands:
-        make = lambda p=p: optimize_band_inverse(clients, p).mechanism  # noqa: E731
-        yield ("lambda" if p == 2 else "BandInvMF"), f"p={p}", make
+        build = lambda p=p: optimize_band_inverse(clients, p).mechanism  # noqa: E731
+        yield ("lambda" if p == 2 else "BandInvMF"), f"p={p}", build
     for p in sizes.bands:
         yield "BISR", f"p={p}", lambda p=p: BandedInverse.square_root(p)
     for p in sizes.bands:
@@ -106,31 +109,32 @@ def _makers(sizes: Sizes, clients: MinSep) -> Iterator[Maker]:
 
 
 def lower_bound(clients: MinSep, correlations: Sequence[float]) -> float:
-    """RmsLoss that no factorisation A = B C can go below.
+    """A lower bound on the RmsLoss of every factorisation A = B C.
 
-    Let u be a random vector that one client may contribute (each entry a vector of norm 1 or
-    nothing) and M = E[u u^T]. Then sens(C)^2 >= E ||C u||^2 = tr(C M C^T), and with ||A R||_* <=
-    ||B||_F ||C R||_F for R R^T = M, RmsLoss >= ||A R||_* / sqrt(n). Here u takes part in rounds j,
-    j + b, ... for j uniform, and its entries have pairwise inner products `correlation`. With 0
-    this is the nuclear norm bound sqrt(k) ||A||_* / n.
+    Let u be a random contribution of one client: one entry per round, which is a vector of norm 1
+    or zero. Let M = E[u u^T] and R R^T = M. Then sens(C)^2 >= E ||C u||^2 = tr(C M C^T). With
+    ||A R||_* <= ||B||_F ||C R||_F it follows that RmsLoss >= ||A R||_* / sqrt(n). Here the client
+    participates in the rounds j, j + b, ... for a uniform j, and all its entries have the same
+    pairwise inner product. With inner product 0 this is the nuclear norm bound sqrt(k) ||A||_* / n.
 
     Args:
-        clients: Rounds that min-sep divides, so that every j has as many participations.
-        correlations: Inner products to try; every one gives a bound, the largest is returned.
+        clients: The participation. Min-sep must divide the rounds, so that every j has the same
+            number of participations.
+        correlations: The inner products to try. Each gives a bound; the largest is returned.
     """
     n, b, k = clients.rounds, clients.min_sep, clients.max_participations
-    found: list[float] = []
+    bounds: list[float] = []
     for inner in correlations:
         plain = (1 - inner) ** 0.5
         shared = ((1 - inner + inner * k) ** 0.5 - plain) / k
         root = plain * np.eye(k) + shared * np.ones((k, k))
         weighted = np.tri(n) @ _spread(root, b)
-        found.append(float(np.linalg.svd(weighted, compute_uv=False).sum()) / n**0.5)
-    return max(found)
+        bounds.append(float(np.linalg.svd(weighted, compute_uv=False).sum()) / n**0.5)
+    return max(bounds)
 
 
 def _spread(root: NDArray[np.float64], gap: int) -> NDArray[np.float64]:
-    """The root for the participations of each starting round, which is one of `gap`."""
+    """R for all rounds, from its block for the participations of one starting round of `gap`."""
     n = len(root) * gap
     spread = np.einsum("st,ij->sitj", root, np.eye(gap) / gap**0.5)
     return spread.reshape(n, n)

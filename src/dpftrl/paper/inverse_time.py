@@ -1,4 +1,4 @@
-"""Table `c_inv_coef`: seconds for the coefficients of the inverse, solved for or in closed form."""
+"""Table `c_inv_coef`: time of computing the coefficients of C^-1, by solving or in closed form."""
 
 import time
 from collections.abc import Callable
@@ -8,9 +8,10 @@ from typing import Any, final
 import numpy as np
 
 from dpftrl import BLT, Toeplitz, mechanism
-from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, holds
+from dpftrl._internal.progress import Progress
+from dpftrl.paper.findings import Claim, Findings, Item, Row, holds
 
-# Rounds: brute force, closed form and speedup as printed (on a V100, compiled).
+# By rounds: printed seconds by brute force and in closed form, and speedup (compiled, on a V100).
 PRINTED = {
     2000: ("0.021", "3.8e-5", "550"),
     20000: ("0.258", "3.6e-5", "7176"),
@@ -21,21 +22,21 @@ PRINTED = {
 @final
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of rounds; brute force stops at `solved_to`."""
+    """Numbers of rounds; brute force is measured up to `solved_to` rounds."""
 
     rounds: tuple[int, ...]
     solved_to: int
 
 
-def compute(sizes: Sizes, say: Say) -> Findings:
-    """The best of a few runs of each, and whether they agree."""
+def compute(sizes: Sizes, on_progress: Progress) -> Findings:
+    """Seconds of both methods, the shortest of a few runs, and the difference of their results."""
     blt = mechanism("blt-b400")
     if not isinstance(blt, BLT):
         raise TypeError("the preset is a BLT")
     rows: list[Row] = []
     claims: list[Claim] = []
     for n in sizes.rounds:
-        say(f"{n:,} coefficients")
+        on_progress(None, f"{n:,} coefficients")
         closed = _seconds(lambda n=n: _closed(blt, n), 5)
         brute = agree = None
         if n <= sizes.solved_to:
@@ -51,23 +52,26 @@ def compute(sizes: Sizes, say: Say) -> Findings:
 
 
 def _closed(blt: BLT, rounds: int) -> Any:
+    """The coefficients of C^-1 in closed form."""
     theta_hat, omega_hat = blt.inverse_parameters()
-    # Equation 2 applied to the inverse BLT; powers by logarithms, one exponential an entry.
+    # Equation 2 applied to the inverse BLT; powers by logarithms, with one exponential per entry.
     powers = np.exp(np.multiply.outer(np.arange(rounds - 1.0), np.log(theta_hat)))
     return np.append(1.0, powers @ omega_hat)
 
 
 def _solved(blt: BLT, rounds: int) -> Any:
+    """The coefficients of C^-1 by solving a Toeplitz system."""
     return Toeplitz(blt.coefficients(rounds).tolist()).inverse_coefficients(rounds)
 
 
 def _seconds(work: Callable[[], Any], runs: int) -> float:
-    taken: list[float] = []
+    """The shortest time of several runs."""
+    times: list[float] = []
     for _ in range(runs):
         start = time.perf_counter()
         work()
-        taken.append(time.perf_counter() - start)
-    return min(taken)
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def _claims(rounds: int, brute: float, closed: float) -> list[Claim]:

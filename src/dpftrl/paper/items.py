@@ -1,4 +1,4 @@
-"""What there is to reproduce, in the order of the paper."""
+"""All items that can be reproduced, in the order of the paper."""
 
 import difflib
 from collections.abc import Sequence
@@ -48,11 +48,15 @@ ITEMS: tuple[Item[Any], ...] = (
 
 
 def chosen(names: Sequence[str]) -> tuple[Item[Any], ...]:
-    """The items of these names, in the order of the paper; all of them for none."""
+    """The items with these names, in the order of the paper; all items if no name is given.
+
+    Raises:
+        InvalidInput: There is no item of this name.
+    """
     known = {item.name: item for item in ITEMS}
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=2, cutoff=0.4)
-            hint = f"did you mean {' or '.join(near)}?" if near else "--list shows what there is"
+            hint = f"did you mean {' or '.join(near)}?" if near else "--list shows all names"
             raise InvalidInput(f"the paper has no item {name!r}; {hint}")
     return tuple(item for item in ITEMS if not names or item.name in names)

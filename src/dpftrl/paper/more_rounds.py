@@ -1,35 +1,38 @@
-"""Figure `varyn`: the guarantee of the production mechanisms as training goes on."""
+"""Figure `varyn`: the guarantee of the production mechanisms by number of rounds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 from dpftrl import MinSep, mechanism
+from dpftrl._internal.progress import Progress
 from dpftrl.paper.extrapolation import GOAL, Rival
-from dpftrl.paper.findings import Findings, Item, Row, Say, holds
+from dpftrl.paper.findings import Findings, Item, Row, holds
 from dpftrl.paper.pictures import curves, legend_below, log_ticks, looks, panels
 from dpftrl.paper.shared_mechanisms import bandmf
 
-# The BLT for b = 100 had a report goal of 3,000: its noise multiplier grows to that of the others.
+# The BLT for min-sep 100 (model pt-PT) was run with a report goal of 3,000. Its noise multiplier is
+# scaled to the report goal of the others.
 PT_PT = GOAL / 3000
 
 
 @final
 @dataclass(frozen=True)
 class Sizes:
-    """The longest training, how many lengths to try, and the rounds that BandMF is made for."""
+    """Most rounds, how many numbers of rounds to try, and the rounds that BandMF is built for."""
 
     longest: int
     steps: int
     bandmf_rounds: int
 
 
-def _rivals(sizes: Sizes, say: Say) -> dict[int, list[Rival]]:
-    say("BandMF")
+def _rivals(sizes: Sizes, on_progress: Progress) -> dict[int, list[Rival]]:
+    """The mechanisms to compare, by min-sep."""
+    on_progress(None, "BandMF")
     n = sizes.bandmf_rounds
-    four, ten = bandmf(n, n // 5), bandmf(n, n // 2)
+    bandmf_400, bandmf_1000 = bandmf(n, n // 5), bandmf(n, n // 2)  # for n = 2000
     tree = mechanism("tree")
-    scale = four.sensitivity(MinSep(n, n // 5)).value
+    scale = bandmf_400.sensitivity(MinSep(n, n // 5)).value  # see `extrapolation._rivals`
     return {
         100: [
             Rival("TreeAgg", tree, 7),
@@ -38,31 +41,31 @@ def _rivals(sizes: Sizes, say: Say) -> dict[int, list[Rival]]:
         400: [
             Rival("TreeAgg", tree, 7),
             Rival("BLT", mechanism("blt-b400"), 7.379),
-            Rival("BandMF", four, 1.411 * scale),
+            Rival("BandMF", bandmf_400, 1.411 * scale),
         ],
         1000: [
             Rival("TreeAgg", tree, 7),
             Rival("BLT", mechanism("blt-b1000"), 8.681),
-            Rival("BandMF", ten, 4.523),
+            Rival("BandMF", bandmf_1000, 4.523),
         ],
     }
 
 
-def compute(sizes: Sizes, say: Say) -> Findings:
-    """Rho at more and more rounds, each with as many participations as fit."""
+def compute(sizes: Sizes, on_progress: Progress) -> Findings:
+    """Rho by number of rounds, with as many participations as min-sep allows."""
     rows: list[Row] = []
-    for min_sep, rivals in _rivals(sizes, say).items():
+    for min_sep, rivals in _rivals(sizes, on_progress).items():
         for step in range(1, sizes.steps + 1):
             rounds = step * sizes.longest // sizes.steps
-            say(f"min-sep {min_sep}, {rounds:,} rounds")
+            on_progress(None, f"min-sep {min_sep}, {rounds:,} rounds")
             rows += [
                 {
                     "min_sep": min_sep,
-                    "series": one.name,
+                    "series": rival.name,
                     "rounds": rounds,
-                    "rho": one.rho(MinSep(rounds, min_sep)),
+                    "rho": rival.rho(MinSep(rounds, min_sep)),
                 }
-                for one in rivals
+                for rival in rivals
             ]
     table = {(row["min_sep"], row["series"], row["rounds"]): row["rho"] for row in rows}
     worst = max(
@@ -92,14 +95,14 @@ def compute(sizes: Sizes, say: Say) -> Findings:
 
 
 def _draw(figure: Any, rows: Sequence[Row]) -> None:
-    found = {row["min_sep"] for row in rows}
-    axes, look = panels(figure, len(found)), looks(rows)
-    look = {name: {**one, "marker": ""} for name, one in look.items()}
-    for one, min_sep in zip(axes, sorted(found, key=lambda b: int(b or 0)), strict=True):
-        curves(one, [row for row in rows if row["min_sep"] == min_sep], "rounds", "rho", look)
-        log_ticks(one.yaxis)
-        one.set_title(f"min-sep {min_sep}")
-        one.set_xlabel("rounds")
+    min_seps = sorted({row["min_sep"] for row in rows}, key=lambda b: int(b or 0))
+    axes, look = panels(figure, len(min_seps)), looks(rows)
+    look = {name: {**style, "marker": ""} for name, style in look.items()}
+    for panel, min_sep in zip(axes, min_seps, strict=True):
+        curves(panel, [row for row in rows if row["min_sep"] == min_sep], "rounds", "rho", look)
+        log_ticks(panel.yaxis)
+        panel.set_title(f"min-sep {min_sep}")
+        panel.set_xlabel("rounds")
     axes[0].set_ylabel("rho (zCDP)")
     legend_below(figure, axes[-1], 3)
 

@@ -1,9 +1,9 @@
-"""Computing items and writing them down, each only once."""
+"""Computes items and writes their results as files; results that already exist are kept."""
 
 import csv
 import io
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -12,16 +12,16 @@ import msgspec
 
 from dpftrl._internal.storage import read_json, replace_file
 from dpftrl.errors import InvalidInput
-from dpftrl.paper.findings import Cell, Claim, Findings, Item, Row, Say
+from dpftrl.paper.findings import Cell, Claim, Item, Row
 from dpftrl.paper.pictures import FORMATS, draw_files
 
-# Longer tables stay in the CSV.
+# Tables with more rows are only written as CSV, not in the Markdown page.
 MOST_ROWS = 16
 HEADINGS = ("claim", "paper", "ours", "ratio", "verdict")
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """With all digits."""
+    """The rows as CSV, with all digits."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
@@ -32,7 +32,7 @@ def as_csv(rows: Sequence[Row]) -> str:
 def as_markdown(
     name: str, title: str, claims: Sequence[Claim], rows: Sequence[Row], has_picture: bool
 ) -> str:
-    """One page: the picture, the verdicts, and the table where it is short."""
+    """The Markdown page of an item: the figure, the verdicts, and the table if it is short."""
     parts = [f"# {title}", f"`dpftrl reproduce {name}`"]
     if has_picture:
         parts.append(f"![{title}]({name}.png)")
@@ -44,12 +44,12 @@ def as_markdown(
 
 
 def claims_table(claims: Sequence[Claim]) -> str:
-    """What the paper says, what we find, and the verdict."""
+    """A Markdown table of the claims: the paper's value, ours, and the verdict."""
     return table(HEADINGS, [claim_cells(claim) for claim in claims])
 
 
 def rows_table(rows: Sequence[Row]) -> str:
-    """The rows as they are."""
+    """A Markdown table of the rows."""
     return table([*rows[0]], [[shown(row[key]) for key in row] for row in rows])
 
 
@@ -67,7 +67,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def shown(value: Cell) -> str:
-    """A number with as many digits as people read.
+    """Format a value of a table, with four significant digits for fractions.
 
     >>> shown(10.73408), shown(1234567), shown(0.0000321), shown(None)
     ('10.73', '1,234,567', '3.21e-05', '')
@@ -86,17 +86,17 @@ def shown(value: Cell) -> str:
 @final
 @dataclass(frozen=True)
 class Result:
-    """A computed item.
+    """The result of an item, as it is stored in a .json file.
 
     Attributes:
-        item: Its name.
-        title: What it shows.
-        quick: Whether at reduced size.
-        settings: A hash of what it was computed for.
-        seconds: How long that took.
-        has_picture: Whether there is a picture of it.
-        claims: What the paper says, and our verdicts.
-        rows: The table.
+        item: The name of the item.
+        title: What the item shows.
+        quick: Whether it was computed at reduced size.
+        settings: A hash of the settings it was computed for (see `Item.settings`).
+        seconds: Duration of the computation.
+        has_picture: Whether the item is a figure.
+        claims: The claims of the paper, with our verdicts.
+        rows: The rows of the table.
     """
 
     item: str
@@ -109,51 +109,65 @@ class Result:
     rows: Sequence[Row]
 
 
-def reproduce(items: Sequence[Item[Any]], folder: Path, quick: bool, say: Say) -> Iterator[Result]:
-    """Compute what is not there yet, and write it to the folder: JSON, CSV, Markdown, pictures.
+def reproduce(
+    items: Sequence[Item[Any]], folder: Path, quick: bool, on_message: Callable[[str], None]
+) -> Iterator[Result]:
+    """Compute items and write JSON, CSV and Markdown files, and figures, to a folder.
 
     Args:
-        items: What to compute, in this order.
-        folder: Where results go; those that are there with the same settings are kept.
-        quick: At reduced sizes.
-        say: Called with what is being done.
+        items: The items to compute, in this order.
+        folder: The folder for the results. Results in it with the same settings are kept.
+        quick: Compute at reduced sizes.
+        on_message: Called with a line that says what is being done.
+
+    Yields:
+        The result of each item, once it is written.
+
+    Raises:
+        InvalidInput: The folder cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidInput(f"{folder} cannot be made: {error.strerror}") from None
+        raise InvalidInput(f"{folder} cannot be created: {error.strerror}") from None
     for item in items:
-        known = _known(item, folder, quick)
-        result = known or _computed(item, quick, say)
-        if known is None or not _is_written(item, folder):
-            say(f"{item.name}: writing")
+        stored = _stored(item, folder, quick)
+        result = stored or _computed(item, quick, on_message)
+        if stored is None or not _is_written(item, folder):
+            on_message(f"{item.name}: writing")
             _write(item, result, folder)
         yield result
 
 
 def load_results(folder: Path) -> list[Result]:
-    """Every result of a folder, by name."""
+    """All results in a folder, ordered by name."""
     return [read_json(path, Result, "result") for path in sorted(folder.glob("*.json"))]
 
 
-def _known(item: Item[Any], folder: Path, quick: bool) -> Result | None:
-    """The result that is there, unless it was for something else or cannot be read."""
+def _stored(item: Item[Any], folder: Path, quick: bool) -> Result | None:
+    """The stored result; None if there is none, it is damaged, or it has other settings."""
     path = folder / f"{item.name}.json"
     try:
-        found = read_json(path, Result, "result")
+        result = read_json(path, Result, "result")
     except InvalidInput:
         return None
-    return found if found.settings == item.settings(quick) else None
+    return result if result.settings == item.settings(quick) else None
 
 
 def _is_written(item: Item[Any], folder: Path) -> bool:
+    """Whether all files beside the .json file exist."""
     kinds = ("csv", "md", *(FORMATS if item.draw is not None else ()))
     return all((folder / f"{item.name}.{kind}").is_file() for kind in kinds)
 
 
-def _computed(item: Item[Any], quick: bool, say: Say) -> Result:
+def _computed(item: Item[Any], quick: bool, on_message: Callable[[str], None]) -> Result:
+    """Compute an item, whose messages are passed on with its name in front."""
+
+    def on_progress(_fraction: float | None, message: str) -> None:
+        on_message(f"{item.name}: {message}")
+
     start = time.perf_counter()
-    found: Findings = item.findings(quick, lambda line: say(f"{item.name}: {line}"))
+    findings = item.findings(quick, on_progress)
     return Result(
         item.name,
         item.title,
@@ -161,16 +175,16 @@ def _computed(item: Item[Any], quick: bool, say: Say) -> Result:
         item.settings(quick),
         round(time.perf_counter() - start, 2),
         item.draw is not None,
-        found.claims,
-        found.rows,
+        findings.claims,
+        findings.rows,
     )
 
 
 def _write(item: Item[Any], result: Result, folder: Path) -> None:
-    """The JSON comes last: it says that the others are there."""
+    """Write the files of a result; the .json file is last, since it marks them as complete."""
     replace_file(folder / f"{item.name}.csv", as_csv(result.rows).encode())
-    words = as_markdown(item.name, item.title, result.claims, result.rows, result.has_picture)
-    replace_file(folder / f"{item.name}.md", words.encode())
+    page = as_markdown(item.name, item.title, result.claims, result.rows, result.has_picture)
+    replace_file(folder / f"{item.name}.md", page.encode())
     if item.draw is not None:
         draw_files(item.draw, result.rows, item.height, folder, item.name)
     encoded = msgspec.json.format(msgspec.json.encode(result), indent=1)

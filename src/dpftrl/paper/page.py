@@ -1,6 +1,6 @@
-"""Numbers in a page, from saved results: `python -m dpftrl.paper.page RESULTS PAGE`.
+"""Inserts stored results into a Markdown page: `python -m dpftrl.paper.page RESULTS PAGE`.
 
-Between `<!-- begin NAME -->` and `<!-- end NAME -->` the page holds what this writes: `gallery`,
+The text between `<!-- begin NAME -->` and `<!-- end NAME -->` is replaced. NAME is `gallery`,
 `claims`, `counts`, `missing`, or `rows-` and the name of an item for its table.
 """
 
@@ -21,19 +21,24 @@ BLOCK = re.compile(r"(<!-- begin ([\w-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL
 
 
 def insert(results: Path, page: Path) -> None:
-    """Fill every block of the page anew."""
-    order = {item.name: place for place, item in enumerate(ITEMS)}
-    found = sorted(load_results(results), key=lambda result: order.get(result.item, len(order)))
+    """Replace every block of the page.
+
+    Args:
+        results: The folder with the results.
+        page: The Markdown file, which is overwritten.
+    """
+    order = {item.name: position for position, item in enumerate(ITEMS)}
+    loaded = sorted(load_results(results), key=lambda result: order.get(result.item, len(order)))
     folder = os.path.relpath(results, page.parent)
     text = read_file(page).decode()
     filled = BLOCK.sub(
-        lambda match: f"{match[1]}\n{block(match[2], found, folder)}\n\n{match[3]}", text
+        lambda match: f"{match[1]}\n{block(match[2], loaded, folder)}\n\n{match[3]}", text
     )
     replace_file(page, filled.encode())
 
 
 def block(name: str, results: Sequence[Result], folder: str) -> str:
-    """What stands in one block."""
+    """The text of one block; `folder` is the path of the results relative to the page."""
     if name == "gallery":
         return _gallery(results, folder)
     if name == "claims":
@@ -49,38 +54,41 @@ def block(name: str, results: Sequence[Result], folder: str) -> str:
 
 
 def _gallery(results: Sequence[Result], folder: str) -> str:
+    """All figures with their titles."""
     return "\n\n".join(
-        f"**[{one.item}]({folder}/{one.item}.md)**: {one.title}\n\n"
-        f"![{one.title}]({folder}/{one.item}.png)"
-        for one in results
-        if one.has_picture
+        f"**[{result.item}]({folder}/{result.item}.md)**: {result.title}\n\n"
+        f"![{result.title}]({folder}/{result.item}.png)"
+        for result in results
+        if result.has_picture
     )
 
 
 def _claims(results: Sequence[Result], folder: str) -> str:
+    """The table of all claims."""
     headings = ("claim", "paper", "ours", "ratio", "verdict", "`dpftrl reproduce`")
     rows = [
-        [*claim_cells(claim), f"[{one.item}]({folder}/{one.item}.md)"]
-        for one in results
-        for claim in one.claims
+        [*claim_cells(claim), f"[{result.item}]({folder}/{result.item}.md)"]
+        for result in results
+        for claim in result.claims
     ]
     return table(headings, rows)
 
 
 def _counts(results: Sequence[Result]) -> str:
-    verdicts = Counter(claim.verdict for one in results for claim in one.claims)
+    """One sentence with the number of claims per verdict, and the time of computation."""
+    verdicts = Counter(claim.verdict for result in results for claim in result.claims)
     total = sum(verdicts.values())
     trained = {item.name for item in ITEMS if isinstance(item.full, Recipe)}
-    seconds = sum(one.seconds for one in results if one.item not in trained)
-    each = ", ".join(f"{count} *{verdict}*" for verdict, count in verdicts.most_common())
+    seconds = sum(result.seconds for result in results if result.item not in trained)
+    by_verdict = ", ".join(f"{count} *{verdict}*" for verdict, count in verdicts.most_common())
     minutes = f"{shown(round(seconds / 60, 1))} minutes"
-    kept = "with BandMF matrices from the cache and trainings not counted"
-    return f"Of {total} claims: {each}. Computed in {minutes}, {kept}."
+    excluded = "with BandMF matrices from the cache and trainings not counted"
+    return f"Of {total} claims: {by_verdict}. Computed in {minutes}, {excluded}."
 
 
 def _missing(results: Sequence[Result]) -> str:
-    """What has no result of full size, so that nobody takes the page for complete."""
-    saved = {one.item for one in results if not one.quick}
+    """One sentence that lists the items without a result at full size."""
+    saved = {result.item for result in results if not result.quick}
     names = [f"`{item.name}`" for item in ITEMS if item.name not in saved]
     if not names:
         return "Every item has been computed at full size."
@@ -88,7 +96,7 @@ def _missing(results: Sequence[Result]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code; a mistake is one line on standard error."""
+    """Run the command; return the exit code. An error is one line on standard error."""
     try:
         if len(arguments) != 2:
             raise InvalidInput("usage: python -m dpftrl.paper.page RESULTS PAGE")

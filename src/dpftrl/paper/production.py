@@ -1,11 +1,12 @@
-"""Table `gboard`, its privacy columns, and the guarantees of the launched models."""
+"""Table `gboard`, privacy columns, and the guarantees of the launched models."""
 
 from dataclasses import dataclass
 from typing import final
 
 from dpftrl import Mechanism, MinSep, mechanism
+from dpftrl._internal.progress import Progress
 from dpftrl.accounting import Run, epsilon_of
-from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, printed, rounds_to
+from dpftrl.paper.findings import Claim, Findings, Item, Row, printed, rounds_to
 from dpftrl.paper.shared_mechanisms import bandmf
 
 DELTA = 1e-10
@@ -14,7 +15,18 @@ DELTA = 1e-10
 @final
 @dataclass(frozen=True)
 class Printed:
-    """One row: model, mechanism, rounds, rounds between, cap, sigma; rho and epsilon."""
+    """One row of the table as printed.
+
+    Attributes:
+        model: The language of the model.
+        mechanism: The mechanism.
+        rounds: Rounds of training.
+        between: Rounds between two participations of a client, which is min-sep - 1.
+        cap: Most participations of a client.
+        noise_multiplier: The noise multiplier, which the paper calls sigma.
+        rho: The printed zCDP guarantee.
+        epsilon: The printed epsilon.
+    """
 
     model: str
     mechanism: str
@@ -61,22 +73,22 @@ LAUNCHES = (
 @final
 @dataclass(frozen=True)
 class Sizes:
-    """Rounds that BandMF is made for; its bands are the paper's, or a share of the rounds."""
+    """Rounds for which BandMF is optimised; for 2,000 rounds its bands are those of the paper."""
 
     bandmf_rounds: int
 
 
-def table(sizes: Sizes, say: Say) -> Findings:
-    """Rho and epsilon of every row, from its own sigma, rounds, gap and cap."""
+def table(sizes: Sizes, on_progress: Progress) -> Findings:
+    """Rho and epsilon of every row, from its noise multiplier, rounds, min-sep and cap."""
     rows: list[Row] = []
     claims: list[Claim] = []
     for row in TABLE:
-        say(f"{row.model} {row.mechanism}")
-        made = _mechanism(row.mechanism, sizes)
-        if made.rounds is not None and made.rounds < row.rounds:
-            continue  # a BandMF of reduced size cannot run so long
+        on_progress(None, f"{row.model} {row.mechanism}")
+        built = _mechanism(row.mechanism, sizes)
+        if built.rounds is not None and built.rounds < row.rounds:
+            continue  # a BandMF of reduced size cannot run for so many rounds
         clients = MinSep.from_rounds_between(row.rounds, row.between, row.cap)
-        rho, epsilon = _ideal(made, clients, row.noise_multiplier)
+        rho, epsilon = _ideal(built, clients, row.noise_multiplier)
         rows.append(
             {
                 "model": row.model,
@@ -89,59 +101,66 @@ def table(sizes: Sizes, say: Say) -> Findings:
             }
         )
         because = REASONS.get((row.model, row.mechanism), "")
-        what = f"{row.model}, {row.mechanism}, sigma {row.noise_multiplier:g}"
+        label = f"{row.model}, {row.mechanism}, sigma {row.noise_multiplier:g}"
         claims += [
-            _strict(printed(f"{what}: rho", row.rho, rho, because, up=True)),
-            _strict(printed(f"{what}: epsilon", row.epsilon, epsilon, because, up=True)),
+            _strict(printed(f"{label}: rho", row.rho, rho, because, up=True)),
+            _strict(printed(f"{label}: epsilon", row.epsilon, epsilon, because, up=True)),
         ]
     return Findings(rows, [*claims, *_other_reading(sizes)])
 
 
 def _other_reading(sizes: Sizes) -> list[Claim]:
-    """BandMF es-ES, were its matrix scaled to sensitivity 1 for what it was made for."""
+    """The claim about BandMF es-ES, if its matrix is scaled to sensitivity 1.
+
+    This is the sensitivity for the participation for which the matrix was optimised.
+    """
     row, n = TABLE[0], sizes.bandmf_rounds
     if n < row.rounds:
         return []
-    made = _mechanism(row.mechanism, sizes)
-    scale = made.sensitivity(MinSep(n, n // 5)).value
+    bands = _mechanism(row.mechanism, sizes)
+    scale = bands.sensitivity(MinSep(n, n // 5)).value
     clients = MinSep.from_rounds_between(row.rounds, row.between, row.cap)
-    rho, _ = _ideal(made, clients, row.noise_multiplier * scale)
+    rho, _ = _ideal(bands, clients, row.noise_multiplier * scale)
     text = f"{row.model}, {row.mechanism}, read as scaled to sensitivity 1 where it was made: rho"
     because = "nearer, with our matrix for the prefix sum instead of theirs for a cool-down"
     return [_strict(printed(text, row.rho, rho, because, up=True))]
 
 
-def _ideal(made: Mechanism, clients: MinSep, noise_multiplier: float) -> tuple[float, float]:
-    """Rho and epsilon as the paper has them: without rounding in the noise buffers."""
-    mu = Run.of(made, clients, noise_multiplier).ideal_mu
+def _ideal(mechanism: Mechanism, clients: MinSep, noise_multiplier: float) -> tuple[float, float]:
+    """Rho and epsilon as in the paper, which does not cover rounding in the noise buffers."""
+    mu = Run.of(mechanism, clients, noise_multiplier).ideal_mu
     return mu * mu / 2, epsilon_of(DELTA, mu)
 
 
 def _strict(claim: Claim) -> Claim:
-    """A guarantee that comes out smaller than printed is no success: it is another number."""
+    """The claim with the verdict `does not` instead of `better`.
+
+    A guarantee that is smaller than printed is not better: it is a different number.
+    """
     if claim.verdict != "better":
         return claim
     return Claim(claim.text, claim.paper, claim.ours, "does not", claim.because)
 
 
 def _mechanism(name: str, sizes: Sizes) -> Mechanism:
+    """The mechanism of a row; the bands of BandMF are scaled with its rounds."""
     family, _, bands = name.partition("-")
     if family != "BandMF":
         return mechanism(name)
     return bandmf(sizes.bandmf_rounds, int(bands) * sizes.bandmf_rounds // 2000)
 
 
-def launches(sizes: None, say: Say) -> Findings:
-    """Whether each printed rho and epsilon can belong to one Gaussian mechanism.
+def launches(sizes: None, on_progress: Progress) -> Findings:
+    """Whether each pair of printed rho and epsilon can belong to one Gaussian mechanism.
 
-    A printed rho stands for the interval of numbers that round to it, to the nearest or up; the
-    interval of epsilons must hold one that rounds to the printed epsilon in the same way.
+    A printed rho stands for the interval of numbers that round to it, to the nearest or up. The
+    interval of their epsilons must contain a number that rounds to the printed epsilon.
     """
     del sizes
     rows: list[Row] = []
     claims: list[Claim] = []
     for model, rho, epsilon in LAUNCHES:
-        say(model)
+        on_progress(None, model)
         ours = _epsilon(float(rho))
         unit = 10.0 ** -len(rho.partition(".")[2])
         low, high = _epsilon(float(rho) - unit), _epsilon(float(rho) + unit / 2)
@@ -166,6 +185,7 @@ def launches(sizes: None, say: Say) -> Findings:
 
 
 def _epsilon(rho: float) -> float:
+    """Epsilon at `DELTA` of the Gaussian mechanism with this rho."""
     return epsilon_of(DELTA, (2 * rho) ** 0.5)
 
 

@@ -1,12 +1,13 @@
-"""Figures `rmse` and `maxloss`: mechanisms against min-sep, for two and five participations."""
+"""Figures `rmse` and `maxloss`: losses against min-sep, for two and five participations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 from dpftrl import FullTree, Mechanism, MinSep
+from dpftrl._internal.progress import Progress
 from dpftrl.optimize import Objective
-from dpftrl.paper.findings import Claim, Draw, Findings, Item, Row, Say, holds, series_of
+from dpftrl.paper.findings import Claim, Draw, Findings, Item, Row, holds, series_of
 from dpftrl.paper.pictures import FINE_STEPS, curves, legend_below, log_ticks, looks, panels
 from dpftrl.paper.shared_mechanisms import bandmf, blt, losses
 
@@ -18,7 +19,7 @@ OBJECTIVES: dict[str, Objective] = {"mean": "rms", "max": "max"}
 @final
 @dataclass(frozen=True)
 class Sizes:
-    """Rounds, the min-sep that BLTs are made for, the bands of BandMF, and where to look."""
+    """Rounds, the min-sep that BLTs are optimised for, the bands of BandMF, the min-seps to try."""
 
     rounds: int
     home: int
@@ -36,49 +37,55 @@ QUICK = Sizes(200, 40, (20, 40, 80), (10, 20, 35, 40, 45, 60, 80, 100))
 
 
 def _mechanisms(sizes: Sizes) -> dict[str, Mechanism]:
-    found: dict[str, Mechanism] = {
+    """The mechanisms of the figures by name."""
+    mechanisms: dict[str, Mechanism] = {
         f"BLT(k={k}, {word})": blt(MinSep(sizes.rounds, sizes.home, k), BUFFERS, objective)
         for k in (2, 5)
         for word, objective in OBJECTIVES.items()
     }
     for bands in sizes.bands:
-        found[f"BandMF({bands})"] = bandmf(sizes.rounds, bands)
-    found["TreeAgg-Full"] = FullTree(sizes.rounds)
-    return found
+        mechanisms[f"BandMF({bands})"] = bandmf(sizes.rounds, bands)
+    mechanisms["TreeAgg-Full"] = FullTree(sizes.rounds)
+    return mechanisms
 
 
-def _rows(sizes: Sizes, say: Say) -> list[Row]:
-    found: list[Row] = []
+def _rows(sizes: Sizes, on_progress: Progress) -> list[Row]:
+    """The losses of all mechanisms, for 2 and 5 participations."""
+    rows: list[Row] = []
     for k in (2, 5):
         reachable = [b for b in sizes.min_seps if (k - 1) * b < sizes.rounds]
         points = [MinSep(sizes.rounds, b, k) for b in reachable]
-        for part in losses(_mechanisms(sizes), points, say).values():
-            found += part
-    return found
+        for part in losses(_mechanisms(sizes), points, on_progress).values():
+            rows += part
+    return rows
 
 
-def rms(sizes: Sizes, say: Say) -> Findings:
-    """RmsLoss, with the claim about where a BLT beats BandMF."""
-    rows = _rows(sizes, say)
-    return Findings(rows, [*_beats_bandmf(sizes, say), *_common_claims(rows, sizes, "rms")])
+def compute_rms_loss(sizes: Sizes, on_progress: Progress) -> Findings:
+    """RmsLoss, and the claim about the min-seps at which a BLT is better than BandMF."""
+    rows = _rows(sizes, on_progress)
+    return Findings(rows, [*_beats_bandmf(sizes, on_progress), *_common_claims(rows, sizes, "rms")])
 
 
-def most(sizes: Sizes, say: Say) -> Findings:
+def compute_max_loss(sizes: Sizes, on_progress: Progress) -> Findings:
     """MaxLoss of the same mechanisms."""
-    rows = _rows(sizes, say)
+    rows = _rows(sizes, on_progress)
     return Findings(rows, _common_claims(rows, sizes, "max"))
 
 
-def _beats_bandmf(sizes: Sizes, say: Say) -> list[Claim]:
+def _beats_bandmf(sizes: Sizes, on_progress: Progress) -> list[Claim]:
+    """The claims about the min-seps below and above which a BLT is better than BandMF."""
     ours = "BLT(k=2, mean)"
     rival = f"BandMF({sizes.home})"
     pair = {name: _mechanisms(sizes)[name] for name in (ours, rival)}
-    error = {name: one.rms_error(sizes.rounds) for name, one in pair.items()}
+    error = {name: mechanism.rms_error(sizes.rounds) for name, mechanism in pair.items()}
 
     def ratio(b: int) -> float:
-        say(f"who wins at min-sep {b}")
+        on_progress(None, f"BLT against BandMF at min-sep {b}")
         point = MinSep(sizes.rounds, b, 2)
-        loss = {name: error[name] * one.sensitivity(point).value for name, one in pair.items()}
+        loss = {
+            name: error[name] * mechanism.sensitivity(point).value
+            for name, mechanism in pair.items()
+        }
         return loss[ours] / loss[rival]
 
     low = _last(lambda b: ratio(b) < 1, 1, sizes.home)
@@ -98,7 +105,10 @@ def _beats_bandmf(sizes: Sizes, say: Say) -> list[Claim]:
 
 
 def _last(test: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest number for which the test holds, if it holds at low and then stops to."""
+    """The largest number below `high` for which the test holds, by bisection.
+
+    The test must hold from `low` up to some number, and not above it.
+    """
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if test(middle) else (low, middle)
@@ -116,7 +126,7 @@ def _common_claims(rows: Sequence[Row], sizes: Sizes, objective: Objective) -> l
     bands = [name for name in names if name.startswith("BandMF")]
     points = sorted({key[1:] for key in table})
     worst = max(
-        table[name, *p] / min(table[one, *p] for one in bands) for p in points for name in blts
+        table[name, *p] / min(table[band, *p] for band in bands) for p in points for name in blts
     )
     over_tree = max(table[name, *p] / table["TreeAgg-Full", *p] for p in points for name in blts)
     own, other = ("mean", "max") if objective == "rms" else ("max", "mean")
@@ -124,25 +134,25 @@ def _common_claims(rows: Sequence[Row], sizes: Sizes, objective: Objective) -> l
         table[f"BLT(k={k}, {own})", k, sizes.home] / table[f"BLT(k={k}, {other})", k, sizes.home]
         for k in (2, 5)
     ]
-    what = "RmsLoss" if objective == "rms" else "MaxLoss"
+    loss_name = "RmsLoss" if objective == "rms" else "MaxLoss"
     return [
         holds(
-            f"All the BLTs perform competitively with BandMF: worst {what} of any BLT over that of "
-            "the best of the three BandMFs",
+            f"All the BLTs perform competitively with BandMF: worst {loss_name} of any BLT over "
+            "that of the best of the three BandMFs",
             worst < 1.35,
             worst,
             "competitive",
             "the best of three matrices at every point is more than one run can have",
         ),
         holds(
-            f"BLTs beat TreeAgg-Full: worst {what} of any BLT over its",
+            f"BLTs beat TreeAgg-Full: worst {loss_name} of any BLT over its",
             over_tree < 1,
             over_tree,
             "below 1",
         ),
         holds(
-            f"BLTs optimised for {what} do better on it than those for the other loss (ratio at "
-            "their own k and min-sep)",
+            f"BLTs optimised for {loss_name} do better on it than those for the other loss (ratio "
+            "at their own k and min-sep)",
             max(gains) < 1,
             max(gains),
             "below 1",
@@ -153,13 +163,13 @@ def _common_claims(rows: Sequence[Row], sizes: Sizes, objective: Objective) -> l
 def _draw(metric: str, label: str) -> Draw:
     def draw(figure: Any, rows: Sequence[Row]) -> None:
         axes, look = panels(figure, 2), looks(rows)
-        for one, (k, part) in zip(axes, series_of(rows, "participations").items(), strict=True):
-            curves(one, part, "min_sep", metric, look)
-            log_ticks(one.yaxis, FINE_STEPS)
-            log_ticks(one.xaxis)
-            one.set_title(f"k = {k} participations")
-            one.set_xlabel("min-sep (rounds)")
-            one.set_ylabel(label)
+        for panel, (k, part) in zip(axes, series_of(rows, "participations").items(), strict=True):
+            curves(panel, part, "min_sep", metric, look)
+            log_ticks(panel.yaxis, FINE_STEPS)
+            log_ticks(panel.xaxis)
+            panel.set_title(f"k = {k} participations")
+            panel.set_xlabel("min-sep (rounds)")
+            panel.set_ylabel(label)
         legend_below(figure, axes[0])
 
     return draw
@@ -170,7 +180,7 @@ RMSE = Item(
     "RmsLoss of the mechanisms against min-sep, for 2 and 5 participations",
     FULL,
     QUICK,
-    rms,
+    compute_rms_loss,
     _draw("rms_loss", "RmsLoss"),
     height=5.2,
 )
@@ -179,7 +189,7 @@ MAXLOSS = Item(
     "MaxLoss of the mechanisms against min-sep, for 2 and 5 participations",
     FULL,
     QUICK,
-    most,
+    compute_max_loss,
     _draw("max_loss", "MaxLoss"),
     height=5.2,
 )

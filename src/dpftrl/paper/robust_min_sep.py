@@ -1,11 +1,12 @@
-"""Figures `rmse_k3`, `rmse_nkb` and `other_mechs`: what a wrong guess of min-sep costs."""
+"""Figures `rmse_k3`, `rmse_nkb` and `other_mechs`: losses at another min-sep than expected."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 from dpftrl import Mechanism, MinSep, SquareRoot
-from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, column, holds, series_of
+from dpftrl._internal.progress import Progress
+from dpftrl.paper.findings import Claim, Findings, Item, Row, column, holds, series_of
 from dpftrl.paper.pictures import FINE_STEPS, curves, legend_below, log_ticks, looks, panels
 from dpftrl.paper.shared_mechanisms import band_toeplitz, bandmf, blt, losses
 
@@ -15,7 +16,7 @@ BUFFERS = 4
 @final
 @dataclass(frozen=True)
 class Sizes:
-    """Rounds, the min-seps that mechanisms are made for, and those they are tried at."""
+    """Rounds, the min-seps that mechanisms are optimised for, and the min-seps to try."""
 
     rounds: int
     made_for: tuple[int, ...]
@@ -28,35 +29,39 @@ class Sizes:
 
 
 def _mechanisms(sizes: Sizes, cap: Callable[[int], int]) -> dict[str, Mechanism]:
-    found: dict[str, Mechanism] = {
+    """The mechanisms by name; `cap` gives the participations for a min-sep."""
+    mechanisms: dict[str, Mechanism] = {
         f"BLT(b={b})": blt(MinSep(sizes.rounds, b, cap(b)), BUFFERS, "rms") for b in sizes.made_for
     }
     for bands in sizes.made_for:
-        found[f"BandMF({bands})"] = bandmf(sizes.rounds, bands)
-    return found
+        mechanisms[f"BandMF({bands})"] = bandmf(sizes.rounds, bands)
+    return mechanisms
 
 
-def _relative(found: dict[str, list[Row]], base: str) -> list[Row]:
-    """The rows, with RmsLoss relative to one of the series."""
+def _relative(by_series: dict[str, list[Row]], base: str) -> list[Row]:
+    """The rows of all series, with RmsLoss relative to that of the series `base`."""
     rows: list[Row] = []
-    for part in found.values():
-        for row, reference in zip(part, found[base], strict=True):
+    for part in by_series.values():
+        for row, reference in zip(part, by_series[base], strict=True):
             ratio = float(row["rms_loss"] or 0) / float(reference["rms_loss"] or 0)
             rows.append({**row, "relative": ratio})
     return rows
 
 
 def _ratio(rows: Sequence[Row], series: str, min_sep: int) -> float:
-    found = (row for row in rows if row["series"] == series and row["min_sep"] == min_sep)
-    return float(next(found)["relative"] or 0)
+    """The relative RmsLoss of one series at one min-sep."""
+    matches = (row for row in rows if row["series"] == series and row["min_sep"] == min_sep)
+    return float(next(matches)["relative"] or 0)
 
 
-def three(sizes: Sizes, say: Say) -> Findings:
-    """Three participations, whatever min-sep."""
-    found = losses(
-        _mechanisms(sizes, lambda _: 3), [MinSep(sizes.rounds, b, 3) for b in sizes.min_seps], say
+def three(sizes: Sizes, on_progress: Progress) -> Findings:
+    """Losses with three participations at every min-sep."""
+    by_series = losses(
+        _mechanisms(sizes, lambda _: 3),
+        [MinSep(sizes.rounds, b, 3) for b in sizes.min_seps],
+        on_progress,
     )
-    rows = _relative(found, f"BLT(b={sizes.base})")
+    rows = _relative(by_series, f"BLT(b={sizes.base})")
     near = [
         _ratio(rows, f"BandMF({b})", b) / _ratio(rows, f"BLT(b={b})", b) for b in sizes.made_for[1:]
     ]
@@ -86,12 +91,12 @@ def three(sizes: Sizes, say: Say) -> Findings:
     return Findings(rows, claims)
 
 
-def dividing(sizes: Sizes, say: Say) -> Findings:
-    """As many participations as min-sep allows, for min-seps that divide the rounds."""
+def dividing(sizes: Sizes, on_progress: Progress) -> Findings:
+    """Losses with as many participations as min-sep allows, for min-seps that divide the rounds."""
     divisors = [b for b in sizes.min_seps if sizes.rounds % b == 0]
     points = [MinSep(sizes.rounds, b) for b in divisors]
     rows = _relative(
-        losses(_mechanisms(sizes, lambda b: -(-sizes.rounds // b)), points, say),
+        losses(_mechanisms(sizes, lambda b: -(-sizes.rounds // b)), points, on_progress),
         f"BLT(b={sizes.base})",
     )
     base = f"BandMF({sizes.base})"
@@ -102,6 +107,7 @@ def dividing(sizes: Sizes, say: Say) -> Findings:
 
 
 def _nkb_claims(above: list[float], below: float, small: int) -> list[Claim]:
+    """The claims about BandMF from its bands on, and at a min-sep below its bands."""
     return [
         holds(
             "BandMF slightly outperforms the BLT (printed: for b <= its bands; meant: from its "
@@ -121,7 +127,7 @@ def _nkb_claims(above: list[float], below: float, small: int) -> list[Claim]:
 
 
 def _smoother(rows: Sequence[Row], sizes: Sizes) -> Claim:
-    """Compare how far made-for-400 mechanisms stray from the best of all at each min-sep."""
+    """The claim about the largest ratio of the loss to the best loss shown at the same min-sep."""
     best: dict[int, float] = {}
     for row in rows:
         b, loss = int(row["min_sep"] or 0), float(row["rms_loss"] or 0)
@@ -141,19 +147,19 @@ def _smoother(rows: Sequence[Row], sizes: Sizes) -> Claim:
     )
 
 
-def others(sizes: Sizes, say: Say) -> Findings:
-    """BandToep and BandFHU too, with five participations."""
+def others(sizes: Sizes, on_progress: Progress) -> Findings:
+    """Losses of BandToep and BandFHU too, with five participations."""
     n, b, k = sizes.rounds, sizes.base, 5
     home = MinSep(n, b, k)
-    say("BandToep")
+    on_progress(None, "BandToep")
     rivals: dict[str, Mechanism] = {
         f"BLT(b={b})": blt(home, BUFFERS, "rms"),
         f"BandMF({b})": bandmf(n, b),
         f"BandToep({b})": band_toeplitz(home, b),
         f"BandFHU({b})": SquareRoot(b),
     }
-    points = [MinSep(n, one, k) for one in sizes.min_seps if (k - 1) * one < n]
-    rows = _relative(losses(rivals, points, say), f"BLT(b={b})")
+    points = [MinSep(n, min_sep, k) for min_sep in sizes.min_seps if (k - 1) * min_sep < n]
+    rows = _relative(losses(rivals, points, on_progress), f"BLT(b={b})")
     claims: list[Claim] = []
     for name in (f"BandToep({b})", f"BandFHU({b})"):
         part = [row for row in rows if row["series"] == name]
@@ -175,11 +181,11 @@ def _draw_two(figure: Any, rows: Sequence[Row]) -> None:
     axes, look = panels(figure, 2), looks(rows)
     base = next(row["series"] for row in rows if row["relative"] == 1)
     shown = (("relative", f"RmsLoss relative to {base}"), ("rms_loss", "RmsLoss"))
-    for one, (metric, label) in zip(axes, shown, strict=True):
-        curves(one, rows, "min_sep", metric, look)
-        log_ticks(one.xaxis)
-        one.set_xlabel("min-sep (rounds)")
-        one.set_ylabel(label)
+    for panel, (metric, label) in zip(axes, shown, strict=True):
+        curves(panel, rows, "min_sep", metric, look)
+        log_ticks(panel.xaxis)
+        panel.set_xlabel("min-sep (rounds)")
+        panel.set_ylabel(label)
     log_ticks(axes[1].yaxis, FINE_STEPS)
     axes[0].set_ylim(top=min(1.6, 1.02 * max(column(rows, "relative"))))
     legend_below(figure, axes[0], 6)

@@ -1,15 +1,16 @@
-"""Table `sonwp`, its loss columns: eight mechanisms at the StackOverflow benchmark."""
+"""Table `sonwp`, loss columns: the mechanisms on the StackOverflow benchmark."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
 from dpftrl import ErrorReport, Mechanism, MinSep
+from dpftrl._internal.progress import Progress
 from dpftrl.optimize import Objective, optimize_general_blt
-from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, holds, printed, rounds_to
+from dpftrl.paper.findings import Claim, Findings, Item, Row, holds, printed, rounds_to
 from dpftrl.paper.shared_mechanisms import TABLE_MECHANISMS, blt
 
-# As printed: the column headed RMS loss, then the one headed Max loss.
+# Printed values: the column headed RMS loss, then the column headed Max loss.
 PRINTED = {
     "BandMF": ("10.21", "8.60"),
     "TreeAgg-Full": ("14.98", "12.47"),
@@ -31,24 +32,25 @@ class Sizes:
     min_sep: int
 
 
-def compute(sizes: Sizes, say: Say) -> Findings:
-    """Every row, and what ours adds to them."""
+def compute(sizes: Sizes, on_progress: Progress) -> Findings:
+    """The losses of the paper's mechanisms, and of three more of ours."""
     clients = MinSep(sizes.rounds, sizes.min_sep)
     rivals: dict[str, Mechanism] = {
         **{name: make(clients) for name, make in TABLE_MECHANISMS.items()},
         "BLT(d=4, for RmsLoss)": blt(clients, 4, "rms"),
     }
-    say("generalised BLTs")
-    words: dict[Objective, str] = {"max": "MaxLoss", "rms": "RmsLoss"}
-    for objective, word in words.items():
-        found = optimize_general_blt(clients, 4, objective).mechanism
-        rivals[f"generalised BLT(d=4, for {word})"] = found
+    on_progress(None, "generalised BLTs")
+    loss_names: dict[Objective, str] = {"max": "MaxLoss", "rms": "RmsLoss"}
+    for objective, loss_name in loss_names.items():
+        general_blt = optimize_general_blt(clients, 4, objective).mechanism
+        rivals[f"generalised BLT(d=4, for {loss_name})"] = general_blt
     losses: dict[str, ErrorReport] = {}
     for name, mechanism in rivals.items():
-        say(name)
+        on_progress(None, name)
         losses[name] = mechanism.error_report(clients)
-    memory = {name: one.memory(sizes.rounds) for name, one in rivals.items()}
-    return Findings(_rows(losses, memory), [*_claims(losses), *_words(losses, sizes)])
+    memory = {name: mechanism.memory(sizes.rounds) for name, mechanism in rivals.items()}
+    claims = [*_printed_claims(losses), *_text_claims(losses, sizes)]
+    return Findings(_rows(losses, memory), claims)
 
 
 def _rows(losses: Mapping[str, ErrorReport], memory: Mapping[str, int]) -> list[Row]:
@@ -65,7 +67,8 @@ def _rows(losses: Mapping[str, ErrorReport], memory: Mapping[str, int]) -> list[
     ]
 
 
-def _claims(losses: Mapping[str, ErrorReport]) -> list[Claim]:
+def _printed_claims(losses: Mapping[str, ErrorReport]) -> list[Claim]:
+    """The claims about the printed numbers, whose column headers are swapped."""
     swapped = all(
         rounds_to(losses[name].max_loss, first) and rounds_to(losses[name].rms_loss, second)
         for name, (first, second) in PRINTED.items()
@@ -81,18 +84,21 @@ def _claims(losses: Mapping[str, ErrorReport]) -> list[Claim]:
         )
     ]
     for name, (first, second) in PRINTED.items():
-        most = printed(f"{name}: MaxLoss (printed under RMS)", first, losses[name].max_loss)
-        mean = printed(
+        max_claim = printed(f"{name}: MaxLoss (printed under RMS)", first, losses[name].max_loss)
+        rms_claim = printed(
             f"{name}: RmsLoss (printed under Max)",
             second,
             losses[name].rms_loss,
-            "it is optimised for MaxLoss, and better there" if most.verdict == "better" else "",
+            "it is optimised for MaxLoss, and better there"
+            if max_claim.verdict == "better"
+            else "",
         )
-        claims += [most, mean]
+        claims += [max_claim, rms_claim]
     return claims
 
 
-def _words(losses: Mapping[str, ErrorReport], sizes: Sizes) -> list[Claim]:
+def _text_claims(losses: Mapping[str, ErrorReport], sizes: Sizes) -> list[Claim]:
+    """The claims that the paper's text makes about the table."""
     bands, single = losses["BandMF"], losses["BLT(d=5, k=1)"]
     two = losses["BLT(d=2, k=6)"]
     more = losses["BLT(d=5, k=6)"].max_loss / losses["BLT(d=3, k=6)"].max_loss

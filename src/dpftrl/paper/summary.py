@@ -1,4 +1,4 @@
-"""Table `mechanism_summary`: its adjectives, measured."""
+"""Table `mechanism_summary`: measurements behind its adjectives (low, medium, high)."""
 
 import math
 import statistics
@@ -10,19 +10,19 @@ from itertools import pairwise
 from typing import final
 
 from dpftrl import Mechanism, MinSep, mechanism
+from dpftrl._internal.progress import Progress
 from dpftrl.errors import RoundsExceeded
 from dpftrl.optimize import optimize_band_toeplitz, optimize_bandmf, optimize_blt
-from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, holds
+from dpftrl.paper.findings import Claim, Findings, Item, Row, holds
 from dpftrl.paper.shared_mechanisms import band_toeplitz, bandmf, blt
 
-Progress = Callable[[float | None, str], None]
-LAST_STEPS = 6
+LAST_STEPS = 6  # steps over which the time per step is measured
 
 
 @final
 @dataclass(frozen=True)
 class Sizes:
-    """The setting of the losses, and rounds and bands at which a step's growth is measured."""
+    """Rounds and min-sep for the losses; rounds and bands for the growth of the time per step."""
 
     rounds: int
     min_sep: int
@@ -30,8 +30,8 @@ class Sizes:
     growth_bands: int
 
 
-def compute(sizes: Sizes, say: Say) -> Findings:
-    """One row a mechanism."""
+def compute(sizes: Sizes, on_progress: Progress) -> Findings:
+    """One row per mechanism: cost, memory, losses, and losses under another participation."""
     clients = MinSep(sizes.rounds, sizes.min_sep)
     rivals: dict[str, Mechanism] = {
         "BLT": blt(clients, 4, "rms"),
@@ -39,38 +39,43 @@ def compute(sizes: Sizes, say: Say) -> Findings:
         "BandToep": band_toeplitz(clients, sizes.min_sep),
         "TreeAgg": mechanism("tree"),
     }
-    cost = _costs(sizes, say)
+    cost = _costs(sizes, on_progress)
     rows: list[Row] = []
-    for name, one in rivals.items():
-        say(f"{name}: noise and fragility")
-        loss = one.error_report(clients)
+    for name, rival in rivals.items():
+        on_progress(None, f"{name}: losses")
+        report = rival.error_report(clients)
         seconds, growth = cost[name]
-        halved, doubled = _min_sep_fragility(one, clients)
+        halved, doubled = _min_sep_fragility(rival, clients)
         rows.append(
             {
                 "mechanism": name,
                 "seconds": seconds,
                 "growth": growth,
-                "memory": one.memory(sizes.rounds),
-                "rms_loss": loss.rms_loss,
-                "max_loss": loss.max_loss,
+                "memory": rival.memory(sizes.rounds),
+                "rms_loss": report.rms_loss,
+                "max_loss": report.max_loss,
                 "half_min_sep": halved,
                 "twice_min_sep": doubled,
-                "half_rounds": _fragility(one, clients, rounds=sizes.rounds // 2),
-                "twice_rounds": _fragility(one, clients, rounds=2 * sizes.rounds),
+                "half_rounds": _fragility(rival, clients, rounds=sizes.rounds // 2),
+                "twice_rounds": _fragility(rival, clients, rounds=2 * sizes.rounds),
             }
         )
     return Findings(rows, _claims({str(row["mechanism"]): row for row in rows}, sizes))
 
 
-def _costs(sizes: Sizes, say: Say) -> dict[str, tuple[float, float | None]]:
-    """Seconds of an optimisation, and the exponent of n in the time of a step."""
+def _costs(sizes: Sizes, on_progress: Progress) -> dict[str, tuple[float, float | None]]:
+    """By mechanism: seconds of an optimisation, and the exponent of n in the time per step."""
     n, bands = sizes.growth_rounds, sizes.growth_bands
-    say("time to optimise")
+    on_progress(None, "time to optimise")
     quick = optimize_blt(MinSep(sizes.rounds, sizes.min_sep), 4, "rms").seconds
     ten_times = optimize_blt(MinSep(10 * sizes.rounds, 10 * sizes.min_sep), 4, "rms").seconds
-    toeplitz = [_step_time(lambda watch, n=n: _toeplitz(n, bands, watch)) for n in (4 * n, 16 * n)]
-    general = [_step_time(lambda watch, n=n: _general(n, bands, watch)) for n in (n, 2 * n)]
+    toeplitz = [
+        _step_time(lambda on_step, n=n: _optimize_toeplitz(n, bands, on_step))
+        for n in (4 * n, 16 * n)
+    ]
+    general = [
+        _step_time(lambda on_step, n=n: _optimize_bandmf(n, bands, on_step)) for n in (n, 2 * n)
+    ]
     home = MinSep(sizes.rounds, sizes.min_sep)
     with tempfile.TemporaryDirectory() as empty:
         slow = optimize_bandmf(home, sizes.min_sep, cache=empty).seconds
@@ -85,39 +90,45 @@ def _costs(sizes: Sizes, say: Say) -> dict[str, tuple[float, float | None]]:
     }
 
 
-def _toeplitz(rounds: int, bands: int, watch: Progress) -> None:
-    optimize_band_toeplitz(MinSep(rounds, bands), bands, progress=watch)
+def _optimize_toeplitz(rounds: int, bands: int, on_step: Progress) -> None:
+    optimize_band_toeplitz(MinSep(rounds, bands), bands, progress=on_step)
 
 
-def _general(rounds: int, bands: int, watch: Progress) -> None:
+def _optimize_bandmf(rounds: int, bands: int, on_step: Progress) -> None:
     with tempfile.TemporaryDirectory() as empty:
-        optimize_bandmf(MinSep(rounds, bands), bands, progress=watch, cache=empty)
+        optimize_bandmf(MinSep(rounds, bands), bands, progress=on_step, cache=empty)
 
 
 def _step_time(work: Callable[[Progress], None]) -> float:
-    """The median time of the last steps: smaller problems come first."""
+    """The median time of the last steps; the first steps may be of smaller problems."""
     times: list[float] = []
-    work(lambda _share, _line: times.append(time.perf_counter()))
+    work(lambda _fraction, _message: times.append(time.perf_counter()))
     last = times[-LAST_STEPS:]
     return statistics.median(b - a for a, b in pairwise(last))
 
 
-def _min_sep_fragility(one: Mechanism, clients: MinSep) -> tuple[float | None, float | None]:
+def _min_sep_fragility(rival: Mechanism, clients: MinSep) -> tuple[float | None, float | None]:
+    """The fragility at half and at twice the expected min-sep."""
     b = clients.min_sep
-    return _fragility(one, clients, min_sep=b // 2), _fragility(one, clients, min_sep=2 * b)
+    return _fragility(rival, clients, min_sep=b // 2), _fragility(rival, clients, min_sep=2 * b)
 
 
 def _fragility(
-    one: Mechanism, clients: MinSep, rounds: int | None = None, min_sep: int | None = None
+    rival: Mechanism, clients: MinSep, rounds: int | None = None, min_sep: int | None = None
 ) -> float | None:
-    """How much more than at home it loses to the BLT made for the place; None where it stops."""
-    away = MinSep(rounds or clients.rounds, min_sep or clients.min_sep)
+    """How much a mechanism suffers from another participation than the expected one.
+
+    At each participation its RmsLoss is divided by that of the best BLT for it. The result is this
+    ratio at the other participation, divided by the ratio at the expected one; None if the
+    mechanism cannot run for so many rounds.
+    """
+    other = MinSep(rounds or clients.rounds, min_sep or clients.min_sep)
 
     def ratio(at: MinSep) -> float:
-        return one.error_report(at).rms_loss / blt(at, 4, "rms").error_report(at).rms_loss
+        return rival.error_report(at).rms_loss / blt(at, 4, "rms").error_report(at).rms_loss
 
     try:
-        return ratio(away) / ratio(clients)
+        return ratio(other) / ratio(clients)
     except RoundsExceeded:
         return None
 

@@ -1,15 +1,16 @@
-"""Numbers that stand in the paper's text, outside its tables and figures."""
+"""Numbers in the text of the paper, outside its tables and figures."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
 from dpftrl import BinaryTree, MinSep, mechanism
+from dpftrl._internal.progress import Progress
 from dpftrl.accounting import epsilon_of
-from dpftrl.paper.findings import Claim, Findings, Item, Say, holds
+from dpftrl.paper.findings import Claim, Findings, Item, holds
 from dpftrl.paper.shared_mechanisms import blt
 
-# The appendix: preset, rounds, min-sep and participations it was optimised for.
+# Each preset of the appendix with the rounds, min-sep and participations it was optimised for.
 APPENDIX = (
     ("blt-b100", 2000, 100, 10),
     ("blt-b400", 4000, 400, 5),
@@ -20,16 +21,16 @@ APPENDIX = (
 @final
 @dataclass(frozen=True)
 class Sizes:
-    """The setting in which buffers are counted, and the min-seps of the default BLT."""
+    """Rounds and min-sep for the number of buffers, and the min-seps at which to try `blt-b400`."""
 
     rounds: int
     min_sep: int
     min_seps: tuple[int, ...]
 
 
-def compute(sizes: Sizes, say: Say) -> Findings:
-    """One claim after another; the table repeats them."""
-    makers: tuple[Callable[[Sizes], list[Claim]], ...] = (
+def compute(sizes: Sizes, on_progress: Progress) -> Findings:
+    """All claims; the rows of the table repeat them."""
+    groups: tuple[Callable[[Sizes], list[Claim]], ...] = (
         _noise_multiplier_one,
         _tree_bound,
         _buffers,
@@ -38,11 +39,12 @@ def compute(sizes: Sizes, say: Say) -> Findings:
         _report_goals,
     )
     claims: list[Claim] = []
-    for make in makers:
-        say(make.__name__.strip("_").replace("_", " "))
-        claims += make(sizes)
+    for claims_of in groups:
+        on_progress(None, claims_of.__name__.strip("_").replace("_", " "))
+        claims += claims_of(sizes)
     return Findings(
-        [{"claim": one.text, "paper": one.paper, "ours": one.ours} for one in claims], claims
+        [{"claim": claim.text, "paper": claim.paper, "ours": claim.ours} for claim in claims],
+        claims,
     )
 
 
@@ -53,7 +55,7 @@ def _noise_multiplier_one(_: Sizes) -> list[Claim]:
 
 
 def _tree_bound(_: Sizes) -> list[Claim]:
-    """The lower bound of the paper puts participations as early as possible."""
+    """The paper's lower bound on the sensitivity of trees: participations as early as possible."""
     clients = MinSep(2350, 438, 5)
     tree = BinaryTree()
     early = tree.pattern_norm(clients.earliest(), clients.rounds) ** 2
@@ -105,7 +107,7 @@ def _appendix(_: Sizes) -> list[Claim]:
 
 
 def _default(sizes: Sizes) -> list[Claim]:
-    """The BLT for min-sep 400 against the one made for the very min-sep."""
+    """The BLT for min-sep 400 compared with the best BLT for the actual min-sep."""
     worst = max(
         mechanism("blt-b400").error_report(point).max_loss
         / blt(point, 4, "max").error_report(point).max_loss
@@ -124,7 +126,7 @@ def _default(sizes: Sizes) -> list[Claim]:
 
 
 def _report_goals(_: Sizes) -> list[Claim]:
-    """The larger report goals of the production table: 12,000 for 6,500, and 6,000 for 3,000."""
+    """Two larger report goals of the production table: 12,000 after 6,500; 6,000 after 3,000."""
     scaled = {"pt-BR": (16.1 / 8.681, 12_000 / 6_500), "pt-PT": (5.5 / 3.12, 6_000 / 3_000)}
     halved = {"pt-BR": 1181 / 2001, "pt-PT": 49 / 92}
     claims = [

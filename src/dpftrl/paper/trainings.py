@@ -1,6 +1,6 @@
-"""Trainings with one mechanism after the other, everything else equal: each is run only once.
+"""Trainings that differ in the mechanism, epsilon and seed only. Each is run only once.
 
-A training that was stopped goes on where it was; of one that is over, the cache keeps the numbers.
+An interrupted training is resumed. The numbers of a finished training are kept in the cache.
 """
 
 import hashlib
@@ -18,36 +18,38 @@ from msgspec.structs import replace
 
 from dpftrl import Mechanism, MinSep, __version__
 from dpftrl._internal.cache import cache_folder
+from dpftrl._internal.progress import Progress
 from dpftrl._internal.storage import read_json, replace_file
 from dpftrl.accounting import account, calibrate
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import RunFolder
-from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, holds
+from dpftrl.paper.findings import Claim, Findings, Item, Row, holds
 from dpftrl.paper.shared_mechanisms import TABLE_MECHANISMS
 from dpftrl.plan import Fleet, Plan
 
-TUNING_SEED = 100
+TUNING_SEED = 100  # not one of the seeds of the trainings that are reported
 
 
 @final
 @dataclass(frozen=True)
 class Recipe:
-    """What all trainings share, and in what they differ.
+    """The settings of a series of trainings.
 
     Attributes:
-        settings: Changes to the defaults of `dpftrl train`, as `--set` takes them.
-        rounds: Rounds of a training.
-        min_sep: Rounds between two turns of a client.
-        report_goal: Clients of a round.
-        clients: All of them.
-        stands_for: How many clients each of them stands for. Epsilon is that of a fleet, report
-            goal and noise multiplier so many times as large, where the mean has the same noise.
-        delta: Where epsilon is stated.
-        rates: The server's learning rate for each epsilon.
-        mechanisms: By their names in the paper's table.
-        seeds: Trainings of each.
-        tried: The learning rates that were tried for each epsilon, with `tuned_on` alone.
-        tuned_on: The mechanism that all others take their learning rates from.
+        settings: Changes to the defaults of `dpftrl train`, in the format of `--set`.
+        rounds: Rounds per training.
+        min_sep: Smallest difference between two rounds of one client.
+        report_goal: Clients per round.
+        clients: Number of clients.
+        stands_for: How many clients of a larger fleet each client represents. Epsilon is stated for
+            that fleet: its population, report goal and noise multiplier are larger by this factor,
+            so that the mean update has the same noise.
+        delta: The delta of the guarantee.
+        rates: Pairs of epsilon and the server's learning rate for it.
+        mechanisms: Names of mechanisms in the paper's table.
+        seeds: Number of seeds; each mechanism is trained once per seed.
+        tried: Pairs of epsilon and the learning rates that were tried for it, with `tuned_on`.
+        tuned_on: The mechanism with which the learning rates of all were tuned.
     """
 
     settings: tuple[str, ...]
@@ -65,13 +67,13 @@ class Recipe:
 
     @property
     def participation(self) -> MinSep:
-        """Which rounds a client may take part in."""
+        """The rounds in which a client may take part."""
         return MinSep(self.rounds, self.min_sep)
 
 
 @final
 class Look(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The model after a round, on held-out people."""
+    """An evaluation of the model after a round, on held-out clients."""
 
     round: int
     epsilon: float
@@ -81,15 +83,15 @@ class Look(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @final
 class Trained(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One training that is over.
+    """A finished training.
 
     Attributes:
-        mechanism: By its name in the table.
-        epsilon: That of the fleet which the clients stand for.
-        seed: Of everything but the noise.
-        noise_multiplier: Of the run itself.
-        seconds: Since it was last started.
-        looks: With epsilons of the run itself.
+        mechanism: Name of the mechanism in the table.
+        epsilon: Epsilon of the fleet that the clients represent (see `Recipe.stands_for`).
+        seed: Seed of everything except the noise.
+        noise_multiplier: Noise multiplier of the run itself.
+        seconds: Duration since the training was last started or resumed.
+        looks: The evaluations, with the epsilon of the run itself.
     """
 
     mechanism: str
@@ -100,64 +102,82 @@ class Trained(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     looks: list[Look]
 
     def around(self, middle: int, reach: int) -> list[Look]:
-        """The looks at rounds from middle - reach to middle + reach."""
-        return [one for one in self.looks if abs(one.round - middle) <= reach]
+        """The evaluations after rounds from middle - reach to middle + reach."""
+        return [look for look in self.looks if abs(look.round - middle) <= reach]
 
 
-def trainings(recipe: Recipe, say: Say) -> Iterator[Trained]:
-    """Every training of a recipe: seed by seed, so that a part of them is a smaller study."""
+def trainings(recipe: Recipe, on_progress: Progress) -> Iterator[Trained]:
+    """Yield every training of a recipe, seed by seed.
+
+    The trainings with the first seeds are thus a complete smaller study.
+    """
     for seed in range(recipe.seeds):
         for epsilon, rate in recipe.rates:
             for name in recipe.mechanisms:
-                yield _one(recipe, name, epsilon, rate, seed, say)
+                yield _run_once(recipe, name, epsilon, rate, seed, on_progress)
 
 
-def tunings(recipe: Recipe, say: Say) -> Iterator[tuple[float, Trained]]:
-    """A training for each learning rate that was tried, with a seed that nothing else uses."""
+def tunings(recipe: Recipe, on_progress: Progress) -> Iterator[tuple[float, Trained]]:
+    """Yield each learning rate that was tried, and its training with a separate seed."""
     for epsilon, rates in recipe.tried:
         for rate in rates:
-            yield rate, _one(recipe, recipe.tuned_on, epsilon, rate, TUNING_SEED, say)
+            yield rate, _run_once(recipe, recipe.tuned_on, epsilon, rate, TUNING_SEED, on_progress)
 
 
-def _one(recipe: Recipe, name: str, epsilon: float, rate: float, seed: int, say: Say) -> Trained:
+def _run_once(
+    recipe: Recipe, name: str, epsilon: float, rate: float, seed: int, on_progress: Progress
+) -> Trained:
+    """The training with these settings: from the cache, or run (or resumed) now."""
     settings = (*recipe.settings, f"seed={seed}", f"server.learning_rate={rate}")
     numbers = (recipe.rounds, recipe.min_sep, recipe.report_goal, recipe.stands_for, recipe.delta)
     folder = _folder(name, epsilon, *numbers, *settings)
     result = folder.with_suffix(".json")
     if not result.exists():
         label = f"{name}, epsilon {epsilon:g}, seed {seed}"
-        found = _trained(
-            recipe, name, epsilon, settings, folder, lambda line: say(f"{label}{line}")
+        trained = _train(
+            recipe,
+            name,
+            epsilon,
+            settings,
+            folder,
+            lambda fraction, line: on_progress(fraction, f"{label}{line}"),
         )
-        replace_file(result, msgspec.json.encode(found))
+        replace_file(result, msgspec.json.encode(trained))
         shutil.rmtree(folder, ignore_errors=True)
     return read_json(result, Trained, "training")
 
 
-def _trained(
-    recipe: Recipe, name: str, epsilon: float, settings: tuple[str, ...], folder: Path, say: Say
+def _train(
+    recipe: Recipe,
+    name: str,
+    epsilon: float,
+    settings: tuple[str, ...],
+    folder: Path,
+    on_progress: Progress,
 ) -> Trained:
+    """Run a training in a folder, or resume the one that is there."""
     if find_spec("jax") is None or find_spec("equinox") is None:
         raise InvalidInput("training needs JAX: pip install 'dpftrl[train]'")
-    from dpftrl.simulation import Progress, Training
+    from dpftrl.simulation import Progress as TrainingProgress
+    from dpftrl.simulation import Training
 
     started = time.monotonic()
-    say(": getting ready")
-    # The witness of the run stays beside it: both are thrown away in the end.
+    on_progress(None, ": preparing")
+    # The witness of the run is kept beside it: both are deleted when the training has finished.
     witness = folder / "witness"
     if RunFolder(folder / "run").exists:
         training = Training.resume(folder / "run", state_folder=witness)
     else:
-        shutil.rmtree(folder, ignore_errors=True)  # it was stopped before it had begun
-        config = _config(settings, folder.parent, say)
+        shutil.rmtree(folder, ignore_errors=True)  # it was interrupted before its first round
+        config = _config(settings, folder.parent, on_progress)
         plan = _plan(recipe, TABLE_MECHANISMS[name](recipe.participation), epsilon)
         training = Training.begin(config, folder / "run", plan=plan, state_folder=witness)
 
-    def tell(progress: Progress) -> None:
-        say(f": round {progress.point.round}, {progress.accuracy:.2%}")
+    def on_round(progress: TrainingProgress) -> None:
+        on_progress(None, f": round {progress.point.round}, {progress.accuracy:.2%}")
 
     with training:
-        training.run(tell)
+        training.run(on_round)
         return Trained(
             name,
             epsilon,
@@ -169,51 +189,55 @@ def _trained(
 
 
 def _plan(recipe: Recipe, mechanism: Mechanism, epsilon: float) -> Plan:
+    """The plan of the run itself, whose noise multiplier is that of the fleet / `stands_for`."""
     clients = recipe.participation
     noise_multiplier = calibrate(mechanism, clients, epsilon, recipe.delta) / recipe.stands_for
     fleet = Fleet(recipe.clients, recipe.report_goal)
     return Plan(fleet, account(mechanism, clients, noise_multiplier, recipe.delta))
 
 
-def _config(settings: tuple[str, ...], folder: Path, say: Say):
-    """The settings, with the public start that all trainings of a seed share."""
+def _config(settings: tuple[str, ...], folder: Path, on_progress: Progress):
+    """The training configuration, with the pretrained model that all trainings of a seed share."""
     from safetensors.numpy import save
 
     from dpftrl.simulation import load_training_task, read_config, starting_arrays
 
     config = read_config(None, settings)
-    same = repr((config.task, config.data, config.model, config.seed))
-    start = folder / f"{_key('start', same)}.safetensors"
+    start_settings = repr((config.task, config.data, config.model, config.seed))
+    start = folder / f"{_key('start', start_settings)}.safetensors"
     if not start.exists():
-        say(": the public start")
+        on_progress(None, ": pretraining on public data")
         arrays = starting_arrays(config.model, load_training_task(config), config.seed)
         replace_file(start, save(arrays))
     return replace(config, model=replace(config.model, start=str(start), pretraining_steps=0))
 
 
 def _looks(path: Path) -> list[Look]:
+    """The evaluations in a metrics file."""
     from dpftrl.simulation import read_points
 
     return [
-        Look(one.round, one.epsilon, one.accuracy, one.perplexity)
-        for one in read_points(path)
-        if one.accuracy is not None and one.perplexity is not None
+        Look(point.round, point.epsilon, point.accuracy, point.perplexity)
+        for point in read_points(path)
+        if point.accuracy is not None and point.perplexity is not None
     ]
 
 
 def _folder(*parts: object) -> Path:
+    """The folder in the cache for the training with these settings."""
     folder = cache_folder() / "trainings"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / _key("training", repr(parts))
 
 
 def _key(kind: str, text: str) -> str:
+    """A file name from a hash of the text and of the version of dpftrl."""
     return f"{kind}-{hashlib.sha256(f'{__version__} {text}'.encode()).hexdigest()[:24]}"
 
 
-# Rounds before and after one over which accuracy is averaged, as in the production figures.
+# Accuracy is averaged over this many rounds before and after a round, as in the production figures.
 REACH = 10
-# Everybody answers, at once: min-sep and participations are exactly what the noise is made for.
+# All contacted clients report, without delay: min-sep and participations are exactly as planned.
 IDEAL_CLIENTS = (
     "simulation.drop_out=0.0",
     "simulation.straggler_share=0.0",
@@ -265,9 +289,9 @@ QUICK = Recipe(
 )
 
 
-def averaged(one: Trained, middle: int, what: str) -> float:
-    """Accuracy or perplexity, averaged over the rounds around one."""
-    return statistics.fmean(getattr(look, what) for look in one.around(middle, REACH))
+def averaged(training: Trained, middle: int, metric: str) -> float:
+    """Accuracy or perplexity, averaged over the evaluations around the round `middle`."""
+    return statistics.fmean(getattr(look, metric) for look in training.around(middle, REACH))
 
 
 def deviation(values: Sequence[float]) -> float:
@@ -275,18 +299,18 @@ def deviation(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def compute(recipe: Recipe, say: Say) -> Findings:
-    """The learning rates that were tried, and whether the trainings use the best of them."""
+def compute(recipe: Recipe, on_progress: Progress) -> Findings:
+    """The accuracy with each learning rate, and whether the trainings use the best rate."""
     last = recipe.rounds - REACH
     rows: list[Row] = [
         {
-            "epsilon": one.epsilon,
-            "mechanism": one.mechanism,
+            "epsilon": training.epsilon,
+            "mechanism": training.mechanism,
             "learning_rate": rate,
-            "accuracy": 100 * averaged(one, last, "accuracy"),
-            "perplexity": averaged(one, last, "perplexity"),
+            "accuracy": 100 * averaged(training, last, "accuracy"),
+            "perplexity": averaged(training, last, "perplexity"),
         }
-        for rate, one in tunings(recipe, say)
+        for rate, training in tunings(recipe, on_progress)
     ]
     claims: list[Claim] = []
     for epsilon, rate in recipe.rates:

@@ -1,35 +1,36 @@
-"""Accuracy against the privacy spent, as in the production figures: real trainings on poetry."""
+"""Accuracy against the privacy spent, as in the production figures, in trainings on poetry."""
 
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from dpftrl._internal.progress import Progress
 from dpftrl.accounting import rho_of
-from dpftrl.paper.findings import Claim, Findings, Item, Row, Say, holds, series_of
+from dpftrl.paper.findings import Claim, Findings, Item, Row, holds, series_of
 from dpftrl.paper.pictures import curves, legend_below, log_ticks, looks, panels
 from dpftrl.paper.trainings import FULL, QUICK, REACH, Recipe, Trained, deviation, trainings
 
-# Points of a curve.
-POINTS = 9
+POINTS = 9  # per curve
 
 
-def compute(recipe: Recipe, say: Say) -> Findings:
-    """Accuracy against what was spent, around some rounds of each training."""
-    runs = list(trainings(recipe, say))
+def compute(recipe: Recipe, on_progress: Progress) -> Findings:
+    """Accuracy and the rho spent, at evenly spaced rounds of each training."""
+    runs = list(trainings(recipe, on_progress))
     step = (recipe.rounds - REACH) / POINTS
     middles = [round(step * (number + 1)) for number in range(POINTS)]
     rows: list[Row] = []
     for name in recipe.mechanisms:
         for epsilon, _ in recipe.rates:
-            same = [one for one in runs if (one.mechanism, one.epsilon) == (name, epsilon)]
-            rows += [_point(recipe, name, epsilon, same, middle) for middle in middles]
+            seeds = [run for run in runs if (run.mechanism, run.epsilon) == (name, epsilon)]
+            rows += [_point(recipe, name, epsilon, seeds, middle) for middle in middles]
     return Findings(rows, _curve_claims(rows))
 
 
-def _point(recipe: Recipe, name: str, epsilon: float, same: Sequence[Trained], middle: int) -> Row:
-    around = [look for one in same for look in one.around(middle, REACH)]
+def _point(recipe: Recipe, name: str, epsilon: float, seeds: Sequence[Trained], middle: int) -> Row:
+    """One point of a curve: rho and mean accuracy over all seeds, around the round `middle`."""
+    around = [look for run in seeds for look in run.around(middle, REACH)]
     accuracy = [100 * look.accuracy for look in around]
-    spent = min(same[0].looks, key=lambda look: abs(look.round - middle))
+    spent = min(seeds[0].looks, key=lambda look: abs(look.round - middle))
     return {
         "epsilon_of_run": epsilon,
         "series": name,
@@ -41,13 +42,13 @@ def _point(recipe: Recipe, name: str, epsilon: float, same: Sequence[Trained], m
 
 
 def _curve_claims(rows: Sequence[Row]) -> list[Claim]:
-    """At the end of the training, for the same rho: who is closer to the top left?"""
-    found: list[Claim] = []
+    """The claims about the accuracy at the end of training, where all have spent the same rho."""
+    claims: list[Claim] = []
     for epsilon, part in series_of(rows, "epsilon_of_run").items():
-        ends = {name: float(one[-1]["accuracy"] or 0) for name, one in series_of(part).items()}
+        ends = {name: float(curve[-1]["accuracy"] or 0) for name, curve in series_of(part).items()}
         blts = [ends[name] for name in ends if name.startswith("BLT") and name.endswith("k=6)")]
         if blts and "TreeAgg-Full" in ends:
-            found.append(
+            claims.append(
                 holds(
                     f"BLTs have the better privacy-utility curve than TreeAgg (end of the run of "
                     f"epsilon {float(epsilon):g}, points of accuracy)",
@@ -56,19 +57,19 @@ def _curve_claims(rows: Sequence[Row]) -> list[Claim]:
                     "better",
                 )
             )
-    return found
+    return claims
 
 
 def draw(figure: Any, rows: Sequence[Row]) -> None:
-    """One panel an epsilon of the whole training."""
+    """Draw one panel per epsilon of the whole training."""
     parts, look = series_of(rows, "epsilon_of_run"), looks(rows)
     axes = panels(figure, len(parts))
-    for one, (epsilon, part) in zip(axes, parts.items(), strict=True):
-        curves(one, part, "rho", "accuracy", look)
-        log_ticks(one.xaxis)
-        one.set_title(f"runs of epsilon = {epsilon}")
-        one.set_xlabel("rho spent (zCDP)")
-        one.set_ylabel("accuracy (%)")
+    for panel, (epsilon, part) in zip(axes, parts.items(), strict=True):
+        curves(panel, part, "rho", "accuracy", look)
+        log_ticks(panel.xaxis)
+        panel.set_title(f"runs of epsilon = {epsilon}")
+        panel.set_xlabel("rho spent (zCDP)")
+        panel.set_ylabel("accuracy (%)")
     legend_below(figure, axes[0])
 
 
