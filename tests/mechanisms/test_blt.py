@@ -271,7 +271,7 @@ def test_errors_at_a_thousand_million_rounds(name: str, rounds: int):
 
 
 @pytest.mark.parametrize("name", FAR)
-def test_the_far_oracles_agree_with_the_near_ones(name: str):
+def test_oracles_for_many_rounds_agree_with_dense_oracles(name: str):
     participation = MinSep(200, 9, 11)
     near = digits_loss(FAR[name], participation)
     with mpmath.workdps(100):
@@ -302,7 +302,7 @@ def test_the_appendix_has_the_values_of_independent_implementations(
     check_loss(mechanism(name), participation, dense_loss(mechanism(name), participation), 1e-9)
 
 
-def test_small_gaps_want_a_negative_inverse_decay():
+def test_a_negative_inverse_decay_has_the_smaller_loss_for_a_small_min_sep():
     """At (100, 2, 50) one buffer reaches RMS 36.639 with theta_hat = -0.76, and 38.085 at best
     with a positive one."""
     participation = MinSep(100, 2, 50)
@@ -391,7 +391,7 @@ def test_from_decays_keeps_the_decays_it_was_given(steps, top):
         (None, [0.5]),
     ],
 )
-def test_decays_that_make_no_blt_are_refused(theta, theta_hat):
+def test_decays_that_do_not_interlace_are_refused(theta, theta_hat):
     with pytest.raises(InvalidInput):
         BLT.from_decays(theta, theta_hat)
 
@@ -456,7 +456,7 @@ def test_the_order_of_the_buffers_does_not_matter(mech, seed):
     ],
     ids=lambda value: repr(value)[:30],
 )
-def test_what_makes_no_blt_is_refused(theta, omega):
+def test_invalid_blt_parameters_are_refused(theta, omega):
     with pytest.raises(InvalidInput) as refused:
         BLT(theta, omega)
     assert "\n" not in str(refused.value)

@@ -56,7 +56,7 @@ def write_matrix(folder: Path, raw: bytes, name: str = "m.safetensors") -> Path:
 # --- What must work ---------------------------------------------------------------------------
 
 
-def test_a_sound_file_loads(tmp_path):
+def test_a_valid_file_loads(tmp_path):
     """The control for everything below: without the damage these files are fine."""
     path = write(tmp_path, content("blt", {"theta": [0.5], "omega": [0.25]}))
     assert load_mechanism(path) == dpftrl.BLT([0.5], [0.25])
@@ -134,21 +134,21 @@ def test_a_truncated_file_is_refused(tmp_path, cut: int):
     }.values(),
     ids=lambda text: text[:12],
 )
-def test_what_is_no_json_of_ours_is_refused(tmp_path, text: str):
+def test_json_that_is_not_a_mechanism_file_is_refused(tmp_path, text: str):
     refused(write(tmp_path, text))
 
 
 @pytest.mark.parametrize(
     "raw", [b"\xff\xfe{\x00}\x00", b"\x80abc", b"\xef\xbb\xbf{}", b"\x00" * 64]
 )
-def test_bytes_that_are_no_text_are_refused(tmp_path, raw: bytes):
+def test_bytes_that_are_not_utf8_are_refused(tmp_path, raw: bytes):
     path = tmp_path / "m.json"
     path.write_bytes(raw)
     refused(path)
 
 
 @given(raw=st.binary(max_size=200))
-def test_any_bytes_at_all_are_refused(raw, tmp_path_factory):
+def test_arbitrary_bytes_are_refused(raw, tmp_path_factory):
     path = tmp_path_factory.mktemp("bytes") / "m.json"
     path.write_bytes(raw)
     refused(path)
@@ -209,12 +209,12 @@ PARAMETERS = {
 }
 
 
-def test_the_table_here_has_every_family():
+def test_the_parameter_table_covers_every_family():
     assert set(PARAMETERS) == set(FAMILIES)
 
 
 @pytest.mark.parametrize("family", PARAMETERS)
-def test_sound_parameters_load(tmp_path, family: str):
+def test_valid_parameters_load(tmp_path, family: str):
     made = load_mechanism(write(tmp_path, content(family, PARAMETERS[family])))
     assert made.family == family
 
@@ -468,7 +468,7 @@ def test_a_folder_in_place_of_a_matrix_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["m", "m.txt", "m.safetensors", "m.json.bak", ".json", ""])
-def test_other_endings_are_refused(tmp_path, name: str):
+def test_file_names_that_do_not_end_in_json_are_refused(tmp_path, name: str):
     refused(tmp_path / name)
     with pytest.raises(InvalidInput):
         save_mechanism(dpftrl.Independent(), tmp_path / name)
@@ -485,7 +485,7 @@ def test_a_path_with_a_newline_keeps_the_message_on_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("path", [None, 5, b"m.json", ["m.json"]], ids=repr)
-def test_what_is_no_path_is_refused(path):
+def test_a_value_that_is_not_a_path_is_refused(path):
     with pytest.raises((DpftrlError, TypeError)):
         load_mechanism(path)
 
@@ -522,7 +522,7 @@ def test_saving_into_a_folder_that_is_not_there_is_refused(tmp_path):
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_a_save_that_fails_leaves_what_was_there(tmp_path):
+def test_a_failed_save_keeps_the_previous_file(tmp_path):
     """The matrix is a second file: replacing it first would orphan the one that was saved."""
     path, held = tmp_path / "m.json", dpftrl.Banded(COLUMNS)
     save_mechanism(held, path)

@@ -1,13 +1,15 @@
 """The catalogue of names: each builds what it says, and slips are caught with advice."""
 
+import inspect
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import dpftrl
-from dpftrl import MinSep, mechanism
+from dpftrl import MinSep, mechanism, mechanisms
 from dpftrl.errors import DpftrlError, InvalidInput, UnknownMechanism
-from dpftrl.mechanisms.registry import CATALOGUE
+from dpftrl.mechanisms.registry import CATALOGUE, FAMILIES
 from dpftrl.optimize import optimize_blt
 
 WANTED_FOR = MinSep(rounds=40, min_sep=6)
@@ -37,11 +39,38 @@ WRITTEN = {
 }
 
 
-def test_the_table_here_has_every_name_of_the_catalogue():
+def test_the_test_table_covers_every_name_of_the_catalogue():
     names = [entry.name for entry in CATALOGUE]
     assert len(names) == len(set(names))
     assert set(names) == set(WRITTEN)
     assert all(entry.summary and "\n" not in entry.summary for entry in CATALOGUE)
+
+
+def test_the_registry_has_every_family_that_the_package_exports():
+    exported = [getattr(mechanisms, name) for name in mechanisms.__all__]
+    families = {
+        item
+        for item in exported
+        if inspect.isclass(item)
+        and issubclass(item, mechanisms.Mechanism)
+        and not inspect.isabstract(item)
+    }
+    assert set(FAMILIES.values()) == families
+    assert all(name == family.family for name, family in FAMILIES.items())
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_mechanism_says_whether_its_memory_grows_with_the_rounds(name: str):
+    built = mechanism(WRITTEN[name][0], WANTED_FOR)
+    keeps_every_round = built.memory(WANTED_FOR.rounds) == WANTED_FOR.rounds - 1
+    assert built.memory_grows == keeps_every_round
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_buffers_that_decay_are_those_that_are_rounded_once(name: str):
+    """The noise kernel for such buffers uses one fused multiply-add per buffer and round."""
+    built = mechanism(WRITTEN[name][0], WANTED_FOR)
+    assert (built.decaying_buffers is not None) == built.rounds_buffers_once
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -79,7 +108,7 @@ def test_bands_that_are_not_given_are_the_min_sep(name: str):
 @pytest.mark.parametrize(
     "name", ["band-sqrt", "banded", "banded:5", "inv-sqrt", "tree-full", "smooth-tree"]
 )
-def test_what_depends_on_the_participation_asks_for_it(name: str):
+def test_names_that_need_a_participation_ask_for_it(name: str):
     with pytest.raises(InvalidInput, match="participation") as refused:
         mechanism(name)
     assert not isinstance(refused.value, UnknownMechanism)
@@ -110,7 +139,7 @@ def test_smooth_trees_are_no_higher_than_they_need_to_be(rounds: int):
         ("band", "banded"),
     ],
 )
-def test_a_slip_is_answered_with_what_was_meant(slip: str, meant: str):
+def test_a_misspelled_name_suggests_similar_names(slip: str, meant: str):
     with pytest.raises(UnknownMechanism) as refused:
         mechanism(slip)
     assert meant in str(refused.value)
@@ -119,7 +148,7 @@ def test_a_slip_is_answered_with_what_was_meant(slip: str, meant: str):
 
 
 @pytest.mark.parametrize("name", ["", ":", "::", ":5", "xyzzy", " ", "🌳", "a\nb", "q" * 1000])
-def test_what_is_no_name_at_all_is_unknown(name: str):
+def test_text_that_resembles_no_name_is_unknown(name: str):
     with pytest.raises(UnknownMechanism) as refused:
         mechanism(name)
     assert "\n" not in str(refused.value)

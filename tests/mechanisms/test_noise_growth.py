@@ -49,7 +49,7 @@ def test_no_plan_has_noise_that_float64_cannot_hold(name: str):
 
 
 @pytest.mark.parametrize("name", STEADY)
-def test_noise_that_stays_as_it_is_is_fine(name: str):
+def test_noise_that_does_not_grow_is_accepted(name: str):
     mechanism = dpftrl.mechanism(name, CLIENTS)
     noise_multiplier = mechanism.sensitivity(CLIENTS).value
     Plan(FLEET, account(mechanism, CLIENTS, noise_multiplier, 1e-8))
@@ -76,7 +76,7 @@ def test_a_stream_without_a_plan_shows_what_would_be_lost():
 @pytest.mark.parametrize("family", EVERY, ids=str)
 @settings(max_examples=20)
 @given(data=st.data())
-def test_what_is_accepted_has_small_noise(family: Family, data):
+def test_accepted_mechanisms_have_small_noise(family: Family, data):
     mechanism, rounds = draw_case(data, family, 40)
     sizes = np.abs(mechanism.decoder(rounds)).sum(axis=1)  # for rows of Z up to 1
     try:

@@ -104,7 +104,7 @@ def test_rounding_to_float64_never_shifts_z_by_more_than_the_bound(family: Famil
 @storing
 @settings(max_examples=10)
 @given(data=st.data())
-def test_without_rounding_z_shifts_by_c_u_alone(family: Family, data):
+def test_without_rounding_of_buffers_the_shift_is_negligible(family: Family, data):
     mechanism, rounds = draw_case(data, family, 16)
     rows, difference = case(data.draw(st.integers(0, 2**20), label="seed"), rounds)
     none = Arithmetic(buffer=exact)
@@ -138,7 +138,7 @@ def worst_of(mechanism: Mechanism, rounds: int) -> tuple[float, float]:
 
 
 @examples
-def test_rounding_apart_comes_close_to_the_bound(name: str):
+def test_worst_case_rounding_comes_close_to_the_bound(name: str):
     mechanism = EXAMPLES[name]
     shift, most = worst_of(mechanism, rounds=48)
     assert most / SLACK[mechanism.family] <= shift <= most
@@ -194,7 +194,9 @@ def test_scales_that_cancel_each_other_are_refused(scale: float):
 
 
 @given(digits=st.floats(1.5, 4), decay=st.floats(0.5, 0.95), part=st.floats(0.05, 0.3))
-def test_the_gain_shows_how_large_scales_cancel(digits: float, decay: float, part: float):
+def test_the_rounding_gain_is_large_for_scales_that_cancel(
+    digits: float, decay: float, part: float
+):
     scale = 10.0**digits / 2
     plain = GeneralBLT([decay], [part])
     try:

@@ -72,7 +72,7 @@ REGIMES = {
 @pytest.mark.parametrize("signs", LOWS)
 @pytest.mark.parametrize("regime", REGIMES)
 @given(data=st.data(), seed=SEEDS)
-def test_the_programme_is_never_below_brute_force(regime: str, signs: str, data, seed):
+def test_the_dynamic_program_is_never_below_brute_force(regime: str, signs: str, data, seed):
     rounds, bands, gap = data.draw(REGIMES[regime])
     participation = MinSep(rounds, gap, data.draw(st.integers(1, 5)))
     columns = random_columns(seed, bands, rounds, LOWS[signs])
@@ -109,7 +109,7 @@ def test_updates_that_point_in_any_direction_are_covered(seed, bands, gap):
             assert banded_pattern_norm(columns, pattern) >= reached * (1 - 1e-12)
 
 
-def test_directions_can_beat_signs():
+def test_updates_in_other_directions_can_exceed_all_choices_of_signs():
     """The control: with three columns that repel each other, signs alone are not the worst."""
     gram = np.array([[1.0, -0.4, -0.4], [-0.4, 1.0, -0.4], [-0.4, -0.4, 1.0]])
     signs = max(np.array(s) @ gram @ s for s in [(1, 1, 1), (1, 1, -1), (1, -1, 1), (1, -1, -1)])
@@ -139,7 +139,7 @@ def test_fixed_epochs_are_bounded_and_their_pattern_attains_what_it_claims(
 @pytest.mark.parametrize("limit", ["MOST_WORK", "MOST_ENTRIES"])
 @pytest.mark.parametrize("signs", LOWS)
 @given(data=st.data(), seed=SEEDS, rounds=st.integers(1, 9))
-def test_where_the_programme_is_too_long_the_majorant_covers_the_truth(
+def test_the_majorant_bound_used_for_large_problems_is_valid(
     limit: str, signs: str, data, seed, rounds
 ):
     columns = random_columns(seed, data.draw(st.integers(1, rounds)), rounds, LOWS[signs])
@@ -171,7 +171,7 @@ def test_fixed_epochs_with_many_starts_are_bounded(signs: str, data, seed, round
         assert found.value <= bound * (1 + 1e-9)
 
 
-def test_the_majorant_is_really_taken_when_the_programme_is_too_long(monkeypatch):
+def test_the_majorant_bound_replaces_a_program_that_takes_too_long(monkeypatch):
     """The control: under the limit the answer is exact, above it a bound."""
     columns = random_columns(3, 4, 12, 0.0)
     participation = MinSep(12, 2)
@@ -256,7 +256,7 @@ def test_very_small_and_very_large_entries_are_never_underestimated(power: int, 
     ],
     ids=lambda columns: re.sub(r" at 0x\w+", "", repr(columns))[:30],
 )
-def test_what_is_no_banded_matrix_is_refused(columns):
+def test_arrays_that_are_not_banded_matrices_are_refused(columns):
     with pytest.raises(InvalidInput) as refused:
         Banded(columns)
     assert "\n" not in str(refused.value)

@@ -152,7 +152,7 @@ def test_pattern_norm_counts_participations_in_blocks(tree: str, data, rounds):
         (2000, 400, 5, 60),
     ],
 )
-def test_trees_of_production_runs_have_the_values_of_independent_programmes(
+def test_trees_of_production_runs_have_the_values_of_independent_programs(
     rounds, min_sep, most, squared
 ):
     participation = MinSep(rounds, min_sep, most)
@@ -162,7 +162,7 @@ def test_trees_of_production_runs_have_the_values_of_independent_programmes(
         assert found.value**2 == pytest.approx(squared, rel=1e-12)
 
 
-def test_coming_as_early_as_possible_is_not_the_worst():
+def test_the_earliest_pattern_is_not_always_the_worst_for_trees():
     """The control: the pattern that the paper calls tight in practice stops at 90, not 92."""
     participation = MinSep(2350, 438, 5)
     greedy = BinaryTree().pattern_norm(participation.earliest(), 2350)
@@ -172,7 +172,7 @@ def test_coming_as_early_as_possible_is_not_the_worst():
 
 @pytest.mark.parametrize("tree", TREES)
 @given(rounds=st.integers(1, 30), min_sep=st.integers(1, 31), most=st.integers(1, 30))
-def test_where_the_programme_is_too_long_a_valid_bound_says_that_it_is_one(
+def test_a_program_that_takes_too_long_is_replaced_by_a_valid_upper_bound(
     tree: str, rounds, min_sep, most
 ):
     mechanism, _ = TREES[tree]
@@ -190,7 +190,7 @@ def test_where_the_programme_is_too_long_a_valid_bound_says_that_it_is_one(
 
 
 @pytest.mark.parametrize("tree", TREES)
-def test_the_bound_is_of_use(tree: str):
+def test_the_upper_bound_is_close_to_the_exact_value(tree: str):
     """It takes over at sizes where nothing else is known: it must not be out by a factor."""
     mechanism, _ = TREES[tree]
     participations = [MinSep(n, gap) for n in (24, 47, 60) for gap in (3, 7, 11)]
@@ -223,7 +223,7 @@ def test_fixed_epochs_with_many_starts_are_bounded(tree: str, work: int, rounds,
 
 
 @pytest.mark.parametrize(("rounds", "min_sep"), [(10**9, 10**7), (2**40, 2**36), (10**6, 10**4)])
-def test_very_long_runs_end_with_an_answer(rounds: int, min_sep: int):
+def test_very_long_runs_get_an_answer_in_time(rounds: int, min_sep: int):
     with limits(MOST_WORK=10**7):
         found = BinaryTree().sensitivity(MinSep(rounds, min_sep))
     assert 0 < found.lower_bound <= found.value < float("inf")

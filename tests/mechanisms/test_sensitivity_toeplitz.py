@@ -32,7 +32,7 @@ def dense(c: np.ndarray, rounds: int) -> np.ndarray:
 
 
 @given(c=SERIES)
-def test_the_majorant_is_the_smallest_that_falls(c):
+def test_the_majorant_is_the_smallest_non_increasing_one(c):
     majorant = non_increasing_majorant(c)
     assert np.all(np.diff(majorant) <= 0)
     assert np.all(majorant >= np.abs(c))
@@ -66,7 +66,7 @@ def test_any_coefficients_are_bounded_by_brute_force_from_below(c, data, rounds)
 
 
 @given(c=SERIES, data=st.data(), rounds=st.integers(1, 9))
-def test_coefficients_that_fall_are_exact(c, data, rounds):
+def test_decreasing_coefficients_have_an_exact_sensitivity(c, data, rounds):
     falling = np.sort(np.abs(c))[::-1]
     participation = data.draw(participations(rounds))
     found = toeplitz_sensitivity(falling, participation)
@@ -112,7 +112,7 @@ def test_allowing_for_rounding_does_not_go_below_the_truth(c, data, rounds):
     assert found.value == pytest.approx(truth.attained, rel=1e-12)
 
 
-def test_more_than_rounding_is_no_rounding():
+def test_an_increase_above_rounding_is_not_ignored():
     c = np.array([1.0, 0.5, 0.5 + 1e-9])
     assert toeplitz_sensitivity(c, MinSep(3, 1), rounding=1e-13).kind == "upper bound"
     c = np.array([1.0, 0.5, -1e-9])
@@ -130,7 +130,7 @@ def test_pattern_norm_covers_every_choice_of_signs(c, data, rounds):
         assert found == pytest.approx(most, rel=1e-12)
 
 
-def test_the_earliest_pattern_alone_would_be_noticed():
+def test_taking_only_the_earliest_pattern_would_be_noticed():
     """The control: with a late bump, coming later can be worse than coming early."""
     c, participation = np.array([1.0, 0.0, 0.0, 1.0]), MinSep(4, 2)
     early = float(np.linalg.norm(column_sum(c, participation)))
