@@ -1,4 +1,7 @@
-"""Plots, with labelled axes and colours that survive colour blindness and grey print."""
+"""Plots of mechanisms, plans and trainings.
+
+Lines differ in colour and dashes, so that colour-blind readers and grey prints can tell them apart.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
@@ -9,17 +12,17 @@ import numpy as np
 
 from dpftrl._internal.arrays import Vector
 from dpftrl.errors import InvalidInput
-from dpftrl.mechanisms import BinaryTree, ErrorReport, FullTree, Mechanism
+from dpftrl.mechanisms import ErrorReport, Mechanism
 from dpftrl.participation import Participation
 from dpftrl.plan import Walk
 
-# Okabe and Ito's palette: distinct under every common colour blindness.
+# The palette of Okabe and Ito, which is distinct under all common forms of colour blindness.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 DASHES = ("-", "--", ":", "-.")
 
 
 class Rival(NamedTuple):
-    """A mechanism under comparison, and what to call it."""
+    """A mechanism in a comparison, with its label and its error report."""
 
     label: str
     mechanism: Mechanism
@@ -27,27 +30,30 @@ class Rival(NamedTuple):
 
 
 def plot_comparison(rivals: Sequence[Rival], participation: Participation, path: Path) -> None:
-    """ErrorReport of each mechanism as bars, and round by round as curves."""
+    """Plot RmsLoss and MaxLoss of each mechanism, and the noise on the prefix sum after each round.
+
+    Args:
+        rivals: The mechanisms, from top to bottom.
+        participation: The participation of the error reports.
+        path: A .png, .svg or .pdf file.
+    """
     figure, (dots, curves) = _figure(path, 2, height=0.3 * len(rivals) + 2.2)
     places = np.arange(len(rivals))[::-1]
-    rms, most = (
-        [rival.error_report.rms_loss for rival in rivals],
-        [rival.error_report.max_loss for rival in rivals],
-    )
-    dots.hlines(places, rms, most, color="#999999", linewidth=1)
-    dots.plot(rms, places, "o", color=COLOURS[0], label="RmsLoss")
-    dots.plot(most, places, "D", color=COLOURS[1], label="MaxLoss")
-    for place, value in zip(places, rms, strict=True):
+    rms_losses = [rival.error_report.rms_loss for rival in rivals]
+    max_losses = [rival.error_report.max_loss for rival in rivals]
+    dots.hlines(places, rms_losses, max_losses, color="#999999", linewidth=1)
+    dots.plot(rms_losses, places, "o", color=COLOURS[0], label="RmsLoss")
+    dots.plot(max_losses, places, "D", color=COLOURS[1], label="MaxLoss")
+    for place, value in zip(places, rms_losses, strict=True):
         dots.annotate(f"{value:.4g}  ", (value, place), ha="right", va="center", fontsize="x-small")
     dots.set_yticks(places, [rival.label for rival in rivals])
     dots.set_xscale("log")
     dots.margins(x=0.12)
     dots.set_xlabel("loss: error times sensitivity")
     dots.legend(frameon=False)
-    for (label, mechanism, loss), style in zip(rivals, _styles(), strict=False):
-        curve = mechanism.error_curve(participation.rounds) * loss.sensitivity.value
-        jagged = isinstance(mechanism, BinaryTree | FullTree)
-        width = 0.6 if jagged else 1.6
+    for (label, mechanism, error_report), style in zip(rivals, _styles(), strict=False):
+        curve = mechanism.error_curve(participation.rounds) * error_report.sensitivity.value
+        width = 0.6 if mechanism.has_jagged_error else 1.6
         rounds = np.arange(1, len(curve) + 1)
         curves.plot(rounds, curve, label=label, linewidth=width, **style)
     curves.set_yscale("log")
@@ -59,7 +65,12 @@ def plot_comparison(rivals: Sequence[Rival], participation: Participation, path:
 
 
 def plot_coefficients(series: Mapping[str, tuple[Vector, Vector]], path: Path) -> None:
-    """The coefficients of C and of C^-1, by lag."""
+    """Plot the coefficients of C and of C^-1 by lag.
+
+    Args:
+        series: The coefficients of C and of C^-1 by the name of the mechanism.
+        path: A .png, .svg or .pdf file.
+    """
     figure, (left, right) = _figure(path, 2, height=3.6)
     for (name, (strategy, inverse)), style in zip(series.items(), _styles(), strict=False):
         left.plot(strategy, label=name, **style)
@@ -75,7 +86,7 @@ def plot_coefficients(series: Mapping[str, tuple[Vector, Vector]], path: Path) -
 
 
 def plot_extrapolation(walks: Sequence[Walk], delta: float, path: Path) -> None:
-    """Epsilon of each mechanism against report goal, rounds and min-sep."""
+    """Plot epsilon by mechanism against report goal, rounds or min-sep; one panel per walk."""
     figure, panels = _figure(path, len(walks), height=3.8)
     labels = {"report_goal": "report goal (noise scales with it)", "min_sep": "min-sep (rounds)"}
     for axes, walk in zip(panels, walks, strict=True):
@@ -94,10 +105,10 @@ def plot_extrapolation(walks: Sequence[Walk], delta: float, path: Path) -> None:
 def plot_training(
     rounds: Sequence[int], accuracy: Sequence[float], epsilon: Sequence[float], path: Path
 ) -> None:
-    """Accuracy on held-out people, and epsilon, by round."""
+    """Plot accuracy on held-out clients, and epsilon, by round."""
     figure, (left, right) = _figure(path, 2, height=3.4)
-    left.plot(rounds, [100 * one for one in accuracy], color=COLOURS[0], marker=".")
-    left.set_ylabel("accuracy on held-out people (%)")
+    left.plot(rounds, [100 * share for share in accuracy], color=COLOURS[0], marker=".")
+    left.set_ylabel("accuracy on held-out clients (%)")
     right.plot(rounds, epsilon, color=COLOURS[1], marker=".")
     right.set_ylabel("epsilon so far")
     for axes in (left, right):
@@ -107,7 +118,7 @@ def plot_training(
 
 
 def _plain_log_scale(axes: Any) -> None:
-    """A logarithmic scale whose marks read 1, 2, 5, 10, as people write them."""
+    """Make the y-axis logarithmic, with ticks at 1, 2, 5 times powers of ten, as plain numbers."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axes.set_yscale("log")
@@ -117,19 +128,20 @@ def _plain_log_scale(axes: Any) -> None:
 
 
 def _styles() -> Iterator[dict[str, str]]:
-    """A colour and a dash for each line, colours first."""
+    """Yield line styles: all colours with the first dashes, then with the next, and so on."""
     return ({"color": colour, "linestyle": dash} for dash in cycle(DASHES) for colour in COLOURS)
 
 
 def check_plot_path(path: Path) -> None:
-    """Refuse what no plot can be written to, before anything is computed."""
+    """Raise `InvalidInput` if no plot can be written to this path; call it before computing."""
     if path.suffix not in {".png", ".svg", ".pdf"}:
-        raise InvalidInput(f"a plot ends in .png, .svg or .pdf, got {str(path)!r}")
+        raise InvalidInput(f"the name of a plot ends in .png, .svg or .pdf, got {str(path)!r}")
     if not path.parent.is_dir():
         raise InvalidInput(f"{path} cannot be written: there is no folder {path.parent}")
 
 
 def _figure(path: Path, columns: int, height: float) -> tuple[Any, Any]:
+    """A figure with one row of axes, which have a light grid, after checking the path."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -137,14 +149,15 @@ def _figure(path: Path, columns: int, height: float) -> tuple[Any, Any]:
     check_plot_path(path)
     figure = Figure(figsize=(11, height), layout="constrained")
     axes: Any = figure.subplots(1, columns)
-    for one in np.ravel(axes):
-        one.spines[["top", "right"]].set_visible(False)
-        one.grid(alpha=0.25)
-        one.set_axisbelow(True)
+    for panel in np.ravel(axes):
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(alpha=0.25)
+        panel.set_axisbelow(True)
     return figure, axes
 
 
 def _save(figure: Any, path: Path) -> None:
+    """Write a figure; raise `InvalidInput` if that is not possible."""
     try:
         figure.savefig(path, dpi=130)
     except OSError as error:

@@ -53,7 +53,7 @@ def by_hand(fleet: Fleet, goal: int) -> int:
     return min(fleet.population * 9 // (goal * 11), 12)
 
 
-def test_there_are_three_ways_to_walk(walks):
+def test_walks_go_along_report_goal_rounds_and_min_sep(walks):
     assert list(walks) == ["report_goal", "rounds", "min_sep"]
     for walk in walks.values():
         assert walk.places == sorted(set(walk.places))
@@ -63,7 +63,7 @@ def test_there_are_three_ways_to_walk(walks):
 
 
 @pytest.mark.parametrize("along", ["report_goal", "rounds", "min_sep"])
-def test_every_point_is_an_account_of_its_own(walks, along):
+def test_epsilon_of_every_point_matches_a_separate_account(walks, along):
     checked = 0
     for point in walks[along].points:
         scale = point.report_goal / 50
@@ -79,7 +79,7 @@ def test_every_point_is_an_account_of_its_own(walks, along):
     assert checked > 20
 
 
-def test_the_others_are_held_fixed(walks):
+def test_a_walk_changes_only_its_own_setting(walks):
     assert PLANNED.participation() == MinSep(30, 12, 3)
     for point in walks["rounds"].points:
         assert (point.report_goal, point.scale, point.participation.min_sep) == (50, 1.0, 12)
@@ -91,7 +91,7 @@ def test_the_others_are_held_fixed(walks):
         assert point.participation == MinSep(30, by_hand(FLEET, point.report_goal))
 
 
-def test_every_walk_passes_the_plan(walks):
+def test_every_walk_contains_the_plan_itself(walks):
     for along, here in {"report_goal": 50, "rounds": 30, "min_sep": 12}.items():
         point = walks[along].points[walks[along].places.index(here)]
         assert (point.scale, point.participation) == (1.0, PLANNED.participation())
@@ -99,14 +99,14 @@ def test_every_walk_passes_the_plan(walks):
             assert point.epsilon[one.label] == one.plan.guarantee.epsilon
 
 
-def test_they_reach_eight_times_as_far_unless_told_otherwise(walks):
+def test_walks_reach_eight_times_the_plan_by_default(walks):
     assert (walks["rounds"].places[0], walks["rounds"].places[-1]) == (4, 240)
     assert (walks["min_sep"].places[0], walks["min_sep"].places[-1]) == (2, 96)
     near = extrapolate(PLANNED, RIVALS[:1], steps=3, reach=2)
     assert [walk.places for walk in near] == [[25, 50, 100], [15, 30, 60], [6, 12, 24]]
 
 
-def test_a_goal_that_the_fleet_cannot_fill_is_dropped():
+def test_report_goals_that_the_fleet_cannot_fill_are_dropped():
     small = question(Fleet(100, 50), 20)
     goals, rounds, _ = extrapolate(small, rivals(small)[:1])
     assert max(goals.places) == 100
@@ -118,7 +118,7 @@ def test_a_goal_that_the_fleet_cannot_fill_is_dropped():
 
 
 @pytest.mark.parametrize("label", ["blt", "tree", "bands"])
-def test_more_rounds_cost_and_more_separation_saves(walks, label):
+def test_epsilon_grows_with_rounds_and_falls_with_min_sep(walks, label):
     by_rounds = [point.epsilon[label] for point in walks["rounds"].points]
     assert by_rounds == sorted(by_rounds)
     assert by_rounds[0] < by_rounds[-1]
@@ -127,7 +127,7 @@ def test_more_rounds_cost_and_more_separation_saves(walks, label):
     assert by_separation[0] > by_separation[-1]
 
 
-def test_a_larger_goal_saves_while_the_timer_holds_min_sep(walks):
+def test_epsilon_falls_with_the_report_goal_while_the_timer_fixes_min_sep(walks):
     """Down to min-sep 12 only the noise grows; beyond, the direction is nobody's promise."""
     held = [p for p in walks["report_goal"].points if p.participation.min_sep == 12]
     assert len(held) >= 5
@@ -136,7 +136,7 @@ def test_a_larger_goal_saves_while_the_timer_holds_min_sep(walks):
     assert len(set(epsilons)) == len(epsilons)
 
 
-def test_a_cap_is_kept_everywhere():
+def test_the_participation_cap_holds_at_every_point():
     capped = question(FLEET, 30, cap=2)
     for walk in extrapolate(capped, rivals(capped)):
         for point in walk.points:
@@ -148,14 +148,14 @@ def test_a_cap_is_kept_everywhere():
     assert max(point.participation.max_participations for point in uncapped.points) > 2
 
 
-def test_mechanisms_of_a_fixed_length_are_not_walked():
+def test_mechanisms_for_a_fixed_number_of_rounds_are_skipped():
     full = rival("full", mechanism("tree-full", PLANNED.participation()), PLANNED, 2.0)
     bands = rival("banded", mechanism("banded:3", PLANNED.participation()), PLANNED, 2.0)
     for walk in extrapolate(PLANNED, [full, RIVALS[0], bands]):
         assert all(list(point.epsilon) == ["blt"] for point in walk.points)
 
 
-def test_a_tree_that_would_take_long_is_left_open(monkeypatch):
+def test_epsilon_is_none_where_the_sensitivity_of_a_tree_is_slow(monkeypatch):
     monkeypatch.setattr(candidates, "QUICK_TREE", 30 * 3)
     _, rounds, _ = extrapolate(PLANNED, RIVALS)
     for point in rounds.points:
@@ -165,7 +165,7 @@ def test_a_tree_that_would_take_long_is_left_open(monkeypatch):
     assert {point.epsilon["tree"] is None for point in rounds.points} == {True, False}
 
 
-def test_nobody_to_walk_with_still_gives_the_settings():
+def test_without_mechanisms_walks_still_list_the_settings():
     for walk in extrapolate(PLANNED, []):
         assert all(point.epsilon == {} for point in walk.points)
         assert walk.points
@@ -178,7 +178,9 @@ def test_nobody_to_walk_with_still_gives_the_settings():
     cap=st.integers(1, 9),
     noise_multiplier=st.floats(0.5, 50),
 )
-def test_any_fleet(population, goal, rounds, cap, noise_multiplier):
+def test_walks_of_any_fleet_match_separate_accounts(
+    population, goal, rounds, cap, noise_multiplier
+):
     asked_of = min(goal, population)
     asked = question(Fleet(population, asked_of), rounds, cap)
     made = BLT([0.9, 0.5], [0.3, 0.2])
@@ -206,17 +208,17 @@ def test_any_fleet(population, goal, rounds, cap, noise_multiplier):
     ],
     ids=str,
 )
-def test_a_walk_to_nowhere_is_refused(far):
+def test_invalid_steps_or_reach_are_refused(far):
     with pytest.raises(InvalidInput):
         extrapolate(PLANNED, RIVALS[:1], **far)
 
 
-def test_an_even_number_of_steps_passes_the_plan_too():
+def test_walks_with_an_even_number_of_steps_contain_the_plan():
     goals, rounds, min_sep = extrapolate(PLANNED, RIVALS[:1], steps=4)
     assert (50 in goals.places, 30 in rounds.places, 12 in min_sep.places) == (True, True, True)
 
 
-def test_as_far_as_rounds_go():
+def test_walks_stop_at_the_largest_number_of_rounds():
     """Eight times as many rounds may be more than there are; what there is, is still shown."""
     asked = question(Fleet(10**18, 1), 10**18 // 4)
     walked = extrapolate(asked, [rival("blt", mechanism("independent"), asked, 2.0)])

@@ -43,7 +43,7 @@ def test_min_sep_is_a_quotient_of_whole_numbers(population, goal, share, factor)
 
 
 @given(turns=st.integers(1, 10**9), goal=st.integers(1, 10**6), factor=st.integers(1000, 9999))
-def test_where_it_comes_out_even_no_turn_is_lost(turns, goal, factor):
+def test_min_sep_is_exact_where_the_division_is_exact(turns, goal, factor):
     assert Fleet(turns * goal * factor, goal * 1000, over_selection=factor / 1000).min_sep() == (
         turns
     )
@@ -55,7 +55,7 @@ def test_where_it_comes_out_even_no_turn_is_lost(turns, goal, factor):
     share=st.sampled_from(SHARES),
     factor=st.sampled_from(FACTORS),
 )
-def test_decimals_are_meant_as_they_are_written(population, goal, share, factor):
+def test_availability_and_over_selection_count_as_written_decimals(population, goal, share, factor):
     expected = by_decimals(population, goal, share, factor)
     fleet = Fleet(population, goal, float(share), float(factor))
     if expected >= 1:
@@ -69,7 +69,9 @@ def test_decimals_are_meant_as_they_are_written(population, goal, share, factor)
     ("population", "goal", "share", "factor", "turns"),
     [(100, 1, 0.29, 1.0, 29), (11, 1, 0.7, 1.1, 7), (20, 2, 0.57, 1.9, 3)],
 )
-def test_a_turn_that_floating_point_would_lose(population, goal, share, factor, turns):
+def test_min_sep_where_floating_point_would_be_one_too_small(
+    population, goal, share, factor, turns
+):
     """The control: the same formula in floats gives less, so these tests can tell."""
     assert Fleet(population, goal, share, factor).min_sep() == turns
     assert math.floor(population * share / (goal * factor)) == turns - 1
@@ -86,12 +88,12 @@ def test_a_turn_that_floating_point_would_lose(population, goal, share, factor, 
         (10**18, 1, 10**18),
     ],
 )
-def test_the_fleets_of_the_paper_and_the_ends(population, goal, turns):
+def test_min_sep_of_the_fleets_of_the_paper_and_of_extreme_fleets(population, goal, turns):
     assert Fleet(population, goal).min_sep() == turns
 
 
 @given(days=st.integers(1, 5000), per_day=st.integers(1, 50_000), population=st.integers(1, 10**6))
-def test_a_timer_is_a_cap(days, per_day, population):
+def test_min_sep_is_at_most_the_length_of_the_timer(days, per_day, population):
     fleet = Fleet(population, 1, timer_days=days / 100, rounds_per_day=per_day / 100)
     lasts = days * per_day // 10_000
     if lasts < 1:
@@ -102,7 +104,7 @@ def test_a_timer_is_a_cap(days, per_day, population):
         assert fleet.min_sep() == min(population, lasts)
 
 
-def test_timers_as_people_write_them():
+def test_timer_length_counts_as_written_decimals():
     def cap(days: float, per_day: float) -> int:
         return Fleet(10**9, 1, timer_days=days, rounds_per_day=per_day).min_sep()
 
@@ -113,7 +115,7 @@ def test_timers_as_people_write_them():
 
 
 @given(goal=st.integers(1, 100), times=st.integers(1, 100), population=st.integers(10**5, 10**8))
-def test_another_report_goal_changes_nothing_else(goal, times, population):
+def test_with_report_goal_changes_nothing_else(goal, times, population):
     fleet = Fleet(population, goal, 0.9, 1.3, timer_days=100, rounds_per_day=10)
     other = fleet.with_report_goal(goal * times)
     assert other.with_report_goal(goal) == fleet
@@ -122,13 +124,13 @@ def test_another_report_goal_changes_nothing_else(goal, times, population):
     assert other.min_sep() == min(1000, population * 9 // (goal * times * 13))
 
 
-def test_whole_numbers_of_numpy_count_exactly():
+def test_numpy_integers_are_exact():
     fleet = Fleet(np.int64(10**18), np.int64(3), availability=0.3)  # pyright: ignore
     assert fleet.min_sep() == 10**17
     assert fleet == Fleet(10**18, 3, 0.3)
 
 
-def test_a_fleet_is_a_value():
+def test_a_fleet_is_immutable_and_hashable():
     fleet = Fleet(100, 10)
     with pytest.raises(FrozenInstanceError):
         fleet.population = 200  # pyright: ignore
@@ -171,7 +173,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("given", NONSENSE.values(), ids=NONSENSE.keys())
-def test_nonsense_is_refused_in_one_line_that_names_it(given):
+def test_invalid_fleets_are_refused_in_one_line_that_names_the_field(given):
     with pytest.raises(InvalidInput) as refused:
         Fleet(**{"population": 100, "report_goal": 10, **given})
     message = str(refused.value)
@@ -196,7 +198,7 @@ def test_a_fleet_that_cannot_fill_a_round_has_no_min_sep(given):
     assert "\n" not in str(refused.value)
 
 
-def test_one_device_more_or_less_decides():
+def test_min_sep_needs_enough_clients_for_one_round():
     assert Fleet(100, 100).min_sep() == 1
     assert Fleet(104, 80, over_selection=1.3).min_sep() == 1
     with pytest.raises(InvalidInput, match="104 clients"):

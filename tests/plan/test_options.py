@@ -31,10 +31,10 @@ def answered(question: Question, **how) -> dict[str, Option]:
 
 
 BY_EPSILON = Question(SMALL, 24, Budget(DELTA, epsilon=2.5), parameters=1000, buffers=2)
-BY_SIGMA = Question(
+BY_NOISE_MULTIPLIER = Question(
     SMALL, 12, Budget(DELTA, noise_multiplier=3.7), 2, parameters=7, objective="max", buffers=1
 )
-QUESTIONS = {"epsilon": BY_EPSILON, "sigma": BY_SIGMA}
+QUESTIONS = {"epsilon": BY_EPSILON, "sigma": BY_NOISE_MULTIPLIER}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def answer(request, answers):
     return QUESTIONS[request.param], answers[request.param]
 
 
-def test_the_optimised_blt_comes_first_and_all_are_there(answer):
+def test_all_mechanisms_are_listed_with_the_optimised_blt_first(answer):
     question, found = answer
     assert list(found) == LABELS
     assert question.participation().min_sep == 5
@@ -56,12 +56,12 @@ def test_the_optimised_blt_comes_first_and_all_are_there(answer):
         assert option.plan.participation == question.participation()
 
 
-def test_an_epsilon_is_kept_and_used_up(answers):
+def test_every_option_uses_the_given_epsilon(answers):
     for option in answers["epsilon"].values():
         assert 2.5 * (1 - 1e-6) <= option.plan.guarantee.epsilon <= 2.5
 
 
-def test_epsilon_is_one_target_and_sigma_is_not(answers):
+def test_noise_multipliers_of_mechanisms_are_not_comparable(answers):
     """The control: sigmas differ, since they do not compare."""
     sigmas = {option.plan.noise_multiplier for option in answers["epsilon"].values()}
     assert len(sigmas) >= 6
@@ -72,7 +72,7 @@ def test_epsilon_is_one_target_and_sigma_is_not(answers):
     assert max(with_same_sigma) > 1.1 * min(with_same_sigma)
 
 
-def test_a_sigma_is_that_of_the_blt_and_the_others_are_as_noisy(answers):
+def test_a_given_noise_multiplier_is_that_of_the_blt_and_others_match_its_noise(answers):
     found = answers["sigma"]
     assert found["blt"].plan.noise_multiplier == 3.7
     noise = [
@@ -83,7 +83,7 @@ def test_a_sigma_is_that_of_the_blt_and_the_others_are_as_noisy(answers):
     assert len({option.plan.guarantee.epsilon for option in found.values()}) >= 6
 
 
-def test_guarantees_are_accounts(answer):
+def test_guarantees_match_separate_accounts(answer):
     question, found = answer
     for option in found.values():
         again = account(
@@ -116,7 +116,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("scenario", SETTINGS)
-def test_surprises_are_accounts_of_their_own(answer, scenario):
+def test_scenarios_match_separate_accounts(answer, scenario):
     question, found = answer
     times, min_sep = SETTINGS[scenario]
     otherwise = MinSep(int(question.rounds * times), min_sep, question.max_participations)
@@ -130,7 +130,7 @@ def test_surprises_are_accounts_of_their_own(answer, scenario):
             assert option.scenarios[scenario] == again.epsilon
 
 
-def test_surprises_go_the_way_they_must(answer):
+def test_epsilon_of_scenarios_moves_in_the_right_direction(answer):
     _, found = answer
     for option in found.values():
         planned, turned_out = option.plan.guarantee.epsilon, option.scenarios
@@ -139,7 +139,7 @@ def test_surprises_go_the_way_they_must(answer):
         assert turned_out["rounds_double"] is None or planned <= turned_out["rounds_double"]
 
 
-def test_a_cap_holds_whatever_happens(answers):
+def test_scenarios_keep_the_participation_cap(answers):
     for option in answers["sigma"].values():
         assert option.plan.participation == MinSep(12, 5, 2)
         uncapped = account(
@@ -177,7 +177,7 @@ TINY = {
 
 
 @pytest.mark.parametrize(("fleet", "rounds"), TINY.values(), ids=TINY.keys())
-def test_tiny_plans_are_plans(fleet, rounds):
+def test_options_for_tiny_fleets_and_few_rounds(fleet, rounds):
     question = Question(fleet, rounds, Budget(DELTA, epsilon=1.0), buffers=1)
     found = answered(question)
     assert list(found) == LABELS
@@ -217,7 +217,7 @@ def test_bandmf_of_many_rounds_is_left_out_unless_asked_for(monkeypatch):
 
 
 @pytest.mark.usefixtures("quickly")
-def test_what_is_slow_is_left_out_with_a_note(monkeypatch):
+def test_slow_mechanisms_are_left_out_with_a_note(monkeypatch):
     monkeypatch.setattr(candidates, "QUICK_TREE", 0)
     monkeypatch.setattr(candidates, "QUICK_BAND_TOEPLITZ", 0)
     missing = left_out()
@@ -225,7 +225,7 @@ def test_what_is_slow_is_left_out_with_a_note(monkeypatch):
     assert "dpftrl account tree" in missing["tree"]
 
 
-def test_one_that_fails_is_left_out_and_the_rest_stays(monkeypatch):
+def test_a_mechanism_that_fails_is_left_out_and_the_others_stay(monkeypatch):
     monkeypatch.setattr(candidates, "optimize_robust_blt", refuse)
     monkeypatch.setattr(candidates, "optimize_band_toeplitz", refuse)
     missing = left_out()
@@ -235,7 +235,7 @@ def test_one_that_fails_is_left_out_and_the_rest_stays(monkeypatch):
         list(options(QUICK))
 
 
-def test_a_programming_mistake_is_not_swallowed(monkeypatch):
+def test_other_exceptions_are_not_caught(monkeypatch):
     def broken(*_):
         raise ZeroDivisionError
 
@@ -244,19 +244,19 @@ def test_a_programming_mistake_is_not_swallowed(monkeypatch):
         list(options(QUICK))
 
 
-def test_nothing_is_computed_before_it_is_asked_for(monkeypatch):
+def test_options_are_computed_lazily(monkeypatch):
     monkeypatch.setattr(candidates, "optimize_robust_blt", None)
     assert isinstance(next(options(QUICK)), Option)
 
 
-def test_more_rounds_than_float64_buffers_can_be_trusted_for_are_no_plan():
+def test_too_many_rounds_for_float64_buffers_give_no_option():
     question = Question(Fleet(10**18, 1), 10**18, Budget(DELTA, epsilon=1.0), buffers=1)
     first = next(options(question))
     assert isinstance(first, Missing), first
     assert "rounding in the noise buffers" in first.note
 
 
-def test_so_much_noise_that_rounding_shows_is_no_plan():
+def test_too_much_noise_for_float64_buffers_gives_no_option():
     """Every mechanism that rounds is left out, and the others are still there."""
     question = Question(Fleet(1300, 100), 20, Budget(DELTA, noise_multiplier=1e7), buffers=1)
     found = {option.label: option for option in options(question)}
@@ -275,7 +275,7 @@ BAD_BUDGETS = {
 
 
 @pytest.mark.parametrize("given", BAD_BUDGETS.values(), ids=BAD_BUDGETS.keys())
-def test_a_budget_that_makes_no_sense_is_refused(given):
+def test_invalid_budgets_are_refused(given):
     with pytest.raises(InvalidInput) as refused:
         Budget(**{"delta": DELTA, **given})
     assert "\n" not in str(refused.value)
@@ -295,12 +295,12 @@ BAD_QUESTIONS = {
 
 
 @pytest.mark.parametrize("given", BAD_QUESTIONS.values(), ids=BAD_QUESTIONS.keys())
-def test_a_question_that_makes_no_sense_is_refused(given):
+def test_invalid_questions_are_refused(given):
     with pytest.raises(InvalidInput) as refused:
         Question(**{"fleet": SMALL, "rounds": 9, "budget": Budget(DELTA, 1.0), **given})
     assert "\n" not in str(refused.value)
 
 
-def test_an_objective_that_is_none_is_refused():
+def test_unknown_objectives_are_refused():
     with pytest.raises(InvalidInput):
         list(options(Question(SMALL, 9, Budget(DELTA, 1.0), objective="mean")))  # pyright: ignore

@@ -43,7 +43,7 @@ def chosen(tmp_path_factory):
 
 
 @pytest.mark.parametrize("label", LABELS)
-def test_every_option_is_read_back_as_it_was(chosen, tmp_path, label):
+def test_the_plan_of_every_option_survives_saving_and_loading(chosen, tmp_path, label):
     plan, path = chosen[label], tmp_path / "plan.json"
     save_plan(plan, path)
     again = load_plan(path)
@@ -53,7 +53,7 @@ def test_every_option_is_read_back_as_it_was(chosen, tmp_path, label):
     assert again.participation == MinSep(10, 3)
 
 
-def test_the_options_are_of_all_kinds(chosen):
+def test_plans_of_different_options_are_not_equal(chosen):
     """The control: equal plans are equal, and no two of these are."""
     assert isinstance(chosen["bandmf"].mechanism, Banded)
     assert isinstance(chosen["band-toeplitz"].mechanism, Toeplitz)
@@ -73,7 +73,9 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(("name", "participation"), OTHERS.values(), ids=OTHERS.keys())
-def test_other_mechanisms_and_participations_too(tmp_path, name, participation):
+def test_other_mechanisms_and_participations_survive_saving_and_loading(
+    tmp_path, name, participation
+):
     plan, path = plan_of(name, participation), tmp_path / "plan.json"
     save_plan(plan, path)
     assert load_plan(path) == plan
@@ -96,7 +98,7 @@ def test_floats_are_read_back_to_the_last_bit(
     assert load_plan(path) == plan
 
 
-def test_what_is_known_of_hypotheses_is_kept(tmp_path):
+def test_the_basis_of_hypotheses_is_saved(tmp_path):
     path, plain = tmp_path / "plan.json", plan_of()
     known = replace(plain.guarantee.hypotheses[0], basis="enforced")
     plan = Plan(FLEET, plain.guarantee.resting_on(known))
@@ -105,7 +107,7 @@ def test_what_is_known_of_hypotheses_is_kept(tmp_path):
     assert load_plan(path) != plain
 
 
-def test_saving_replaces_and_leaves_nothing_behind(tmp_path):
+def test_saving_replaces_the_file_and_leaves_no_other_files(tmp_path):
     path = tmp_path / "plan.json"
     save_plan(plan_of("tree"), path)
     save_plan(plan_of("blt-b400"), path)
@@ -130,7 +132,7 @@ def refused(path, content=None) -> str:
 
 @pytest.mark.parametrize("name", ["mu", "rho", "epsilon"])
 @pytest.mark.parametrize("factor", [0.999999, 0.5, 0, -1])
-def test_a_smaller_claim_is_refused(tmp_path, name, factor):
+def test_a_file_that_claims_a_smaller_mu_rho_or_epsilon_is_refused(tmp_path, name, factor):
     path, content = saved(tmp_path)
     content["guarantee"][name] *= factor
     assert name in refused(path, content)
@@ -146,7 +148,7 @@ def as_it_was_or_refused(path, content) -> None:
     assert plan == plan_of()
 
 
-def test_a_larger_claim_gains_nothing(tmp_path):
+def test_a_file_that_claims_a_larger_epsilon_changes_nothing(tmp_path):
     path, content = saved(tmp_path)
     path.write_text(json.dumps(content))
     assert load_plan(path) == plan_of()  # the control: writing it again is not what is refused
@@ -154,13 +156,13 @@ def test_a_larger_claim_gains_nothing(tmp_path):
     as_it_was_or_refused(path, content)
 
 
-def test_less_noise_than_was_promised_is_refused(tmp_path):
+def test_a_file_with_less_noise_than_its_guarantee_needs_is_refused(tmp_path):
     path, content = saved(tmp_path)
     content["guarantee"]["runs"][0]["noise_multiplier"] *= 0.99
     assert "claims mu" in refused(path, content)
 
 
-def test_more_participation_than_was_promised_is_refused(tmp_path):
+def test_a_file_with_more_participation_than_its_guarantee_covers_is_refused(tmp_path):
     for name, value in (("min_sep", 2), ("rounds", 40)):
         path, content = saved(tmp_path)
         content["guarantee"]["runs"][0]["participation"][name] = value
@@ -172,7 +174,7 @@ def test_more_participation_than_was_promised_is_refused(tmp_path):
     ("name", "value"),
     [("sensitivity", 0.001), ("sensitivity", 1000.0), ("sensitivity_kind", "rough")],
 )
-def test_a_stored_sensitivity_is_not_believed(tmp_path, name, value):
+def test_a_stored_sensitivity_is_recomputed(tmp_path, name, value):
     path, content = saved(tmp_path)
     content["guarantee"]["runs"][0][name] = value
     as_it_was_or_refused(path, content)
@@ -181,7 +183,7 @@ def test_a_stored_sensitivity_is_not_believed(tmp_path, name, value):
 @pytest.mark.parametrize(
     ("name", "value"), [("sampler_delta", 0.0), ("unit", "everybody"), ("kind", "upper bound")]
 )
-def test_words_that_do_not_follow_are_not_believed(tmp_path, name, value):
+def test_other_derived_fields_are_recomputed(tmp_path, name, value):
     path, content = saved(tmp_path)
     assert content["guarantee"][name] != value
     content["guarantee"][name] = value
@@ -229,7 +231,7 @@ def test_a_guarantee_under_a_common_cap_is_not_a_plan():
     ],
     ids=["none", "nothing", "another participation"],
 )
-def test_a_file_cannot_drop_what_its_numbers_rest_on(tmp_path, hypotheses):
+def test_a_file_cannot_drop_hypotheses(tmp_path, hypotheses):
     path, content = saved(tmp_path)
     content["guarantee"]["hypotheses"] = hypotheses
     path.write_text(json.dumps(content))
@@ -241,7 +243,7 @@ def test_a_file_cannot_drop_what_its_numbers_rest_on(tmp_path, hypotheses):
     assert {hypothesis.text for hypothesis in plan_of().guarantee.hypotheses} <= said
 
 
-def test_several_runs_or_devices_are_no_plan():
+def test_a_guarantee_of_several_runs_or_devices_is_refused():
     promise = plan_of().guarantee
     for other in (compose([promise, promise], DELTA), promise.for_devices(2)):
         with pytest.raises(InvalidInput, match="the guarantee of one run, for one device"):
@@ -250,7 +252,7 @@ def test_several_runs_or_devices_are_no_plan():
 
 
 @pytest.mark.parametrize("kind", ["composed", "devices"])
-def test_several_runs_or_devices_are_no_plan_from_a_file(tmp_path, kind):
+def test_a_file_with_several_runs_or_devices_is_refused(tmp_path, kind):
     promise = plan_of().guarantee
     other = compose([promise] * 2, DELTA) if kind == "composed" else promise.for_devices(3)
     save_guarantee(other, tmp_path / "other.json")
@@ -312,7 +314,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
-def test_an_unfit_file_is_refused_in_one_line(tmp_path, edit):
+def test_an_invalid_file_is_refused_in_one_line(tmp_path, edit):
     path, content = saved(tmp_path)
     edit(content)
     assert str(path) in refused(path, content) or "one run" in refused(path, content)
@@ -340,7 +342,7 @@ def test_a_corrupt_file_is_refused_in_one_line(tmp_path, content):
     assert "is not a plan file" in refused(path)
 
 
-def test_foreign_files_are_refused(tmp_path):
+def test_files_of_other_kinds_are_refused(tmp_path):
     save_guarantee(plan_of().guarantee, tmp_path / "guarantee.json")
     save_mechanism(mechanism("blt-b400"), tmp_path / "mechanism.json")
     for name in ("guarantee", "mechanism"):
@@ -365,7 +367,7 @@ def test_missing_files_and_folders_are_refused(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["folder.json"]
 
 
-def test_a_matrix_beside_the_file_is_checked(chosen, tmp_path):
+def test_a_changed_or_missing_matrix_file_is_refused(chosen, tmp_path):
     path, _ = saved(tmp_path, chosen["bandmf"])
     (matrix,) = tmp_path.glob("*.safetensors")
     content = matrix.read_bytes()
@@ -377,7 +379,7 @@ def test_a_matrix_beside_the_file_is_checked(chosen, tmp_path):
     assert load_plan(path) == chosen["bandmf"]
 
 
-def test_numbers_of_numpy_are_saved_like_any_other(tmp_path):
+def test_numpy_numbers_are_saved(tmp_path):
     path = tmp_path / "plan.json"
     promise = account(mechanism("blt-b400"), MinSep(20, 3), np.float64(2.5), np.float64(DELTA))
     fleet = Fleet(np.int64(1300), 100, np.float64(0.7))  # pyright: ignore
@@ -385,7 +387,7 @@ def test_numbers_of_numpy_are_saved_like_any_other(tmp_path):
     assert load_plan(path) == Plan(Fleet(1300, 100, 0.7), promise)
 
 
-def test_a_hypothesis_with_odd_text_survives(tmp_path):
+def test_hypotheses_with_unusual_characters_survive_saving(tmp_path):
     path = tmp_path / "plan.json"
     odd = Hypothesis("remark", 'naïve "quotes"\nand 😀', "observed")
     plan = Plan(FLEET, plan_of().guarantee.resting_on(odd))

@@ -70,7 +70,7 @@ def extrapolate(
 ) -> tuple[Walk, ...]:
     """Compute epsilon while the report goal, the rounds or min-sep moves away from the plan.
 
-    Mechanisms that are built for a fixed number of rounds (`Banded`, `FullTree`) are skipped.
+    Mechanisms whose sensitivity is slow to compute (`sensitivity_cost` is `high`) are skipped.
 
     Args:
         question: The planned training.
@@ -82,7 +82,7 @@ def extrapolate(
         Three walks: along the report goal, the rounds and min-sep. Report goals that the fleet
         cannot fill are dropped.
     """
-    extendable = [rival for rival in rivals if rival.plan.mechanism.sensitivity_cost != "high"]
+    quick_rivals = [rival for rival in rivals if rival.plan.mechanism.sensitivity_cost != "high"]
     planned, goal = question.participation(), question.fleet.report_goal
     whole_number("steps", steps)
     if not 1 <= reach < math.inf:
@@ -101,7 +101,7 @@ def extrapolate(
             )
             if is_quick_tree(participation) or rival.plan.mechanism.sensitivity_cost == "low"
             else None
-            for rival in extendable
+            for rival in quick_rivals
         }
         return Point(report_goal, scale, participation, epsilon)
 
