@@ -1,3 +1,3 @@
-"""Flower is imported by our package first, which knows the warnings of its imports."""
+"""Import Flower through dpftrl first, which silences the warnings of Flower's imports."""
 
 import dpftrl.flower  # noqa: F401

@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 MAKE_KEYS = HERE.parents[1] / "examples" / "flower_jax" / "make_keys.sh"
 SECONDS = 180.0
-# A SuperNode of Flower but for one thing.
+# A Flower SuperNode that announces its replies but never uploads their contents.
 KEEPS_ALL = """
 from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
@@ -43,14 +43,14 @@ def until(holds: Callable[[], Any], what: str, seconds: float = SECONDS) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, ValueError):
-            if found := holds():
-                return found
+            if result := holds():
+                return result
         time.sleep(0.1)
     raise TimeoutError(f"{what} did not happen within {seconds:g} s")
 
 
 class Deployment:
-    """What runs, and where its files are.
+    """A deployment: its processes and its files.
 
     Args:
         place: A folder of its own.
@@ -124,7 +124,7 @@ class Deployment:
             self.flwr("supernode", "register", self.keys / f"node-{node}.pub", "here")
 
     def start_node(self, node: int, uploads: bool = True) -> None:
-        """One that does not upload announces its replies, and keeps what is in them."""
+        """Start a node; one that does not upload announces its replies but keeps their contents."""
         key = ["--auth-supernode-private-key", self.keys / f"node-{node}"]
         self.start(
             f"node-{node}",
@@ -148,7 +148,7 @@ class Deployment:
         return (self.place / "superlink.log").read_text().count("Activated node_id")
 
     def restart_node(self, node: int) -> None:
-        """As a supervisor would: Flower lets a node back in once it noticed that it was gone."""
+        """Restart nodes until they are accepted: Flower first has to notice that they were gone."""
         before = self.activations()
         deadline = time.monotonic() + SECONDS
         while self.activations() == before and time.monotonic() < deadline:
@@ -171,8 +171,8 @@ class Deployment:
         return done.stdout
 
     def run(self, **config: object) -> int:
-        told = {"folder": str(self.place), **config}
-        text = " ".join(f"{k.replace('_', '-')}={json.dumps(v)}" for k, v in told.items())
+        options = {"folder": str(self.place), **config}
+        text = " ".join(f"{k.replace('_', '-')}={json.dumps(v)}" for k, v in options.items())
         answer = self.flwr("run", self.app, "here", "--run-config", text, "--format", "json")
         self.last_run = int(json.loads(answer[answer.index("{") :])["run-id"])
         return self.last_run
@@ -182,11 +182,11 @@ class Deployment:
         return str(json.loads(answer[answer.index("{") :])["runs"][0]["status"])
 
     def released(self) -> int:
-        """Rounds that the ServerApp has evaluated last."""
+        """Return the number of rounds at the ServerApp's last evaluation."""
         return self.losses()[-1][0]
 
     def losses(self) -> list[tuple[int, float]]:
-        """Rounds, and the loss after them."""
+        """Return the number of rounds and the loss of each evaluation."""
         lines = (self.place / "losses.jsonl").read_text().splitlines()
         return [(int(rounds), float(loss)) for rounds, loss in map(json.loads, lines)]
 
@@ -195,17 +195,17 @@ class Deployment:
         return [json.loads(line)["record"] for line in lines]
 
     def server_app(self) -> int:
-        """The process that holds the run, as it wrote into its lock."""
+        """Return the id of the process that holds the run, from its lock file."""
         return int((self.place / "run/private/lock").read_text())
 
     def names(self) -> dict[str, int]:
-        """The ledger's names of the nodes, before they are hashed."""
-        found: dict[str, int] = {}
+        """Return the nodes by their ledger names, before these are hashed."""
+        node_by_key: dict[str, int] = {}
         for node in range(self.nodes):
             key = load_ssh_public_key((self.keys / f"node-{node}.pub").read_bytes())
             pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-            found[hashlib.sha256(pem).hexdigest()] = node
-        return found
+            node_by_key[hashlib.sha256(pem).hexdigest()] = node
+        return node_by_key
 
     def kill(self, name: str) -> None:
         process = self.processes.pop(name)
@@ -213,7 +213,7 @@ class Deployment:
         process.wait()
 
     def stop(self) -> None:
-        """End what was started here, each by its own session."""
+        """End the processes that this deployment started, each by its own session."""
         for process in self.started:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -20,7 +20,7 @@ from flwr.simulation import run_simulation
 from dpftrl.flower import Patience
 
 HERE = Path(__file__).parent
-# Nothing leaves this machine, and nothing listens but on its loopback.
+# No telemetry, and all servers listen on the loopback interface only.
 ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -29,28 +29,28 @@ ENVIRONMENT = {
     "PYTHONPATH": str(HERE),
     "PYTHONWARNINGS": "ignore",
 }
-# Of Linux's prctl: processes whose parent has ended become our children.
+# An option of Linux's prctl: processes whose parent has ended become our children.
 PR_SET_CHILD_SUBREAPER = 36
 
 
 def simulate(folder: Path, nodes: int) -> list[int]:
-    """Train; return the nodes' ids."""
+    """Train on Flower's simulation; return the ids of its nodes."""
     import tiny_apps
 
     app, ids = ServerApp(), list[int]()
 
     @app.main()
     def main(grid: Grid, _: Context) -> None:
-        while len(found := list(grid.get_node_ids())) < nodes:  # they register one by one
+        while len(online := list(grid.get_node_ids())) < nodes:  # they register one by one
             time.sleep(0.1)
-        ids.extend(found)
+        ids.extend(online)
         patient = Patience(replies=120, nodes=60, attempts=1)
         strategy = tiny_apps.strategy(
             folder, tiny_apps.plan(rounds=4, population=nodes), patience=patient
         )
         strategy.start(grid, tiny_apps.start_arrays())
 
-    # Short: Ray's sockets lie in it, and their names have an end.
+    # A short path: Ray puts its sockets there, and socket paths have a length limit.
     with tempfile.TemporaryDirectory(prefix="ray") as place:
         run_simulation(
             app,
@@ -65,7 +65,7 @@ def simulate(folder: Path, nodes: int) -> list[int]:
 
 
 def end_children() -> None:
-    """Ray leaves its workers to end by themselves; one may do so while we look."""
+    """Return our child processes. Ray's workers may end while this function runs."""
     while left := children():
         for child in left:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -74,11 +74,11 @@ def end_children() -> None:
 
 
 def children() -> list[int]:
-    found: list[int] = []
+    children: list[int] = []
     for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError):
-            found += map(int, (thread / "children").read_text().split())
-    return found
+            children += map(int, (thread / "children").read_text().split())
+    return children
 
 
 def main() -> None:

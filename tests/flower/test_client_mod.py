@@ -27,31 +27,31 @@ from dpftrl.flower.messages import Instruction, attempt_of, refusal_of, update_o
 MODEL = {"w": np.arange(4, dtype=np.float32)}
 
 
-def message(told: Instruction | None, kind: str = "train") -> Message:
+def message(sent: Instruction | None, kind: str = "train") -> Message:
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     content = RecordDict({"arrays": ArrayRecord({"w": Array(MODEL["w"])})})
-    if told is not None:
-        content["dpftrl"] = told.record()
+    if sent is not None:
+        content["dpftrl"] = sent.record()
     return Message(content, 7, kind)
 
 
 def app(shift: float = 0.1, **mod: Any) -> ClientApp:
-    found = ClientApp(mods=[client_mod(**mod)])
+    client_app = ClientApp(mods=[client_mod(**mod)])
 
-    @found.train()
-    def train(asked: Message, _: Context) -> Message:
-        model = asked.content["arrays"]["w"].numpy()
+    @client_app.train()
+    def train(contact: Message, _: Context) -> Message:
+        model = contact.content["arrays"]["w"].numpy()
         content = {
             "arrays": ArrayRecord({"w": Array(model + np.float32(shift))}),
             "metrics": MetricRecord({"num-examples": 3, "loss": 0.5}),
         }
-        return Message(RecordDict(content), reply_to=asked)
+        return Message(RecordDict(content), reply_to=contact)
 
-    @found.evaluate()
-    def evaluate(asked: Message, _: Context) -> Message:
-        return Message(RecordDict({"metrics": MetricRecord({"loss": 0.5})}), reply_to=asked)
+    @client_app.evaluate()
+    def evaluate(contact: Message, _: Context) -> Message:
+        return Message(RecordDict({"metrics": MetricRecord({"loss": 0.5})}), reply_to=contact)
 
-    return found
+    return client_app
 
 
 def context(place: Path, node: int = 7) -> Context:
@@ -69,18 +69,18 @@ def test_the_reply_is_a_clipped_update_and_the_attempt(tmp_path: Path) -> None:
 
 
 def test_contacts_are_remembered_across_restarts(tmp_path: Path) -> None:
-    def asked(**told: Any) -> str | None:
-        """A new process each time: nothing is left but the disk."""
-        return refusal_of(app()(message(instruction(**told)), context(tmp_path)))
+    def refusal_for(**changes: Any) -> str | None:
+        """Start a new process each time: only the disk is kept."""
+        return refusal_of(app()(message(instruction(**changes)), context(tmp_path)))
 
-    early = "it is not this device's turn yet"
-    assert asked(row=5, attempt=6) is None
-    assert asked(row=5, attempt=6) is None, "an interrupted server asks again"
-    assert asked(row=5, attempt=7) == early, "twice for one row"
-    assert asked(row=7, attempt=8) == early
-    assert asked(row=4, attempt=8) == early, "a server that was rolled back"
-    assert asked(row=8, attempt=9) is None
-    assert asked(row=8, attempt=9, run="cd34") is None, "another run has turns of its own"
+    too_early = "it is not this device's turn yet"
+    assert refusal_for(row=5, attempt=6) is None
+    assert refusal_for(row=5, attempt=6) is None, "an interrupted server repeats a contact"
+    assert refusal_for(row=5, attempt=7) == too_early, "twice for one row"
+    assert refusal_for(row=7, attempt=8) == too_early
+    assert refusal_for(row=4, attempt=8) == too_early, "a server that was rolled back"
+    assert refusal_for(row=8, attempt=9) is None
+    assert refusal_for(row=8, attempt=9, run="cd34") is None, "another run has its own contacts"
     assert json.loads((tmp_path / "ab12.json").read_text())["row"] == 8
 
 
@@ -129,13 +129,13 @@ def test_error_messages_of_failed_training_stay_on_the_device(tmp_path: Path) ->
         raise RuntimeError("my salary is 3")
 
     @replying.train()
-    def reply_error(asked: Message, _: Context) -> Message:
-        return Message(Error(2, "my salary is 3"), reply_to=asked)
+    def reply_error(contact: Message, _: Context) -> Message:
+        return Message(Error(2, "my salary is 3"), reply_to=contact)
 
     for failing in (raising, replying):
         reply = failing(message(instruction()), context(tmp_path))
         assert "salary" not in str(reply)
-        # Whether training fails may depend on the device's data; who counts must not.
+        # Whether training fails may depend on the device's data; who is counted must not.
         assert not reply.has_error()
         assert not update_of(reply)["w"].any()
 
@@ -149,37 +149,37 @@ def test_a_server_with_another_clip_norm_than_promised_is_refused(tmp_path: Path
 
 
 def test_a_server_with_a_weaker_contact_rule_than_promised_is_refused(tmp_path: Path) -> None:
-    def asked(told: Instruction, **promised: Any) -> str:
-        return refusal_of(app(**promised)(message(told), context(tmp_path))) or ""
+    def refusal_for(sent: Instruction, **promised: Any) -> str:
+        return refusal_of(app(**promised)(message(sent), context(tmp_path))) or ""
 
-    assert "weaker" in asked(instruction(), min_sep=4)
-    assert "weaker" in asked(instruction(timer_hours=99.0), min_sep=3), "hours are not rows"
-    assert "weaker" in asked(instruction(), timer_hours=1.0)
-    assert "weaker" in asked(instruction(timer_hours=0.5), timer_hours=1.0)
+    assert "weaker" in refusal_for(instruction(), min_sep=4)
+    assert "weaker" in refusal_for(instruction(timer_hours=99.0), min_sep=3), "hours are not rows"
+    assert "weaker" in refusal_for(instruction(), timer_hours=1.0)
+    assert "weaker" in refusal_for(instruction(timer_hours=0.5), timer_hours=1.0)
     assert not list(tmp_path.glob("*.json"))
-    assert not asked(instruction(), min_sep=2)
+    assert not refusal_for(instruction(), min_sep=2)
     for wrong in ({"min_sep": 0}, {"timer_hours": 0.0}, {"min_sep": 2, "timer_hours": 2.0}):
         with pytest.raises(InvalidInput):
             client_mod(**wrong)  # pyright: ignore[reportArgumentType]
 
 
 def test_unknown_refusal_texts_are_ignored() -> None:
-    asked = message(instruction())
-    for said in ("dpftrl refuses: my salary is 3", "it is not this device's turn yet", None):
-        assert refusal_of(Message(Error(6, said), reply_to=asked)) is None
+    contact = message(instruction())
+    for text in ("dpftrl refuses: my salary is 3", "it is not this device's turn yet", None):
+        assert refusal_of(Message(Error(6, text), reply_to=contact)) is None
 
 
 def test_malformed_replies_do_not_raise() -> None:
-    asked = message(instruction())
+    contact = message(instruction())
     broken = Array("float32", (3,), "numpy.ndarray", b"not an array")
     for content in (
         RecordDict(),
         RecordDict({"arrays": ArrayRecord({"w": broken})}),
         RecordDict({"a": ArrayRecord(), "b": ArrayRecord()}),
     ):
-        assert update_of(Message(content, reply_to=asked)) is None
+        assert update_of(Message(content, reply_to=contact)) is None
     stamped = RecordDict({"dpftrl": ConfigRecord({"attempt": "one"})})
-    assert attempt_of(Message(stamped, reply_to=asked)) == "one"
+    assert attempt_of(Message(stamped, reply_to=contact)) == "one"
 
 
 def test_the_default_folder_is_named_after_the_node(
@@ -192,13 +192,13 @@ def test_the_default_folder_is_named_after_the_node(
 
 @pytest.mark.parametrize("trained", [np.zeros(4, complex), np.zeros(5), np.array(["1"] * 4)])
 def test_an_app_that_returns_other_arrays_is_refused(tmp_path: Path, trained: Any) -> None:
-    found = ClientApp(mods=[client_mod()])
+    client_app = ClientApp(mods=[client_mod()])
 
-    @found.train()
-    def train(asked: Message, _: Context) -> Message:
-        return Message(RecordDict({"a": ArrayRecord({"w": Array(trained)})}), reply_to=asked)
+    @client_app.train()
+    def train(contact: Message, _: Context) -> Message:
+        return Message(RecordDict({"a": ArrayRecord({"w": Array(trained)})}), reply_to=contact)
 
-    reply = found(message(instruction()), context(tmp_path))
+    reply = client_app(message(instruction()), context(tmp_path))
     assert "other arrays" in (refusal_of(reply) or "")
 
 

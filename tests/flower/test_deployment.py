@@ -23,7 +23,7 @@ from tinyfed import task
 
 
 def replayed(there: Deployment, place: Path) -> np.ndarray:
-    """The model of a run that nothing interrupts, in this process, given the same replies."""
+    """Return the model of an uninterrupted run in this process, with the same replies."""
     names = there.names()
     key = Pseudonyms(NoiseKey.insecure_for_tests(1)).key
     by_key = {key(name): name for name in names}
@@ -57,23 +57,23 @@ def model_of(there: Deployment) -> np.ndarray:
         return server.model.copy()
 
 
-def turns(there: Deployment) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+def contacts(there: Deployment) -> dict[str, list[int]]:
+    rows_by_client: dict[str, list[int]] = {}
     with (there.place / "run/ledger.csv").open(newline="") as file:
         for row, who, _ in list(csv.reader(file))[1:]:
-            found.setdefault(who, []).append(int(row))
-    return found
+            rows_by_client.setdefault(who, []).append(int(row))
+    return rows_by_client
 
 
 def check_run(there: Deployment, rounds: int, min_sep: int, place: Path) -> None:
     until(lambda: there.released() >= rounds, "the last round", 400)
     until(lambda: "finished" in there.status(there.last_run), "the end of the run")
     assert verify_run(there.place / "run", there.place / "state").passed
-    said = json.loads((there.place / "run/guarantee.json").read_text())
-    assert said["runs"][0]["participation"]["rounds"] == rounds
-    basis = {one["name"]: one["basis"] for one in said["hypotheses"]}
+    guarantee = json.loads((there.place / "run/guarantee.json").read_text())
+    assert guarantee["runs"][0]["participation"]["rounds"] == rounds
+    basis = {fact["name"]: fact["basis"] for fact in guarantee["hypotheses"]}
     assert (basis["identity"], basis["participation"]) == ("assumed", "enforced")
-    for rows in turns(there).values():
+    for rows in contacts(there).values():
         assert all(b - a >= min_sep for a, b in pairwise(rows))
     losses = [loss for _, loss in there.losses()]
     assert losses[-1] < 0.5 * losses[0]
@@ -97,25 +97,25 @@ def test_ten_rounds(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_resumes_after_each_process_is_killed(tmp_path: Path) -> None:
-    told = {"rounds": 10, "goal": 1, "min_sep": 2, "reply_seconds": 90, "lock_seconds": 120}
+    options = {"rounds": 10, "goal": 1, "min_sep": 2, "reply_seconds": 90, "lock_seconds": 120}
     with deployed(tmp_path / "there") as there:
-        there.run(**told)
+        there.run(**options)
         until(lambda: there.released() >= 2, "two rounds")
         os.kill(there.server_app(), signal.SIGKILL)
 
-        there.run(**told)
+        there.run(**options)
         until(lambda: there.released() >= 4, "four rounds")
         there.kill("superlink")
         there.start_superlink()
 
-        there.run(**told)
+        there.run(**options)
         until(lambda: there.released() >= 6, "six rounds", 300)
         there.kill("node-1")
         there.restart_node(1)
         check_run(there, 10, 2, tmp_path / "here")
         for folder in (there.place / "devices/devices").iterdir():
-            (turn,) = folder.glob("*.json")
-            assert json.loads(turn.read_text())["row"] in range(10)
+            (contact_file,) = folder.glob("*.json")
+            assert json.loads(contact_file.read_text())["row"] in range(10)
 
 
 @pytest.mark.slow
@@ -140,8 +140,8 @@ def test_without_authentication(tmp_path: Path) -> None:
         there.run(rounds=2, nodes=2, require_auth=False)
         until(lambda: there.released() >= 2, "two rounds")
         until(lambda: "finished" in there.status(there.last_run), "the end of the run")
-        said = json.loads((there.place / "run/guarantee.json").read_text())["hypotheses"]
-        found = {one["name"]: (one["basis"], one["text"]) for one in said}
-        assert found["participation"][0] == found["identity"][0] == "assumed"
-        assert "counts as another device" in found["identity"][1]
+        hypotheses = json.loads((there.place / "run/guarantee.json").read_text())["hypotheses"]
+        bases = {fact["name"]: (fact["basis"], fact["text"]) for fact in hypotheses}
+        assert bases["participation"][0] == bases["identity"][0] == "assumed"
+        assert "counts as another device" in bases["identity"][1]
         assert verify_run(there.place / "run", there.place / "state").passed

@@ -15,7 +15,7 @@ TTL = 600.0
 
 
 class Clock:
-    """The device's."""
+    """The clock of the device."""
 
     now = 1e9
 
@@ -25,9 +25,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr("time.time", found)
-    return found
+    fake_clock = Clock()
+    monkeypatch.setattr("time.time", fake_clock)
+    return fake_clock
 
 
 def by_hours(number: int, **changes: Any) -> Instruction:
@@ -39,11 +39,11 @@ def by_hours(number: int, **changes: Any) -> Instruction:
 def test_contacts_of_a_server_that_keeps_to_the_timer_are_never_refused(
     tmp_path: Path, clock: Clock, skew: float, first: float, second: float
 ) -> None:
-    """However long messages took, and whatever the difference of the clocks."""
-    timer, asked = DeviceTimer(tmp_path), 1e9
+    """For any delay of messages, and any difference between the clocks."""
+    timer, start = DeviceTimer(tmp_path), 1e9
     for number, delay in enumerate([first, second, first]):
-        contact = asked + number * 2 * HOUR  # as soon as the server's rule allows
-        clock.now = contact + delay + skew
+        sent = start + number * 2 * HOUR  # as soon as the server's rule allows
+        clock.now = sent + delay + skew
         assert timer.accept_contact(by_hours(number), TTL) is None
 
 
@@ -114,7 +114,7 @@ def test_a_run_cannot_shorten_its_timer(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_a_stricter_rule_holds_for_one_contact_only(tmp_path: Path) -> None:
-    """Or one forged message could shut a device out."""
+    """Otherwise one forged message could shut a device out."""
     timer = DeviceTimer(tmp_path)
     assert timer.accept_contact(instruction(), TTL) is None
     assert timer.accept_contact(instruction(row=3, attempt=3, min_sep=4), TTL) == TOO_EARLY

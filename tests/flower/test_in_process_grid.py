@@ -1,4 +1,4 @@
-"""Flower's Grid in one process: what strategies of Flower expect of any Grid."""
+"""The in-process grid behaves as Flower's strategies expect of any Grid."""
 
 import time
 from typing import Any
@@ -15,12 +15,14 @@ from dpftrl.flower import InProcessGrid
 
 @pytest.fixture
 def app() -> ClientApp:
-    found = ClientApp()
+    client_app = ClientApp()
 
-    @found.train()
+    @client_app.train()
     def train(message: Message, context: Context) -> Message:
         model = message.content["arrays"]["w"].numpy() + context.node_config["partition-id"]
-        message.content["arrays"]["w"] = Array(np.full(2, np.nan))  # nobody else must see this
+        message.content["arrays"]["w"] = Array(
+            np.full(2, np.nan)
+        )  # other nodes must not see this change
         message.content["config"]["lr"] = -1.0
         metrics = MetricRecord({"num-examples": 1})
         return Message(
@@ -28,18 +30,18 @@ def app() -> ClientApp:
             reply_to=message,
         )
 
-    @found.query()
+    @client_app.query()
     def count(message: Message, context: Context) -> Message:
-        turns = int(context.state.config_records.get("turns", ConfigRecord()).get("n", 0)) + 1
-        context.state["turns"] = ConfigRecord({"n": turns})
-        told = ConfigRecord({"n": turns, "lr": context.run_config["lr"]})
-        return Message(RecordDict({"told": told}), reply_to=message)
+        calls = int(context.state.config_records.get("calls", ConfigRecord()).get("n", 0)) + 1
+        context.state["calls"] = ConfigRecord({"n": calls})
+        answer = ConfigRecord({"n": calls, "lr": context.run_config["lr"]})
+        return Message(RecordDict({"answer": answer}), reply_to=message)
 
-    @found.query("fail")
+    @client_app.query("fail")
     def fail(_: Message, __: Context) -> Message:
         raise RuntimeError("my salary is 3")
 
-    return found
+    return client_app
 
 
 def query(node: int, kind: str = "query", group: str = "1") -> Message:
@@ -52,17 +54,17 @@ def test_plain_fedavg_runs_on_it(app: ClientApp) -> None:
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=10, min_available_nodes=10)
     config = ConfigRecord({"lr": 0.1})
     result = strategy.start(grid, start, num_rounds=2, train_config=config)
-    # FedAvg adds in the order of arrival, in float32.
+    # FedAvg sums in the order of arrival, in float32.
     assert result.arrays["w"].numpy().tolist() == pytest.approx([9.0, 9.0], rel=1e-6)
 
 
 def test_a_node_keeps_its_state_and_knows_the_run_config(app: ClientApp) -> None:
     grid = InProcessGrid(app, [5, 6], run_config={"lr": 0.25})
-    for turn in (1, 2, 3):
+    for call in (1, 2, 3):
         (reply,) = grid.send_and_receive([query(6)])
-        assert dict(reply.content["told"]) == {"n": turn, "lr": 0.25}
+        assert dict(reply.content["answer"]) == {"n": call, "lr": 0.25}
     (reply,) = grid.send_and_receive([query(5)])
-    assert reply.content["told"]["n"] == 1
+    assert reply.content["answer"]["n"] == 1
 
 
 def test_failures_are_error_replies(app: ClientApp) -> None:
@@ -76,11 +78,11 @@ def test_failures_are_error_replies(app: ClientApp) -> None:
 def test_replies_come_in_the_order_of_the_ids_and_once(app: ClientApp) -> None:
     grid = InProcessGrid(app, range(50), run_config={"lr": 0.0}, workers=4)
     ids = list(grid.push_messages([query(node) for node in range(50)]))
-    asked = [ids[i] for i in (40, 3, 17)]
-    replies = list(grid.pull_messages(asked))
-    assert [one.metadata.reply_to_message_id for one in replies] == asked
-    assert [one.metadata.src_node_id for one in replies] == [40, 3, 17]
-    assert list(grid.pull_messages(asked)) == []
+    message_ids = [ids[i] for i in (40, 3, 17)]
+    replies = list(grid.pull_messages(message_ids))
+    assert [reply.metadata.reply_to_message_id for reply in replies] == message_ids
+    assert [reply.metadata.src_node_id for reply in replies] == [40, 3, 17]
+    assert list(grid.pull_messages(message_ids)) == []
 
 
 def test_messages_of_a_closed_round_are_dropped(app: ClientApp) -> None:
@@ -103,7 +105,7 @@ def test_a_node_trains_one_message_at_a_time() -> None:
     def slow(message: Message, context: Context) -> Message:
         overlaps.extend({context.node_id} & running)
         running.add(context.node_id)
-        time.sleep(0.3 if context.node_id else 0)  # the others go on when the first is done
+        time.sleep(0.3 if context.node_id else 0)  # the first node finishes before the others
         running.discard(context.node_id)
         return Message(RecordDict(), reply_to=message)
 

@@ -23,10 +23,10 @@ from dpftrl.flower.messages import Draft, _parsed_header, from_numpy, to_numpy
 )
 def test_arrays_survive_a_round_trip(values: np.ndarray) -> None:
     for array in (Array(values), from_numpy(values)):
-        for found in (array.numpy(), to_numpy(array)):
-            assert found.dtype == values.dtype
-            assert found.shape == values.shape
-            assert (found == values).all()
+        for numbers in (array.numpy(), to_numpy(array)):
+            assert numbers.dtype == values.dtype
+            assert numbers.shape == values.shape
+            assert (numbers == values).all()
     assert from_numpy(values).shape == Array(values).shape
     assert from_numpy(values).dtype == Array(values).dtype
 
@@ -43,7 +43,7 @@ def test_arrays_survive_a_round_trip(values: np.ndarray) -> None:
     ],
 )
 def test_invalid_arrays_raise_value_error(data: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011  # numpy has many words for it
+    with pytest.raises(ValueError):  # noqa: PT011  # numpy raises several kinds
         to_numpy(Array("float64", (9,), "numpy.ndarray", data))
 
 
@@ -52,9 +52,9 @@ def test_a_draft_is_sent_without_a_copy() -> None:
     assert not draft.values.any()
     draft.values[...] = wanted = np.arange(6).reshape(2, 3)
     place = draft.values.ctypes.data
-    found = to_numpy(draft.finished())
-    assert (found == wanted).all()
-    assert found.ctypes.data == place
+    received = to_numpy(draft.finished())
+    assert (received == wanted).all()
+    assert received.ctypes.data == place
     assert not hasattr(draft, "values")
 
 

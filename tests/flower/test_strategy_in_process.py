@@ -33,8 +33,8 @@ def final(place: Path) -> np.ndarray:
 
 
 def hypotheses(place: Path) -> dict[str, str]:
-    said = json.loads((place / "run" / "guarantee.json").read_text())["hypotheses"]
-    return {one["name"]: one["basis"] for one in said}
+    hypotheses = json.loads((place / "run" / "guarantee.json").read_text())["hypotheses"]
+    return {hypothesis["name"]: hypothesis["basis"] for hypothesis in hypotheses}
 
 
 def ledger(place: Path) -> list[tuple[int, str, str]]:
@@ -96,7 +96,7 @@ class Stopped(Exception):
 
 
 class StoppingGrid(InProcessGrid):
-    """One that dies when a number of replies were pulled."""
+    """A grid that raises after a number of pulled replies."""
 
     left = 0
 
@@ -121,12 +121,12 @@ def test_a_stopped_run_resumes_to_the_same_model(tmp_path: Path, pulled: int) ->
         json.loads(line)["record"]
         for line in (tmp_path / "broken/run/private/journal.jsonl").read_bytes().splitlines()
     ]
-    attempts = [one["attempt"] for one in records if one["kind"] == "cohort"]
-    assert attempts == list(range(6)), "the round in flight was asked again, not given up"
+    attempts = [record["attempt"] for record in records if record["kind"] == "cohort"]
+    assert attempts == list(range(6)), "the interrupted round was repeated, not abandoned"
 
 
 class NoAnswers(InProcessGrid):
-    """Nodes that are gone."""
+    """A grid whose nodes never reply."""
 
     def pull_messages(self, message_ids: Any) -> Any:
         list(super().pull_messages(message_ids))
@@ -175,9 +175,9 @@ def test_replies_hold_only_arrays_and_the_attempt(tmp_path: Path) -> None:
 
     class Listening(InProcessGrid):
         def pull_messages(self, message_ids: Any) -> Any:
-            found = list(super().pull_messages(message_ids))
-            kept.extend(found)
-            return found
+            replies = list(super().pull_messages(message_ids))
+            kept.extend(replies)
+            return replies
 
     strategy(tmp_path).start(Listening(client_app(), range(12)), start_arrays())
     assert len(kept) == 18
@@ -190,7 +190,7 @@ def test_replies_hold_only_arrays_and_the_attempt(tmp_path: Path) -> None:
 
 def test_replies_of_other_nodes_or_attempts_are_refused(tmp_path: Path) -> None:
     class Confused(InProcessGrid):
-        """Its first reply of a round says that it is for an attempt of the past."""
+        """The first reply of each round claims to be for an earlier attempt."""
 
         def pull_messages(self, message_ids: Any) -> Any:
             for i, reply in enumerate(super().pull_messages(message_ids)):
@@ -204,7 +204,7 @@ def test_replies_of_other_nodes_or_attempts_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_reply_counts_for_the_node_that_was_sent_its_nonce(tmp_path: Path) -> None:
-    """What Flower says of a reply's sender, the sender has written; a nonce it cannot guess."""
+    """The sender writes Flower's sender field itself, but cannot guess another node's nonce."""
 
     class Forging(InProcessGrid):
         def pull_messages(self, message_ids: Any) -> Any:
@@ -248,12 +248,12 @@ def test_simulated_nodes_are_not_waited_for(tmp_path: Path) -> None:
 def test_min_sep_holds_and_waiting_for_nodes_ends(tmp_path: Path) -> None:
     with pytest.raises(TooFewClients, match="may take part now"):
         strategy(tmp_path, plan(min_sep=4)).start(grid(nodes=6), start_arrays())
-    turns = [who for _, who, _ in ledger(tmp_path)]
-    assert len(turns) == len(set(turns)) == 6
+    contacts = [who for _, who, _ in ledger(tmp_path)]
+    assert len(contacts) == len(set(contacts)) == 6
 
 
 @pytest.mark.parametrize(
-    ("made", "expected"),
+    ("options", "expected"),
     [
         ({"planned": plan(goal=30, min_sep=1)}, "a round would contact 30"),
         ({"require_auth": True}, "authentication is required"),
@@ -261,10 +261,10 @@ def test_min_sep_holds_and_waiting_for_nodes_ends(tmp_path: Path) -> None:
     ],
 )
 def test_bad_deployments_fail_at_the_start(
-    tmp_path: Path, made: dict[str, Any], expected: str
+    tmp_path: Path, options: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(InvalidInput, match=expected):
-        strategy(tmp_path, **made).start(grid(), start_arrays())
+        strategy(tmp_path, **options).start(grid(), start_arrays())
     assert not (tmp_path / "run").exists()
 
 
@@ -280,7 +280,7 @@ def test_a_contact_rule_that_clients_refuse_fails_at_once(tmp_path: Path) -> Non
 
 
 def test_a_model_with_integer_arrays_fails_at_the_start(tmp_path: Path) -> None:
-    """As PyTorch's batch normalisation has them."""
+    """PyTorch's batch normalisation has such arrays."""
     model = {"w": np.zeros(6, np.float32), "batches": np.zeros(1, np.int64)}
     arrays = ArrayRecord({name: Array(array) for name, array in model.items()})
     with pytest.raises(InvalidInput, match="'batches' must be of float32 or float64, got int64"):
@@ -300,19 +300,19 @@ SIZE_OF_ANOTHER = 9
 def test_resuming_with_another_plan_settings_or_model_is_refused(tmp_path: Path) -> None:
     strategy(tmp_path).start(grid(), start_arrays())
     wrong = ArrayRecord([np.zeros(3, np.float32)])
-    for made, arrays, expected in (
+    for options, arrays, expected in (
         ({}, wrong, "another model"),
         ({"planned": plan(noise_multiplier=0.06)}, start_arrays(), "another plan"),
         ({"settings": {"clip_norm": 3.0}}, start_arrays(), "other settings"),
     ):
         with pytest.raises(InvalidInput, match=expected):
-            strategy(tmp_path, **made).start(grid(), arrays)
+            strategy(tmp_path, **options).start(grid(), arrays)
 
 
 def test_a_run_of_registered_nodes_is_not_resumed_without_authentication(tmp_path: Path) -> None:
     model = {"w": np.zeros(6)}
-    told = Settings(clip_norm=2.0, identity="registered")
-    with Server.create(tmp_path / "run", plan(), told, model, state_folder=tmp_path / "state"):
+    settings = Settings(clip_norm=2.0, identity="registered")
+    with Server.create(tmp_path / "run", plan(), settings, model, state_folder=tmp_path / "state"):
         pass
     with pytest.raises(UnsafeState, match="promises that its nodes are registered"):
         strategy(tmp_path).start(grid(), start_arrays())
@@ -320,8 +320,8 @@ def test_a_run_of_registered_nodes_is_not_resumed_without_authentication(tmp_pat
 
 def test_a_run_in_use_is_waited_for_or_refused(tmp_path: Path) -> None:
     model = {"w": np.zeros(6)}
-    told, state = Settings(clip_norm=2.0), tmp_path / "state"
-    alive = Server.create(tmp_path / "run", plan(), told, model, state_folder=state)
+    settings, state = Settings(clip_norm=2.0), tmp_path / "state"
+    alive = Server.create(tmp_path / "run", plan(), settings, model, state_folder=state)
     with pytest.raises(RunInUse, match="another server"):
         strategy(tmp_path).start(grid(), start_arrays())
     ends = Timer(0.3, alive.close)
@@ -334,15 +334,15 @@ def test_a_run_in_use_is_waited_for_or_refused(tmp_path: Path) -> None:
 
 def test_timers_by_hours_use_the_clock(tmp_path: Path) -> None:
     planned = plan(rounds=4, min_sep=1)
-    told = {"settings": {"timer_hours": 1.0}}
-    strategy(tmp_path, planned, **told).start(grid(), start_arrays())
-    turns = [who for _, who, _ in ledger(tmp_path)]
-    assert len(turns) == len(set(turns)) == 12
+    options = {"settings": {"timer_hours": 1.0}}
+    strategy(tmp_path, planned, **options).start(grid(), start_arrays())
+    contacts = [who for _, who, _ in ledger(tmp_path)]
+    assert len(contacts) == len(set(contacts)) == 12
     assert verify_run(tmp_path / "run", tmp_path / "state").passed
 
 
 class StoppedAfterOne(InProcessGrid):
-    """Its nodes leave after the first round."""
+    """A grid whose nodes leave after the first round."""
 
     def get_node_ids(self) -> Any:
         return super().get_node_ids() if self._count < 3 else []
@@ -352,15 +352,15 @@ class StoppedAfterOne(InProcessGrid):
 def test_a_run_resumes_after_the_clock_jumped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, jump_hours: float
 ) -> None:
-    """Between two processes; and then it is set right again."""
-    told, wall = {"settings": {"timer_hours": 1.0}}, [time.time()]
+    """The clock jumps between two processes, and is then corrected."""
+    options, wall = {"settings": {"timer_hours": 1.0}}, [time.time()]
     monkeypatch.setattr("time.time", lambda: wall[0])
     for jump in (0.0, jump_hours, -jump_hours):
         wall[0] += jump * 3600
         left = StoppedAfterOne(client_app(), range(100, 112))
         with pytest.raises(TooFewClients):
-            strategy(tmp_path, plan(rounds=4, min_sep=1), **told).start(left, start_arrays())
-    strategy(tmp_path, plan(rounds=4, min_sep=1), **told).start(grid(), start_arrays())
+            strategy(tmp_path, plan(rounds=4, min_sep=1), **options).start(left, start_arrays())
+    strategy(tmp_path, plan(rounds=4, min_sep=1), **options).start(grid(), start_arrays())
     assert len(ledger(tmp_path)) == 12
     assert verify_run(tmp_path / "run", tmp_path / "state").passed
     assert sum("hours behind" in line for line in caplog.messages) >= 1
@@ -369,7 +369,7 @@ def test_a_run_resumes_after_the_clock_jumped(
 def test_clock_jumps_during_a_run_are_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twelve nodes, three a round, an hour each: nobody may come a second time."""
+    """Twelve nodes, three per round, a timer of one hour: no node may be contacted twice."""
     wall = [time.time()]
 
     class Jumping(InProcessGrid):
@@ -383,8 +383,8 @@ def test_clock_jumps_during_a_run_are_ignored(
         strategy(tmp_path, plan(min_sep=1), settings={"timer_hours": 1.0}).start(
             jumping, start_arrays()
         )
-    turns = [who for _, who, _ in ledger(tmp_path)]
-    assert len(turns) == len(set(turns)) == 12
+    contacts = [who for _, who, _ in ledger(tmp_path)]
+    assert len(contacts) == len(set(contacts)) == 12
 
 
 def test_waiting_for_nodes_is_logged(
@@ -395,9 +395,9 @@ def test_waiting_for_nodes_is_logged(
     by_time = strategy(tmp_path, patience=patient, settings={"timer_hours": 1.0})
     with pytest.raises(TooFewClients):
         by_time.start(grid(nodes=2), start_arrays())
-    said = [line for line in caplog.messages if "Waiting for nodes, at most 0 s more" in line]
-    assert len(said) == 1
-    assert "2 clients may take part now, and a round contacts 3" in said[0]
+    lines = [line for line in caplog.messages if "Waiting for nodes, at most 0 s more" in line]
+    assert len(lines) == 1
+    assert "2 clients may take part now, and a round contacts 3" in lines[0]
 
 
 def test_twenty_thousand_nodes(tmp_path: Path) -> None:

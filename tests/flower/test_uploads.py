@@ -31,7 +31,7 @@ Change = Callable[[int, Message], Message]
 
 
 class SuperLink:
-    """What answers an HttpGrid; some nodes announce a reply and keep parts of it back.
+    """A fake SuperLink; some nodes announce a reply but do not upload all of it.
 
     Args:
         held_back: Which of a reply's objects are not there, from 0 to 1, by the number of the node.
@@ -48,7 +48,7 @@ class SuperLink:
         self.missing: list[str] = []
         self.gone: set[str] = set()
 
-    def PullMessages(self, request: Any) -> PullAppMessagesResponse:  # noqa: N802  # as Flower calls it
+    def PullMessages(self, request: Any) -> PullAppMessagesResponse:  # noqa: N802  # Flower's name
         replies = list(self.nodes.pull_messages(request.message_ids))
         return PullAppMessagesResponse(
             messages_list=[self.announced_reply(one) for one in replies],
@@ -66,7 +66,7 @@ class SuperLink:
         self.missing += kept
         return message_to_proto(remove_content_from_message(reply))
 
-    def PullObject(self, request: Any) -> PullObjectResponse:  # noqa: N802  # as Flower calls it
+    def PullObject(self, request: Any) -> PullObjectResponse:  # noqa: N802  # Flower's name
         self.pulled[request.object_id] += 1
         if request.object_id in self.gone:
             return PullObjectResponse(object_found=False)
@@ -76,13 +76,13 @@ class SuperLink:
             object_found=True, object_available=is_there, object_content=content
         )
 
-    def ConfirmMessageReceived(self, _: Any) -> ConfirmMessageReceivedResponse:  # noqa: N802  # as Flower calls it
+    def ConfirmMessageReceived(self, _: Any) -> ConfirmMessageReceivedResponse:  # noqa: N802  # Flower's name
         self.confirmed += 1
         return ConfirmMessageReceivedResponse()
 
 
 class Deployed(HttpGrid):
-    """A grid of Flower whose SuperLink is in this process."""
+    """Flower's HttpGrid with a fake SuperLink in this process."""
 
     def __init__(self, link: SuperLink):
         super().__init__(insecure=True, token="x")
@@ -108,7 +108,7 @@ def test_the_model_is_the_same_as_in_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
 def test_a_reply_that_is_never_uploaded_does_not_delay_others(tmp_path: Path, share: float) -> None:
-    """Most of a cohort announce a reply and keep some of it back; the others close the round."""
+    """Most of a cohort announce replies but never finish uploading; the others close the round."""
     planned = plan(rounds=2, min_sep=1, goal=3, over_selection=4.0)
     link = SuperLink(dict.fromkeys(range(100, 109), share))
     patient = Patience(replies=60, nodes=0, attempts=1)
@@ -148,24 +148,24 @@ def test_objects_of_a_slow_upload_are_fetched_at_most_twice(
 
 
 def _larger(_: int, reply: Message) -> Message:
-    """A hundred times the model."""
+    """Return a reply a hundred times as large as the model."""
     content = reply.content.copy()
     big = Array(np.zeros(2_000_000, np.float32))
     content["arrays"] = ArrayRecord({"w": big})
-    return Message(content, reply_to=_asked(reply))
+    return Message(content, reply_to=_sent_message(reply))
 
 
-def _asked(reply: Message) -> Message:
-    asked = Message(RecordDict(), reply.metadata.src_node_id, "train")
-    asked.metadata.__dict__["_message_id"] = reply.metadata.reply_to_message_id
-    return asked
+def _sent_message(reply: Message) -> Message:
+    sent = Message(RecordDict(), reply.metadata.src_node_id, "train")
+    sent.metadata.__dict__["_message_id"] = reply.metadata.reply_to_message_id
+    return sent
 
 
 def _scattered(_: int, reply: Message) -> Message:
-    """More pieces than any reply has, each of them tiny."""
+    """Return a reply with too many objects, all of them tiny."""
     content = reply.content.copy()
     content["arrays"] = ArrayRecord({str(i): Array(np.full(1, i)) for i in range(100)})
-    return Message(content, reply_to=_asked(reply))
+    return Message(content, reply_to=_sent_message(reply))
 
 
 @pytest.mark.parametrize("change", [_larger, _scattered])
@@ -210,11 +210,11 @@ def test_an_unreadable_or_lost_reply_is_a_drop_out_at_once(tmp_path: Path) -> No
 def test_a_reply_that_repeats_chunks_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[int], shape: list[int]
 ) -> None:
-    """One piece of an array again and again: a megabyte could become a terabyte."""
-    said = {"dtype": "float32", "shape": shape, "stype": "numpy.ndarray"}
-    body = json.dumps({**said, "arraychunk_ids": named}).encode()
+    """An array that repeats one chunk: a megabyte could become a terabyte."""
+    description = {"dtype": "float32", "shape": shape, "stype": "numpy.ndarray"}
+    body = json.dumps({**description, "arraychunk_ids": named}).encode()
     read: list[Any] = []
-    monkeypatch.setattr(Array, "deflate", lambda one: add_header_to_object_body(body, one))
+    monkeypatch.setattr(Array, "deflate", lambda array: add_header_to_object_body(body, array))
     monkeypatch.setattr(module, "inflate_object_from_contents", lambda *of: read.append(of))
     with pytest.raises(TooFewClients, match="attempts in a row"):
         strategy(tmp_path).start(Deployed(SuperLink()), start_arrays())

@@ -1,4 +1,4 @@
-"""A ClientApp of a few numbers, and plans that fit it."""
+"""A ClientApp with a model of a few numbers, and plans, strategies and grids for it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ Trained = Callable[[NDArray[Any], int, int], NDArray[Any]]
 
 
 def target(partition: int) -> NDArray[np.float64]:
-    """Where a node's data would like the model to be."""
+    """Return the model that fits a node's data best."""
     return np.cos(np.arange(SIZE)) + 0.05 * np.sin(partition + np.arange(SIZE))
 
 
@@ -39,7 +39,7 @@ def client_app(trained: Trained = half_way, **mod: Any) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         model = message.content.array_records["arrays"]["w"].numpy()
         number = int(message.content.config_records["config"]["server-round"])
-        # Not by partition: which node has which is chance in Flower's own simulation.
+        # Not by partition id: Flower's own simulation assigns these at random.
         after = trained(model, context.node_id % 97, number)
         arrays, metrics = ArrayRecord({"w": Array(after)}), MetricRecord({"num-examples": 7})
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
@@ -70,10 +70,10 @@ def start_arrays() -> ArrayRecord:
 
 
 def strategy(place: Path, planned: Plan | None = None, **options: Any) -> DpFtrl:
-    told = {"clip_norm": 2.0, **options.pop("settings", {})}
+    settings = {"clip_norm": 2.0, **options.pop("settings", {})}
     return DpFtrl(
         planned or plan(),
-        Settings(**told),
+        Settings(**settings),
         place / "run",
         **{
             "patience": QUICK,
@@ -89,7 +89,7 @@ def grid(app: ClientApp | None = None, nodes: int = 12, **options: Any) -> InPro
 
 
 def instruction(**changes: Any) -> Instruction:
-    """What a device is told of the first row of a run, unless changed."""
+    """Return the instruction for the first row of a run, with changes."""
     usual: dict[str, Any] = {"run": "ab12", "attempt": 0, "row": 0, "rounds": 100, "clip_norm": 1.0}
     usual |= {"min_sep": 3, "timer_hours": 0.0, "nonce": "only this device knows"}
     return Instruction(**{**usual, **changes})

@@ -47,7 +47,7 @@ SLOPE = jax.jit(jax.grad(plain_loss), static_argnums=2)
 
 
 def by_hand(model, name, round_number, local=LOCAL):
-    """No padding, no compiled loop, no blocks: just the definition."""
+    """Return the update by its definition: no padding, no compiled loop, no blocks."""
     users = people()
     rows = users.of(users.names.index(name))
     parameters = start = model.init(5)
@@ -69,7 +69,7 @@ def by_hand(model, name, round_number, local=LOCAL):
 
 @cache
 def clients(model, local=LOCAL, seed=7):
-    """Compiled once for all the tests."""
+    """Return clients that are compiled once for all tests."""
     return JaxClients(model, people(), local, seed)
 
 
@@ -101,8 +101,8 @@ def test_an_update_does_not_depend_on_the_others(model):
 
 def test_updates_come_in_the_order_of_the_cohort():
     cohort = ["eve", "ann", "dee", "bob", "cy"] * 4
-    found = clients(MODELS[0]).updates(started(MODELS[0]), cohort, 0)
-    assert [name for name, _ in found] == cohort
+    updates = clients(MODELS[0]).updates(started(MODELS[0]), cohort, 0)
+    assert [name for name, _ in updates] == cohort
 
 
 def test_one_compilation_serves_all_clients():
@@ -155,10 +155,10 @@ def test_invalid_models_cohorts_and_settings_are_refused():
 def test_batches_hold_each_sentence_once_per_epoch():
     rows = np.arange(1, 12, dtype=np.int32)[:, None] * np.ones(3, np.int32)
     local = LocalTraining(0.1, batch_size=4, epochs=2)
-    made = client_batches(rows, local, client_order(0, 0, "ann"), room=9)
-    assert made.shape == (9, 4, 3)
-    assert not made[6:].any()
-    first, second = made[:3, :, 0].ravel(), made[3:6, :, 0].ravel()
+    batches = client_batches(rows, local, client_order(0, 0, "ann"), room=9)
+    assert batches.shape == (9, 4, 3)
+    assert not batches[6:].any()
+    first, second = batches[:3, :, 0].ravel(), batches[3:6, :, 0].ravel()
     for epoch in (first, second):
         assert sorted(epoch) == [0, *range(1, 12)]
         assert epoch[-1] == PAD
@@ -173,7 +173,7 @@ def test_the_order_of_sentences_differs_by_client_and_round():
 
 
 def digest() -> str:
-    """Of updates of both models: printed by another process, too."""
+    """Return a digest of the updates of both models; another process prints it too."""
     whole = hashlib.sha256()
     for model in MODELS:
         for _, update in clients(model).updates(started(model), list(COUNTS), 1):

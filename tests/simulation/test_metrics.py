@@ -20,15 +20,15 @@ POINTS = [
 
 
 def events(folder) -> list[Event]:
-    """Every record of every TensorBoard file of a run."""
-    found = []
+    """Return all records of all TensorBoard files of a run."""
+    events = []
     for path in sorted((folder / "events").iterdir()):
         content = path.read_bytes()
         while content:
             (length,) = struct.unpack("<Q", content[:8])
-            found.append(Event.FromString(content[12 : 12 + length]))
+            events.append(Event.FromString(content[12 : 12 + length]))
             content = content[16 + length :]
-    return found
+    return events
 
 
 def write(folder, points=POINTS) -> None:
@@ -75,7 +75,7 @@ def test_a_resumed_run_has_every_round_once(tmp_path):
     (tmp_path / "events").mkdir()
     (tmp_path / "events" / "events.out.tfevents.1700000000.host").write_bytes(b"with timings")
     write(tmp_path)
-    again = Metrics(tmp_path, rounds=1)  # round 2 was not released after all
+    again = Metrics(tmp_path, rounds=1)  # round 2 was never released
     again.add(Point(round=2, epsilon=1.75))
     again.close()
     assert len(list((tmp_path / "events").iterdir())) == 1

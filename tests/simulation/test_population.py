@@ -11,7 +11,7 @@ FLEET = Population(NAMES, seed=3)
 
 
 def near(share: float, of: int) -> float:
-    """Five standard deviations of a share."""
+    """Return five standard deviations of a share."""
     return 5 * np.sqrt(share * (1 - share) / of) + 1e-12
 
 
@@ -35,7 +35,7 @@ def test_more_clients_are_available_by_night():
     by_hour = np.array([len(FLEET.indices(hour)) for hour in range(48)]) / len(NAMES)
     assert abs(int(by_hour[:24].argmax()) - 2) <= 1
     assert by_hour[2] > by_hour[14] + 0.25
-    # The same curve the next day, with other dice; a smooth one.
+    # The next day has the same smooth curve, with other random numbers.
     assert np.abs(by_hour[:24] - by_hour[24:]).max() < 2 * near(0.5, len(NAMES))
     assert np.abs(np.diff(by_hour)).max() < 0.1
     assert abs(by_hour.mean() - 0.5) < near(0.5, 48 * len(NAMES)) + 1e-3
@@ -49,13 +49,13 @@ def test_shares_of_one_and_zero_are_exact():
 
 
 def test_arrivals_are_in_order_and_drop_outs_last():
-    found = FLEET.arrivals(NAMES, attempt=2)
-    times = [time for time, _ in found if time is not None]
+    arrivals = FLEET.arrivals(NAMES, attempt=2)
+    times = [time for time, _ in arrivals if time is not None]
     assert times == sorted(times)
-    assert all(time is None for time, _ in found[len(times) :])
-    assert sorted(name for _, name in found) == sorted(NAMES)
+    assert all(time is None for time, _ in arrivals[len(times) :])
+    assert sorted(name for _, name in arrivals) == sorted(NAMES)
     assert abs(len(times) / len(NAMES) - 0.95) < near(0.05, len(NAMES))
-    assert FLEET.reporting(NAMES, 2) == [name for _, name in found[: len(times)]]
+    assert FLEET.reporting(NAMES, 2) == [name for _, name in arrivals[: len(times)]]
     assert FLEET.reporting(NAMES, 3) != FLEET.reporting(NAMES, 2)
 
 
@@ -70,11 +70,11 @@ def test_the_share_of_stragglers_is_as_given():
 
 
 def test_draws_of_one_client_are_independent():
-    here = [set(FLEET.indices(hour).tolist()) for hour in (10, 11, 12)]
-    shares = [len(h) / len(NAMES) for h in here]
+    available = [set(FLEET.indices(hour).tolist()) for hour in (10, 11, 12)]
+    shares = [len(indices) / len(NAMES) for indices in available]
     for one, other in ((0, 1), (1, 2), (0, 2)):
-        both = len(here[one] & here[other]) / len(NAMES)
-        # Their time zone is all they have in common, and it makes a small difference.
+        both = len(available[one] & available[other]) / len(NAMES)
+        # Hours share only the clients' time zones, which cause a small correlation.
         assert abs(both - shares[one] * shares[other]) < 0.03
 
 

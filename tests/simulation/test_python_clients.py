@@ -11,16 +11,16 @@ START = np.arange(6, dtype=np.float32)
 
 
 def test_updates_are_differences_in_sorted_order():
-    asked = []
+    calls = []
 
     def train(model, client, round_number):
-        asked.append((client, round_number))
-        # In place on purpose: the copy is the function's own.
+        calls.append((client, round_number))
+        # Changed in place on purpose: the function gets its own copy.
         model["a"] *= 2
         return {"b": model["b"].astype(np.float64) - 1, "a": model["a"]}
 
     updates = list(PythonClients(train, MODEL).updates(START, ["ann", "bob"], 4))
-    assert asked == [("ann", 4), ("bob", 4)]
+    assert calls == [("ann", 4), ("bob", 4)]
     assert [name for name, _ in updates] == ["ann", "bob"]
     for _, update in updates:
         assert update.dtype == np.float32

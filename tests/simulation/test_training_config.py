@@ -12,12 +12,12 @@ from dpftrl.simulation.training import make_plan
 
 
 def test_another_optimizer_replaces_all_of_the_default():
-    found = read_config(None, ['server={name="adam",learning_rate=0.1}'])
-    assert found.server.learning_rate == 0.1
+    config = read_config(None, ['server={name="adam",learning_rate=0.1}'])
+    assert config.server.learning_rate == 0.1
     assert read_config(None, ["privacy.noise_multiplier=3.0"]).privacy.epsilon is None
     with pytest.raises(InvalidInput, match="momentum"):
         read_config(None, ['server={name="adam",momentum=0.1}'])
-    assert isinstance(found, Config)
+    assert isinstance(config, Config)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_settings_without_a_value_are_shown_as_comments(config, tmp_path):
     path = tmp_path / "config.toml"
     for key in _missing(config):
         name = key.rpartition(".")[2]
-        wished, found = re.subn(rf"(?m)^# ({name} = .+  # .+)$", r"\1", config_text(config))
-        assert found == 1, key
-        path.write_text(wished)
+        uncommented, count = re.subn(rf"(?m)^# ({name} = .+  # .+)$", r"\1", config_text(config))
+        assert count == 1, key
+        path.write_text(uncommented)
         whole = msgspec.to_builtins(read_config(path))
         table = whole[key.partition(".")[0]] if "." in key else whole
         assert table[name] is not None, key

@@ -1,4 +1,4 @@
-"""`tf.train.Example` by hand, byte by byte, and the SQLite file of TensorFlow Federated."""
+"""Writers of serialised `tf.train.Example` messages and of TensorFlow Federated's SQLite file."""
 
 import sqlite3
 from contextlib import closing
@@ -19,7 +19,7 @@ def varint(number: int) -> bytes:
 
 
 def field(number: int, content: bytes) -> bytes:
-    """A field that holds bytes: wire type 2."""
+    """Return a field that holds bytes (wire type 2)."""
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
@@ -29,13 +29,13 @@ def feature(name: str, *values: bytes) -> bytes:
 
 
 def numbers_feature(name: str, *values: int) -> bytes:
-    """An int64_list, packed, as TensorFlow writes it."""
+    """Return a packed int64_list, as TensorFlow writes it."""
     packed = field(1, b"".join(varint(value) for value in values))
     return field(1, field(1, name.encode()) + field(2, field(3, packed)))
 
 
 def example(text: str) -> bytes:
-    """A row as the dataset has it."""
+    """Return an example in the form of the dataset."""
     features = [
         feature("creation_date", b"2010-08-12 19:57:43.59 UTC"),
         numbers_feature("score", 6),
@@ -50,7 +50,7 @@ def example(text: str) -> bytes:
 def write_database(
     path: Path, rows: list[tuple[str, str, bytes]], index: str = INDEX, tables: str = TABLES
 ) -> Path:
-    """Rows are split, client and example."""
+    """Write a database; each row is a split, a client and an example."""
     with closing(sqlite3.connect(path)) as database, database:
         database.executescript(tables)
         database.executemany("INSERT INTO examples VALUES (?, ?, ?)", rows)

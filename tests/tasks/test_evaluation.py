@@ -12,7 +12,7 @@ from dpftrl.tasks.language_model import Window, logits
 from dpftrl.tasks.vocabulary import BEGIN, END, PAD, UNKNOWN
 
 MODEL = Window(vocabulary=9, embedding=3, words=2, hidden=4)
-# Words are 4 to 8; after BEGIN, four words, two words, an unknown one.
+# Words have the numbers 4 to 8. The sentences have four words, two words, and an unknown one.
 SENTENCES = np.array(
     [
         [BEGIN, 5, 5, 6, 5, END],
@@ -30,10 +30,10 @@ def always(word: int):
 
 
 def test_accuracy_counts_known_words_only():
-    found = evaluate(MODEL, always(5), SENTENCES)
-    assert found.words == 7
-    assert found.accuracy == 5 / 7
-    # Right about END and UNKNOWN earns nothing.
+    result = evaluate(MODEL, always(5), SENTENCES)
+    assert result.words == 7
+    assert result.accuracy == 5 / 7
+    # Right predictions of END and UNKNOWN do not count.
     assert evaluate(MODEL, always(END), SENTENCES).accuracy == 0
     assert evaluate(MODEL, always(UNKNOWN), SENTENCES).accuracy == 0
 
@@ -42,9 +42,9 @@ def test_perplexity_counts_the_same_words():
     certain = math.exp(3) / (math.exp(3) + 8)
     other = 1 / (math.exp(3) + 8)
     expected = -(5 * math.log(certain) + 2 * math.log(other)) / 7
-    found = evaluate(MODEL, always(5), SENTENCES)
-    assert found.cross_entropy == pytest.approx(expected, rel=1e-6)
-    assert found.perplexity == pytest.approx(math.exp(expected), rel=1e-6)
+    result = evaluate(MODEL, always(5), SENTENCES)
+    assert result.cross_entropy == pytest.approx(expected, rel=1e-6)
+    assert result.perplexity == pytest.approx(math.exp(expected), rel=1e-6)
 
 
 def test_batches_give_the_same_result_as_the_definition():
@@ -59,16 +59,16 @@ def test_batches_give_the_same_result_as_the_definition():
     targets = sentences[:, 1:]
     likely = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
     chosen = np.take_along_axis(likely, targets[..., None], -1)[..., 0]
-    found = evaluate(MODEL, parameters, sentences)
+    result = evaluate(MODEL, parameters, sentences)
     words = targets > UNKNOWN
-    assert found.accuracy == np.mean(scores.argmax(-1)[words] == targets[words])
-    assert found.cross_entropy == pytest.approx(-np.mean(chosen[words]), rel=1e-5)
+    assert result.accuracy == np.mean(scores.argmax(-1)[words] == targets[words])
+    assert result.cross_entropy == pytest.approx(-np.mean(chosen[words]), rel=1e-5)
 
 
 def test_a_few_sentences_are_spread_over_all():
     rows = np.repeat(SENTENCES, 50, axis=0)
-    found = evaluate(MODEL, always(5), rows, most_sentences=3)
-    assert found == evaluate(MODEL, always(5), SENTENCES)
+    result = evaluate(MODEL, always(5), rows, most_sentences=3)
+    assert result == evaluate(MODEL, always(5), SENTENCES)
     assert evaluate(MODEL, always(5), SENTENCES, most_sentences=10).words == 7
 
 

@@ -13,7 +13,7 @@ Field = descriptor_pb2.FieldDescriptorProto
 
 
 def _declare() -> descriptor_pb2.FileDescriptorProto:
-    """The messages of tf.train, as TensorFlow declares them."""
+    """Return the message types of tf.train, as TensorFlow declares them."""
     file = descriptor_pb2.FileDescriptorProto(
         name="example.proto", package="tensorflow", syntax="proto3"
     )

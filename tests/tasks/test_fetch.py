@@ -18,7 +18,7 @@ def folder(tmp_path):
 
 
 def put_npm(monkeypatch, tmp_path, script: str) -> None:
-    """A program of the name, in place of the real one."""
+    """Put a fake npm on the PATH."""
     bin_ = tmp_path / "bin"
     bin_.mkdir()
     (bin_ / "npm").write_text(f"#!/bin/sh\n{script}\n")
@@ -37,12 +37,12 @@ def test_the_tarball_is_fetched_once(monkeypatch, tmp_path, folder):
         f'[ "$*" = "pack --ignore-scripts some-poems@1.2.3" ] || exit 9\n'
         f'echo again >> {tmp_path}/calls\nprintf "the right bytes" > some-poems-1.2.3.tgz',
     )
-    told = []
+    progress = []
     for _ in range(2):
-        content = TARBALL.read_or_fetch(folder, lambda *message: told.append(message))
+        content = TARBALL.read_or_fetch(folder, lambda *message: progress.append(message))
         assert content == CONTENT
     assert (tmp_path / "calls").read_text() == "again\n"
-    assert told == [(None, "fetching some-poems@1.2.3")]
+    assert progress == [(None, "fetching some-poems@1.2.3")]
     assert [path.name for path in folder.iterdir()] == ["some-poems-1.2.3.tgz"]
 
 

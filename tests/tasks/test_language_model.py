@@ -92,7 +92,7 @@ def test_predictions_do_not_depend_on_later_words(model):
 
 
 def plain_loss(parameters, sentences, model):
-    """The definition, with automatic differentiation and without blocks."""
+    """Return the loss by its definition, with automatic differentiation and without blocks."""
     scores = logits(model, parameters, sentences[:, :-1])
     chosen = jnp.take_along_axis(jax.nn.log_softmax(scores), sentences[:, 1:, None], -1)[..., 0]
     counted = sentences[:, 1:] > UNKNOWN
@@ -105,7 +105,7 @@ DEFINITION = jax.jit(jax.value_and_grad(plain_loss), static_argnums=2)
 @pytest.mark.parametrize("model", MODELS)
 def test_loss_and_its_gradient_are_those_of_the_definition(model):
     batch, parameters = ragged(40, 9), model.init(2)
-    batch[::5] = PAD  # sentences of nothing, anywhere, count for nothing
+    batch[::5] = PAD  # sentences of PAD only do not count
     assert np.sum(batch[:, 1:] > UNKNOWN) > 2 * BLOCK
     slope = jax.jit(jax.value_and_grad(partial(loss, model)))
     value, gradient = slope(parameters, batch)

