@@ -50,7 +50,7 @@ def test_buffers_have_the_bits_of_the_operations_that_are_counted(name: str, dty
 
 @pytest.mark.parametrize("dtype", STORED)
 @pytest.mark.parametrize("buffers", range(1, 10))
-def test_any_number_of_buffers_over_several_tiles(buffers: int, dtype: str):
+def test_any_number_of_buffers_has_the_reference_bits_over_several_tiles(buffers: int, dtype: str):
     """Some buffers are done in one loop and others in strips: nobody can tell from the bits."""
     size = 2 * TILE + 77
     decays = np.linspace(0.05, 0.999, buffers)
@@ -88,7 +88,7 @@ def test_other_families_store_rows_of_noise_or_of_z_and_nothing_else(name: str):
 
 
 @pytest.mark.parametrize("name", sorted(STORING))
-def test_families_that_round_store_something_else(name: str):
+def test_families_that_round_store_neither_noise_nor_z(name: str):
     stream = stream_of(ONE_OF_EACH[name])
     source, rows = rows_of(stream, SIZE), set[bytes]()
     for _ in range(ROUNDS):

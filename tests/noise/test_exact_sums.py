@@ -81,7 +81,7 @@ CLIPS = [1.0, 0.1, 1 / 3, 1e-6, 12345.678, 2.0**-10, np.nextafter(1.0, 0), 1e15]
 
 @settings(max_examples=300)
 @given(data=st.data(), clip=st.sampled_from(CLIPS), bits=st.integers(1, 59))
-def test_no_update_is_longer_than_the_clip_norm(data, clip, bits):
+def test_no_added_update_exceeds_the_clip_norm(data, clip, bits):
     grid = Grid(2.0 ** (math.floor(math.log2(clip)) - bits), clip)
     update = data.draw(updates(clip))
     check_clipped(grid, update, steps_of(grid, update))
@@ -207,7 +207,7 @@ def test_numbers_at_any_address_are_added(kind, offset):
 
 
 @pytest.mark.parametrize("last", [np.full(2, np.nan), np.zeros(3), np.zeros(2, int), [0.0, 0.0]])
-def test_one_unfit_part_and_nothing_is_added(last):
+def test_an_update_with_one_invalid_part_is_not_added_at_all(last):
     total = ExactSum(FINE, 4)
     with pytest.raises(InvalidInput):
         total.add(np.ones(2), last)
@@ -253,7 +253,7 @@ def test_a_clip_norm_between_steps_counts_as_the_next_one():
 
 
 @pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf, 1e200])
-def test_what_is_not_finite_is_refused_and_changes_nothing(strange):
+def test_updates_that_are_not_finite_are_refused_and_change_nothing(strange):
     total = ExactSum(FINE, 3000)
     total.add(np.full(3000, 0.01))
     before = total.steps.copy()
@@ -285,7 +285,7 @@ def test_what_is_not_finite_is_refused_and_changes_nothing(strange):
     ],
     ids=lambda update: f"{type(update).__name__} {getattr(update, 'dtype', '')}",
 )
-def test_what_is_no_update_is_refused_and_changes_nothing(update):
+def test_values_that_are_not_updates_are_refused_and_change_nothing(update):
     total = ExactSum(FINE, 4)
     with pytest.raises(InvalidInput):
         total.add(update)
@@ -413,7 +413,7 @@ def test_a_grid_and_floating_point_get_noise_of_the_same_size():
 @pytest.mark.parametrize("noise_multiplier", [1.0, 10.0])
 @pytest.mark.parametrize("bits", [24, 50, 58, 59, 60])
 @pytest.mark.parametrize("name", ["independent", "blt", "tree-vanilla"])
-def test_noise_has_room_on_every_grid_that_is_taken(bits, noise_multiplier, name):
+def test_noise_fits_into_the_integers_of_every_accepted_grid(bits, noise_multiplier, name):
     """Noise that does not fit 64 bits must not become the same number for many coordinates."""
     size, grid = 20_000, Grid(2.0**-bits, 1.0)
     update = np.zeros(size, np.int64)
@@ -432,7 +432,7 @@ def test_noise_has_room_on_every_grid_that_is_taken(bits, noise_multiplier, name
     assert noise_multiplier * 11.6 * 2**bits + MOST_STEPS < 2**63
 
 
-def test_what_does_not_fit_together_is_refused_and_changes_nothing():
+def test_sums_and_grids_that_do_not_match_are_refused_and_change_nothing():
     size, grid = 300, Grid.for_noise(1.0, 1.0)
     stream = NoiseStream.unchecked(
         ONE_OF_EACH["blt"], size, clip_norm=1.0, noise_multiplier=1.0, key=KEY

@@ -57,7 +57,7 @@ def test_the_published_vector_of_aes_256_in_counter_mode():
     assert wrong[16:] == NIST_OUTPUT[:48]
 
 
-def test_starting_at_a_later_block_is_skipping():
+def test_starting_at_a_later_block_skips_the_earlier_ones():
     whole = some(KEY, 0, 16 * 300)
     for block in (1, 2, 17, 255, 256, 299):
         assert some(KEY, block, 16 * (300 - block)) == whole[16 * block :]
@@ -76,7 +76,7 @@ def test_a_keystream_does_not_depend_on_how_it_is_cut():
         assert some(KEY, 5, *lengths) == whole
 
 
-def test_filling_leaves_the_rest_of_the_room_alone():
+def test_filling_does_not_write_beyond_the_requested_bytes():
     room = bytearray(b"x" * 64)
     Keystream(KEY).fill(bytes(32), room)
     assert room[32:] == b"x" * 32
@@ -85,7 +85,7 @@ def test_filling_leaves_the_rest_of_the_room_alone():
 
 
 @pytest.mark.parametrize("block", [-1, 2**128])
-def test_there_is_no_block_outside_the_counter(block: int):
+def test_blocks_outside_the_counter_range_are_refused(block: int):
     with pytest.raises(OverflowError):
         Keystream(KEY, block)
 
@@ -132,10 +132,10 @@ def test_keystreams_of_unlike_row_keys_have_no_block_in_common():
 @pytest.mark.parametrize(
     "secret", [b"", bytes(31), bytes(33), bytes(64), "0" * 32, bytearray(32), 7]
 )
-def test_what_is_no_key_is_refused_without_being_shown(secret):
+def test_an_invalid_key_is_refused_without_being_shown(secret):
     with pytest.raises(InvalidInput) as error:
         NoiseKey(secret)
-    assert str(error.value).startswith("a noise key is 32 bytes")
+    assert str(error.value).startswith("a noise key must be 32 bytes")
 
 
 def test_keys_are_equal_by_value_and_fresh_ones_never_are():
@@ -212,7 +212,7 @@ def check_every_bit_counts(digest_of) -> None:
             update.view(np.uint8)[place] ^= 1 << bit
 
 
-def test_any_flipped_bit_changes_the_digest(monkeypatch):
+def test_every_flipped_bit_changes_the_digest(monkeypatch):
     check_every_bit_counts(of_update)
     monkeypatch.setattr(digest_module, "PIECE", 3)
     check_every_bit_counts(of_update)
@@ -228,7 +228,7 @@ def test_a_digest_that_forgets_a_bit_is_noticed():
         check_every_bit_counts(forgetful)
 
 
-def test_bits_at_the_ends_of_pieces_count():
+def test_bits_at_the_ends_of_pieces_change_the_digest():
     update = np.zeros(2 * PIECE + 3, np.float32)
     seen = {of_update(update)}
     for place in (0, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE - 1, 2 * PIECE, 2 * PIECE + 2):
@@ -238,7 +238,7 @@ def test_bits_at_the_ends_of_pieces_count():
     assert len(seen) == 8
 
 
-def test_pieces_that_change_places_count(monkeypatch):
+def test_exchanging_pieces_changes_the_digest(monkeypatch):
     monkeypatch.setattr(digest_module, "PIECE", 4)
     one, other = np.arange(4.0), np.arange(4.0) + 1
     orders = [(one, other, one), (other, one, one), (one, one, other), (one, other), (one,)]
@@ -247,7 +247,7 @@ def test_pieces_that_change_places_count(monkeypatch):
     assert len(made) == 9
 
 
-def test_kind_division_unit_key_and_history_count_and_threads_do_not():
+def test_the_digest_depends_on_type_division_scale_key_and_history_but_not_on_threads():
     update = np.arange(1.0, 9.0)
     made = [
         of_update(update),
@@ -274,7 +274,7 @@ def test_kind_division_unit_key_and_history_count_and_threads_do_not():
 
 @pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kind", ["float32", "float64"])
-def test_what_is_not_finite_is_refused(strange, kind):
+def test_digesting_a_sum_that_is_not_finite_is_refused(strange, kind):
     for place in (0, 2**15 - 1, 2**15, PIECE - 1, PIECE, PIECE + 6):
         update = np.zeros(PIECE + 7, kind)
         update[place] = strange

@@ -64,7 +64,7 @@ def again(stream: NoiseStream) -> NoiseStream:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ["blt-b400", "tree", "banded-mixed-sign"])
-def test_threads_do_not_matter(name, size):
+def test_the_number_of_threads_does_not_change_the_noise(name, size):
     updates = updates_of(3, size)
     made = [
         released_rounds(make(ONE_OF_EACH[name], size, threads=threads), updates)
@@ -78,7 +78,7 @@ def test_threads_do_not_matter(name, size):
 @pytest.mark.parametrize("mode", ["buffered", "regenerating"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kind", ["float32", "float64", "int64"])
-def test_threads_do_not_matter_for_any_kind_of_sum_and_buffer(kind, dtype, mode):
+def test_threads_do_not_change_the_noise_for_any_type_of_sum_and_buffer(kind, dtype, mode):
     size, grid = 3 * CHUNK + 5, GRID if kind == "int64" else None
     made = []
     for threads in (1, 3):
@@ -91,7 +91,7 @@ def test_threads_do_not_matter_for_any_kind_of_sum_and_buffer(kind, dtype, mode)
 
 
 @each
-def test_how_work_is_divided_does_not_matter(name, monkeypatch):
+def test_the_division_of_the_work_does_not_change_the_noise(name, monkeypatch):
     size = 5 * TILE + 77
     updates = updates_of(4, size)
     wanted = released_rounds(make(ONE_OF_EACH[name], size), updates)
@@ -116,7 +116,7 @@ def test_every_coordinate_has_noise_of_its_own(size):
         assert len(set(update.tolist())) == size
 
 
-def test_threads_do_not_matter_where_they_are_used_by_default(monkeypatch):
+def test_the_default_number_of_threads_does_not_change_the_noise(monkeypatch):
     """As many chunks as it takes for several threads, and several pieces of a digest."""
     monkeypatch.undo()
     size = 3 * rounds.SMALL_SHARE * CHUNK + 12_345
@@ -160,7 +160,7 @@ def test_another_process_makes_the_same_noise():
 @every
 @settings(max_examples=3)
 @given(data=st.data(), mode=st.sampled_from(["buffered", "regenerating"]))
-def test_a_stream_goes_on_from_any_round(family: Family, data, mode, tmp_path_factory):
+def test_a_stream_can_be_resumed_from_any_round(family: Family, data, mode, tmp_path_factory):
     mechanism, last = draw_case(data, family, 12)
     dtype = data.draw(st.sampled_from(["float32", "float64"]))
     assume(np.abs(mechanism.decoder(last)).max() < 1e6)
@@ -177,7 +177,7 @@ def test_a_stream_goes_on_from_any_round(family: Family, data, mode, tmp_path_fa
     assert np.array_equal(updates, wanted)
 
 
-def test_saving_changes_nothing(tmp_path):
+def test_saving_does_not_change_the_stream(tmp_path):
     updates = updates_of(6, 300)
     wanted = released_rounds(make(ONE_OF_EACH["tree"], 300), updates)
     stream = make(ONE_OF_EACH["tree"], 300)
@@ -203,7 +203,7 @@ def test_a_loaded_stream_shares_nothing_with_the_file_or_another(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["buffered", "regenerating"])
-def test_numbers_of_any_kind_make_the_same_stream(mode, tmp_path):
+def test_arguments_of_any_number_type_give_the_same_stream(mode, tmp_path):
     """A size that came from an array must not make another stream of what is saved and loaded."""
     updates = updates_of(4, 300)
     plain = NoiseStream.unchecked(
@@ -350,7 +350,7 @@ def test_what_one_client_sent_is_not_the_difference_of_two_releases(name):
     np.testing.assert_allclose(np.std(off[3:], axis=1), 2.0 * math.sqrt(2), rtol=0.15)
 
 
-def test_a_count_that_was_taken_again_shows_no_client():
+def test_repeating_counts_without_a_client_does_not_reveal_the_client():
     """The same mistake as a user would make it: counts, which no model feeds back into."""
     tree, size = dpftrl.BinaryTree(refine=False), 50
     with_client = np.random.default_rng(0).integers(0, 9, (4, size)).astype(np.int64)
@@ -396,7 +396,7 @@ UNLIKE = {
 
 
 @pytest.mark.parametrize("difference", UNLIKE)
-def test_unlike_streams_share_no_row(difference):
+def test_streams_that_differ_in_one_argument_share_no_row(difference):
     """Even for the same sum: from x + a z and x + b z, x is easy to find."""
     assert first_rows() == first_rows()
     assert first_rows(**UNLIKE[difference]) != first_rows()
@@ -407,7 +407,7 @@ def test_no_two_unlike_streams_share_a_row():
     assert len(set(made)) == len(made)
 
 
-def test_the_same_sum_under_two_sigmas_is_not_solved_for():
+def test_two_noise_multipliers_for_the_same_sum_do_not_reveal_it():
     secret = updates_of(1, 50_000, "float64")[0] / 1000
     released = []
     for noise_multiplier in (1.0, 2.0):

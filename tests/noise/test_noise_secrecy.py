@@ -231,7 +231,7 @@ def test_secrets_are_not_copied_by_accident(held, way):
 
 @pytest.mark.parametrize("mode", ["buffered", "regenerating"])
 @pytest.mark.parametrize("way", ["pickle", "json", "msgspec", "builtins", "asdict"])
-def test_states_are_not_written_but_by_saving(way, mode):
+def test_states_can_only_be_written_by_save(way, mode):
     """A state is worth as much as the key."""
     stream = make(mode=mode)
     stream.add_to(np.ones(300))
@@ -330,7 +330,7 @@ def test_a_round_that_fails_shows_no_secret(failure, kind, monkeypatch):
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=case)
-def test_a_stream_that_was_interrupted_refuses_to_go_on(failure, monkeypatch, tmp_path):
+def test_an_interrupted_stream_refuses_to_continue(failure, monkeypatch, tmp_path):
     stream, _, _ = broken_round(failure, 2, monkeypatch)
     for _ in range(2):
         update = np.ones(3 * CHUNK)
@@ -344,7 +344,7 @@ def test_a_stream_that_was_interrupted_refuses_to_go_on(failure, monkeypatch, tm
 
 
 @pytest.mark.parametrize("failure", EARLY_FAILURES, ids=case)
-def test_a_round_that_fails_before_it_begins_can_be_made_again(failure, monkeypatch, tmp_path):
+def test_a_round_that_fails_before_any_change_can_be_repeated(failure, monkeypatch, tmp_path):
     stream, _, _ = broken_round(failure, 2, monkeypatch)
     assert stream.round == 2
     wanted = released_rounds(make(failure[2], 3 * CHUNK), np.ones((4, 3 * CHUNK)))
@@ -353,7 +353,7 @@ def test_a_round_that_fails_before_it_begins_can_be_made_again(failure, monkeypa
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, MemoryError])
-def test_an_interruption_by_hand_counts_too(interruption, monkeypatch, tmp_path):
+def test_a_keyboard_interrupt_within_a_round_stops_the_stream(interruption, monkeypatch, tmp_path):
     stream = make(size=2 * CHUNK)
     with monkeypatch.context() as patch:
 
@@ -487,7 +487,7 @@ def test_deriving_that_fails_shows_no_secret(call, monkeypatch):
 # --- Two at once -------------------------------------------------------------------------------
 
 
-def test_two_threads_at_once_take_turns_or_are_refused(monkeypatch):
+def test_concurrent_calls_are_serialized_or_refused(monkeypatch):
     """Both may pass all checks before either begins: they must not change the same buffers."""
     stream, inside, most = make(size=1000, threads=1), [], []
     digest_of_update, run_round = stream_module.digest_of_update, stream_module.run_round

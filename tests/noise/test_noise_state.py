@@ -108,7 +108,7 @@ def test_another_mechanism_is_refused(path):
         assert "which is not this" in refusal(path, mechanism=other)
 
 
-def test_mechanisms_have_digests_of_their_own():
+def test_different_mechanisms_have_different_digests():
     one_parameter = [dpftrl.BandedInverse.one_parameter(x) for x in (0.1, 0.2)]
     several = [*ONE_OF_EACH.values(), BLT, *one_parameter]
     several += [dpftrl.Toeplitz([1.0]), dpftrl.BandedInverse([1.0]), dpftrl.SquareRoot(1)]
@@ -126,7 +126,7 @@ def test_another_key_is_refused_by_its_fingerprint(path):
 
 def test_a_state_from_before_what_was_released_is_refused(path):
     assert load(path, at_least=2).round == 2
-    assert re.search(r"round 2, but 3 have been released", refusal(path, at_least=3))
+    assert re.search(r"after 2 rounds, but 3 have been released", refusal(path, at_least=3))
     assert "10000000000000000" in refusal(path, at_least=10**16)
     for wrong in (-1, 1.0, True, None, "2"):
         assert "at_least" in refusal(path, at_least=wrong)
@@ -175,7 +175,7 @@ def test_a_flipped_bit_that_nobody_checks_would_be_noticed(path, monkeypatch):
     metadata, tensors = read(path)
     tensors["buffer-0"].view(np.uint8)[0] ^= 1
     save_file(tensors, path, metadata)
-    assert "seal does not fit" in refusal(path)
+    assert "seal is wrong" in refusal(path)
     monkeypatch.setattr(state_module.hmac, "compare_digest", lambda *_: True)
     assert load(path).round == 2
 
@@ -248,7 +248,7 @@ def test_states_of_two_streams_cannot_be_put_together(tmp_path):
 
 
 @pytest.mark.parametrize("digest", ["", "0" * 32, "é" * 32, "\0" * 32, "F" * 32, "x"])
-def test_a_digest_that_is_none_is_refused(path, digest):
+def test_a_state_with_a_malformed_seal_is_refused(path, digest):
     metadata, tensors = read(path)
     save_file(tensors, path, {**metadata, "seal": digest})
     refusal(path)
@@ -288,12 +288,12 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_what_is_no_state_is_refused(kind, tmp_path):
+def test_a_file_that_is_not_a_state_is_refused(kind, tmp_path):
     (tmp_path / "file").write_bytes(FOREIGN[kind])
     assert str(tmp_path / "file") in refusal(tmp_path / "file")
 
 
-def test_what_is_no_file_is_refused(tmp_path):
+def test_a_path_that_is_not_a_readable_file_is_refused(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "file").write_bytes(b"")
     for wrong in ("missing", "", "file/inside", "loop", "x" * 5000, "a\0b"):
@@ -306,7 +306,7 @@ def test_what_is_no_file_is_refused(tmp_path):
 # --- The digest of a state ---------------------------------------------------------------------
 
 
-def test_who_reads_two_states_cannot_make_a_third(tmp_path):
+def test_two_states_do_not_allow_forging_a_third(tmp_path):
     """GMAC with one nonce twice gives its key away: the digest must not lie open in the file.
 
     Two states of independent noise after one round differ in their last 16 bytes alone. If those
@@ -409,7 +409,7 @@ def test_a_state_is_on_the_disk_when_save_returns(tmp_path, monkeypatch):
     assert inodes == [(tmp_path / "state").stat().st_ino, tmp_path.stat().st_ino]
 
 
-def test_a_draft_that_somebody_left_is_not_followed(tmp_path):
+def test_a_leftover_draft_or_link_is_not_followed(tmp_path):
     """Another user of a shared folder could point it at a file of theirs."""
     (tmp_path / "trap").write_bytes(b"")
     for leave in (lambda p: p.symlink_to(tmp_path / "trap"), lambda p: p.write_bytes(b"old")):
@@ -514,7 +514,7 @@ def test_paths_may_be_text_or_paths(tmp_path):
 # --- What is in a state ------------------------------------------------------------------------
 
 
-def test_a_state_holds_no_key(path):
+def test_a_state_file_does_not_contain_the_key(path):
     content = path.read_bytes()
     for secret in (KEY, KEY.derive(b"stream"), KEY.derive(b"state"), made()._row_keys):
         assert secret.secret_bytes() not in content
@@ -538,7 +538,7 @@ def test_a_state_counts_rows_by_its_digests():
     assert b"".join(state.digest(row).secret_bytes()[:1] for row in range(6)) == b"abbbcc"
 
 
-def test_keys_from_the_operating_system_work_the_same(tmp_path):
+def test_generated_keys_work_like_test_keys(tmp_path):
     key = NoiseKey.generate()
     made(key=key).save(tmp_path / "state")
     again = NoiseKey(key.secret_bytes())

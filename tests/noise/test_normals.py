@@ -99,17 +99,17 @@ EDGES = sorted({eighth * FULL // 8 + step for eighth in range(8) for step in (0,
 FARTHEST, NEAREST = 0, 2**RADIUS_BITS - 1
 
 
-def test_extreme_words_are_right():
+def test_normals_of_extreme_words_match_the_reference():
     radial = [FARTHEST, 1, 2, 2**LOW - 1, 2**LOW, 2**24 - 1, 2**24, NEAREST // 2, NEAREST]
     check_accuracy(sampler, [word_of(u, angle) for u in radial for angle in EDGES])
     check_accuracy(sampler, [(0, 0), (0, ONES), (ONES, 0), (ONES, ONES)])
 
 
-def test_random_words_are_right():
+def test_normals_of_random_words_match_the_reference():
     check_accuracy(sampler, random_words(2000))
 
 
-def test_words_at_every_scale_of_the_radius_are_right():
+def test_normals_at_every_scale_of_the_radius_match_the_reference():
     """Including both sides of every power of two, and of the root of a half in between."""
     edges = [2**bit + step for bit in range(1, RADIUS_BITS) for step in (-1, 0, 1)]
     edges += [math.isqrt(2 ** (2 * bit + 1)) + step for bit in range(75) for step in (0, 1)]
@@ -150,7 +150,7 @@ def test_every_quadrant_has_its_signs():
         assert np.array_equal(np.sign(made), [signs] * 5)
 
 
-def test_angles_are_in_order():
+def test_angles_increase_with_their_bits():
     random = np.random.default_rng(2).integers(0, FULL, 500)
     angles = np.sort(np.append(random, EDGES))
     made = sampler([word_of(2**74, int(angle)) for angle in angles])
@@ -171,7 +171,7 @@ def test_the_radius_falls_as_the_word_grows():
     assert np.all(np.diff(sizes)[apart & (sizes[1:] > 1e-2)] < 0)
 
 
-def test_the_ends_of_the_range():
+def test_the_farthest_and_nearest_words_give_the_expected_normals():
     end = math.sqrt(2 * (RADIUS_BITS + 1) * math.log(2))
     assert end > 10
     assert radii([word_of(FARTHEST, 7)])[0] == pytest.approx(end, rel=1e-14)
@@ -183,7 +183,7 @@ def test_the_ends_of_the_range():
     assert np.all(np.abs(nearest) < 2e-8)
 
 
-def test_all_bits_of_the_radius_count():
+def test_every_bit_of_the_radius_changes_the_normal():
     """Far out, so that normals beyond 9 occur and each has its own size."""
     sizes = radii([word_of(u) for u in range(1000)])
     assert len(set(sizes)) == 1000
@@ -192,7 +192,7 @@ def test_all_bits_of_the_radius_count():
         assert radii([word_of(0)])[0] > radii([word_of(1 << bit)])[0]
 
 
-def test_the_accountant_is_not_told_of_a_range_beyond_the_true_one():
+def test_the_largest_normal_of_the_accountant_is_that_of_the_sampler():
     assert largest_normal(RADIUS_BITS) <= radii([word_of(FARTHEST)])[0]
     # Nor of one that is shorter by more than one value of u.
     assert largest_normal(RADIUS_BITS) >= radii([word_of(1)])[0]

@@ -51,7 +51,7 @@ def test_a_loaded_stream_refuses_the_round_after_the_last_too(tmp_path):
         again.add_to(clipped_sum(), updates=UPDATES)
 
 
-def test_a_stream_without_a_plan_says_so_in_its_name_and_runs_on():
+def test_an_unchecked_stream_has_no_limit_of_rounds():
     stream = NoiseStream.unchecked(
         PLAN.mechanism, SIZE, noise_multiplier=PLAN.noise_multiplier, key=KEY, clip_norm=CLIP
     )

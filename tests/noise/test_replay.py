@@ -28,7 +28,7 @@ def last_sums(of: NoiseStream, first: int) -> list[bytes]:
 
 @pytest.mark.parametrize("mode", ["buffered", "regenerating"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_replayed_stream_goes_on_to_the_same_bits(name, mode):
+def test_a_replayed_stream_continues_with_the_same_bits(name, mode):
     whole, again = stream(name, mode), stream(name, mode)
     for t in range(5):
         whole.add_to(np.full(5_000, float(t)))
@@ -36,7 +36,7 @@ def test_a_replayed_stream_goes_on_to_the_same_bits(name, mode):
     assert last_sums(again, 5) == last_sums(whole, 5)
 
 
-def test_another_digest_is_another_history():
+def test_replaying_another_digest_gives_other_noise():
     whole, again = stream("blt-b400", "buffered"), stream("blt-b400", "buffered")
     whole.add_to(np.zeros(5_000))
     again.replay(Secret(bytes(16)))
@@ -48,7 +48,7 @@ def test_a_digest_of_another_size_is_refused():
         stream("tree", "buffered").replay(Secret(b"short"))
 
 
-def test_no_more_rounds_are_replayed_than_there_are():
+def test_replaying_beyond_the_last_round_is_refused():
     full = stream("tree-full", "buffered")
     for _ in range(ROUNDS):
         full.replay(Secret(bytes(16)))

@@ -166,7 +166,7 @@ def test_thousands_of_small_arrays_are_one_vector():
     check_noise_in_order(parts, parts)
 
 
-def test_arrays_of_no_size_are_fine():
+def test_empty_arrays_are_accepted():
     empty, a = np.ones((0, 7)), np.ones(4)
     check_noise_in_order([empty, a, np.ones(0, np.float32)], [empty, a])
     for nothing in (np.ones(0), [], {}, [[], {}], [np.ones(0)]):
@@ -244,7 +244,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_cannot_be_changed_in_place_is_refused_by_its_place(wrong):
+def test_values_that_cannot_be_changed_in_place_are_refused_by_name(wrong):
     make_wrong, reason = WRONG[wrong]
     with pytest.raises(InvalidInput, match=reason):
         segments(make_wrong())
@@ -267,11 +267,11 @@ def test_arrays_that_do_not_add_up_are_refused():
     assert "7 coordinates, the stream 6" in refusal([np.ones(3), np.ones(4)])
 
 
-def test_whole_numbers_go_with_a_grid_alone():
-    assert "int64 go with a grid" in refusal([np.ones(3), np.ones(3, np.int64)])
-    assert "int64 go with a grid" in refusal([np.ones(3), np.ones(3, np.int64)], grid=GRID)
-    assert "int64 go with a grid" in refusal(np.ones(6), grid=GRID)
-    assert "int64 go with a grid" in refusal(np.ones(6, np.int64))
+def test_integer_sums_require_a_grid():
+    assert "int64 needs a grid" in refusal([np.ones(3), np.ones(3, np.int64)])
+    assert "int64 needs a grid" in refusal([np.ones(3), np.ones(3, np.int64)], grid=GRID)
+    assert "int64 needs a grid" in refusal(np.ones(6), grid=GRID)
+    assert "int64 needs a grid" in refusal(np.ones(6, np.int64))
 
 
 def test_a_nan_anywhere_is_refused():

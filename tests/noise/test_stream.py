@@ -81,7 +81,7 @@ def check_reference(mechanism, rounds: int, size: int, mode, dtype, reference=No
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @settings(max_examples=4)
 @given(data=st.data())
-def test_the_stream_is_the_reference(family: Family, mode, dtype, data):
+def test_the_stream_matches_the_reference(family: Family, mode, dtype, data):
     mechanism, rounds = draw_case(data, family, 17)
     # Mechanisms of which noise grows without end are no use, and show nothing but overflow.
     assume(np.abs(mechanism.decoder(rounds)).max() < 1e6)
@@ -89,13 +89,13 @@ def test_the_stream_is_the_reference(family: Family, mode, dtype, data):
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_the_stream_is_the_reference_over_several_chunks(name):
+def test_the_stream_matches_the_reference_over_several_chunks(name):
     check_reference(ONE_OF_EACH[name], 6, 2 * 16384 + 5, "buffered", "float64")
 
 
 @modes
 @pytest.mark.parametrize("name", ["blt", "blt-b400", "band-sqrt", "tree", "inv-sqrt"])
-def test_the_stream_is_the_reference_over_hundreds_of_rounds(name, mode):
+def test_the_stream_matches_the_reference_over_hundreds_of_rounds(name, mode):
     check_reference(ONE_OF_EACH[name], 300 if mode == "buffered" else 80, 40, mode, "float64")
 
 
@@ -142,7 +142,7 @@ def test_what_is_released_is_the_sum_plus_scaled_noise_rounded_once(dtype):
             assert np.all(np.abs(released - (given_update + noise)) <= 0.51 * unit + 1e-14)
 
 
-def test_sigma_and_clip_norm_scale_the_noise_and_nothing_else():
+def test_noise_multiplier_and_clip_norm_only_scale_the_noise():
     for noise_multiplier, clip in ((1e-3, 1.0), (40.0, 0.25), (1.0, 1e6)):
         stream = NoiseStream.unchecked(
             ONE_OF_EACH["tree"], 300, noise_multiplier=noise_multiplier, clip_norm=clip, key=KEY
@@ -153,7 +153,7 @@ def test_sigma_and_clip_norm_scale_the_noise_and_nothing_else():
         assert found.released.std() == pytest.approx(scale, rel=0.5)
 
 
-def test_auto_keeps_no_vector_a_round():
+def test_auto_mode_never_keeps_one_vector_per_round():
     for name, mechanism in ONE_OF_EACH.items():
         wanted = "regenerating" if name in ("sqrt", "tree-full") else "buffered"
         assert (
@@ -168,7 +168,7 @@ def test_auto_keeps_no_vector_a_round():
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_buffers_are_as_many_as_the_mechanism_says(name):
+def test_the_number_of_buffers_is_the_memory_of_the_mechanism(name):
     mechanism, size = ONE_OF_EACH[name], 100
     stream = make(mechanism, size, dtype="float32")
     for made in range(1, 16):
@@ -178,7 +178,7 @@ def test_buffers_are_as_many_as_the_mechanism_says(name):
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 @modes
-def test_every_round_takes_a_row_of_its_own(name, mode):
+def test_every_round_uses_new_rows_of_z(name, mode):
     """Which carries the digest of its sum on to all that follow."""
     stream, digests = make(ONE_OF_EACH[name], 10, mode), set()
     for made in range(16):
@@ -224,7 +224,7 @@ def test_rounds_past_the_last_are_refused_and_change_nothing(mode):
     ],
     ids=str,
 )
-def test_what_makes_no_stream_is_refused(wrong):
+def test_invalid_stream_arguments_are_refused(wrong):
     with pytest.raises(InvalidInput):
         NoiseStream.unchecked(
             dpftrl.Independent(),
@@ -232,7 +232,7 @@ def test_what_makes_no_stream_is_refused(wrong):
         )
 
 
-def test_a_scale_that_is_no_number_is_refused():
+def test_a_scale_that_is_not_a_number_is_refused():
     """The product of two positive numbers can be zero: no noise at all."""
     for noise_multiplier, clip_norm in ((1e-200, 1e-200), (1e200, 1e200)):
         update = np.zeros(100)

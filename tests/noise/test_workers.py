@@ -20,7 +20,7 @@ def test_results_come_in_the_order_of_the_items(threads, count):
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("wrong", [ValueError("no"), KeyboardInterrupt(), MemoryError()])
-def test_an_error_is_raised_once_nobody_works_any_more(threads, wrong):
+def test_an_error_is_raised_after_all_threads_have_stopped(threads, wrong):
     working, done, before = set(), [], threading.active_count()
 
     def work(item: int) -> None:
@@ -38,7 +38,7 @@ def test_an_error_is_raised_once_nobody_works_any_more(threads, wrong):
     assert threading.active_count() == before
 
 
-def test_an_interruption_while_waiting_stops_the_helpers(monkeypatch):
+def test_an_interrupt_while_waiting_stops_the_other_threads(monkeypatch):
     """Ctrl-C may come when the caller has nothing to do but wait for a helper."""
     release, finished = threading.Event(), []
     join, calls = threading.Thread.join, []

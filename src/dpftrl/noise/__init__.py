@@ -1,4 +1,4 @@
-"""The noise itself: secure, fused, streaming, resumable."""
+"""Correlated noise: keyed, streaming, reproducible to the bit and resumable."""
 
 from dpftrl.clipping import ExactSum, Grid
 from dpftrl.noise.key import NoiseKey

@@ -1,7 +1,11 @@
-"""The inner loops: normals are made, mixed with the buffers and added, a tile at a time in cache.
+"""The inner loops: generate normals, mix them with the buffers and add them, tile by tile in cache.
 
-Sums and products are in float64 whatever the buffers are kept in, in a fixed order, without fast
-maths: the same bits on every machine and for every division of the work.
+Sums and products are computed in float64 whatever the type of the buffers, in a fixed order and
+without fast-math. The result has the same bits on every machine and for every division of the work.
+
+Common arguments: `words` is keystream, `addresses` are the memory addresses of buffers with `size`
+coordinates each, `start` is the first coordinate to work on, and `like` is an array with the type
+of the buffers.
 """
 
 # pyright: basic
@@ -16,7 +20,8 @@ from dpftrl._internal.compiled import TILE, compiled, pointer_to
 from dpftrl._internal.compiled import multiply_add as fma
 from dpftrl.noise.normals import TILE_WORDS, tile_of_normals
 
-# Coordinates that are taken through all buffers before the next ones: the fastest of 32 to 512.
+# Number of coordinates that go through all buffers before the next ones do. 128 was the fastest of
+# 32 to 512 in measurements.
 STRIP: Final = 128
 
 
@@ -31,7 +36,7 @@ def blt_step(
     like: Array,
     noise: Array,
 ) -> None:
-    """One round of a BLT over some tiles: subtract what the buffers hold, decay and refill them."""
+    """Compute one round of a BLT for whole tiles: `noise` becomes the noise."""
     for tile in range(noise.shape[0] // TILE):
         z = noise[tile * TILE : (tile + 1) * TILE]
         tile_of_normals(words[tile * TILE_WORDS : (tile + 1) * TILE_WORDS], z)
@@ -52,7 +57,21 @@ def blt_step_onto(
     rounded: bool,
     update: Array,
 ) -> None:
-    """The same, added to a part of the update at once, so that no noise leaves the cache."""
+    """Compute one round of a BLT and add it to `update` tile by tile: no noise leaves the cache.
+
+    Args:
+        words: Keystream.
+        theta: Decays.
+        omega: Output scales.
+        addresses: Addresses of the buffers.
+        size: Coordinates of a buffer.
+        start: First coordinate.
+        like: An array with the type of the buffers.
+        z: Memory for one tile.
+        scale: Factor of the noise.
+        rounded: Whether `update` counts grid steps, so that the noise is rounded to integers.
+        update: The part of the sum to add to.
+    """
     for tile in range(-(-update.shape[0] // TILE)):
         tile_of_normals(words[tile * TILE_WORDS : (tile + 1) * TILE_WORDS], z)
         _blt_tile(theta, omega, addresses, size, start + tile * TILE, like, z)
@@ -67,26 +86,27 @@ def blt_step_onto(
 def _blt_tile(
     theta: Array, omega: Array, addresses: Array, size: int, start: int, like: Array, z: Array
 ) -> None:
-    """One round over one tile: z becomes the noise.
+    """Compute one round of a BLT for one tile: z, a row of Z, becomes the noise.
 
-    Each buffer is read twice, for the noise and to be refilled with it. The last ones are done in
-    one loop that reads them once; those before them go through the cache in strips.
+    A buffer is needed twice: to compute the noise, and to be refilled with it. One fused loop reads
+    the last four, two or one buffers only once. The buffers before them are read twice, in strips
+    that stay in the cache.
     """
     count = theta.shape[0]
-    together = 4 if count >= 4 else 2 if count >= 2 else 1
-    before = count - together
+    fused = 4 if count >= 4 else 2 if count >= 2 else 1
+    before = count - fused
     stop = min(start + TILE, size)
     strip = STRIP if before else TILE
     for first in range(start, stop, strip):
         last = min(first + strip, stop)
         out = z[first - start : last - start]
         _subtract(before, omega, addresses, size, first, last, like, out)
-        if together == 4:
-            _four_at_once(before, theta, omega, addresses, size, first, last, like, out)
-        elif together == 2:
-            _two_at_once(before, theta, omega, addresses, size, first, last, like, out)
+        if fused == 4:
+            _fused_four(before, theta, omega, addresses, size, first, last, like, out)
+        elif fused == 2:
+            _fused_two(before, theta, omega, addresses, size, first, last, like, out)
         else:
-            _one_at_once(theta, omega, addresses, size, first, last, like, out)
+            _fused_one(theta, omega, addresses, size, first, last, like, out)
         _refill(before, theta, addresses, size, first, last, like, out)
 
 
@@ -101,15 +121,18 @@ def _subtract(
     like: Array,
     out: Array,
 ) -> None:
-    """Take off z what the first buffers hold; two at a time, since each pass goes over z."""
+    """Subtract the first `count` buffers, times their scales, from `out`.
+
+    Two buffers at a time, because every pass reads and writes `out`.
+    """
     pairs = count // 2
     for pair in range(pairs):
         left, right = omega[2 * pair], omega[2 * pair + 1]
         left_buffer = _row(addresses, 2 * pair, size, like)[first:last]
         right_buffer = _row(addresses, 2 * pair + 1, size, like)[first:last]
         for i in range(last - first):
-            once = fma(-left, np.float64(left_buffer[i]), out[i])
-            out[i] = fma(-right, np.float64(right_buffer[i]), once)
+            partial = fma(-left, np.float64(left_buffer[i]), out[i])
+            out[i] = fma(-right, np.float64(right_buffer[i]), partial)
     for j in range(2 * pairs, count):
         scale = omega[j]
         buffer = _row(addresses, j, size, like)[first:last]
@@ -128,7 +151,7 @@ def _refill(
     like: Array,
     out: Array,
 ) -> None:
-    """Decay the first buffers, and add the noise to each; two at a time, too."""
+    """Multiply the first `count` buffers by their decays and add the noise; two at a time."""
     pairs = count // 2
     for pair in range(pairs):
         left, right = theta[2 * pair], theta[2 * pair + 1]
@@ -146,7 +169,7 @@ def _refill(
 
 
 @numba.njit(**compiled)
-def _one_at_once(
+def _fused_one(
     theta: Array,
     omega: Array,
     addresses: Array,
@@ -156,7 +179,7 @@ def _one_at_once(
     like: Array,
     out: Array,
 ) -> None:
-    """Subtract and refill the only buffer."""
+    """Subtract and refill the only buffer, in one loop."""
     decay, scale = theta[0], omega[0]
     buffer = _row(addresses, 0, size, like)[first:last]
     for i in range(last - first):
@@ -167,7 +190,7 @@ def _one_at_once(
 
 
 @numba.njit(**compiled)
-def _two_at_once(
+def _fused_two(
     j: int,
     theta: Array,
     omega: Array,
@@ -178,7 +201,7 @@ def _two_at_once(
     like: Array,
     out: Array,
 ) -> None:
-    """Subtract and refill the last two buffers, from number j on."""
+    """Subtract and refill the last two buffers, number j and the next, in one loop."""
     decay_0, decay_1 = theta[j], theta[j + 1]
     scale_0, scale_1 = omega[j], omega[j + 1]
     buffer_0 = _row(addresses, j, size, like)[first:last]
@@ -192,7 +215,7 @@ def _two_at_once(
 
 
 @numba.njit(**compiled)
-def _four_at_once(
+def _fused_four(
     j: int,
     theta: Array,
     omega: Array,
@@ -203,7 +226,7 @@ def _four_at_once(
     like: Array,
     out: Array,
 ) -> None:
-    """Subtract and refill the last four buffers, from number j on."""
+    """Subtract and refill the last four buffers, from number j on, in one loop."""
     decay_0, decay_1, decay_2, decay_3 = theta[j], theta[j + 1], theta[j + 2], theta[j + 3]
     scale_0, scale_1, scale_2, scale_3 = omega[j], omega[j + 1], omega[j + 2], omega[j + 3]
     buffer_0 = _row(addresses, j, size, like)[first:last]
@@ -223,60 +246,69 @@ def _four_at_once(
 
 
 @numba.njit(**compiled)
-def add_normals(words: Array, weights: Array, made: Array) -> None:
-    """Add a row of Z, times a weight for each, to several sums."""
+def add_normals(words: Array, weights: Array, sums: Array) -> None:
+    """Add a row of Z to each row of `sums`, times the weight of that row."""
     z = np.empty(TILE)
-    for tile in range(made.shape[1] // TILE):
+    for tile in range(sums.shape[1] // TILE):
         tile_of_normals(words[tile * TILE_WORDS : (tile + 1) * TILE_WORDS], z)
-        for row in range(made.shape[0]):
+        for row in range(sums.shape[0]):
             weight = weights[row]
             if weight != 0.0:
-                out = made[row, tile * TILE : (tile + 1) * TILE]
+                out = sums[row, tile * TILE : (tile + 1) * TILE]
                 for i in range(TILE):
                     out[i] = fma(weight, z[i], out[i])
 
 
 @numba.njit(**compiled)
 def mix_buffers(
-    weights: Array, inputs: Array, outputs: Array, size: int, start: int, like: Array, made: Array
+    weights: Array, inputs: Array, outputs: Array, size: int, start: int, like: Array, sums: Array
 ) -> None:
-    """Add weighted buffers to several sums, and keep all but the first of them as new buffers.
+    """Add weighted buffers to `sums`, and write all rows but the first to the new buffers.
 
-    A new buffer may lie where an old one was: a tile is read whole before any of it is written.
+    A new buffer may use the memory of an old one: a tile is read completely before it is written.
+
+    Args:
+        weights: One row for each row of `sums`, one column for each input.
+        inputs: Addresses of the old buffers.
+        outputs: Addresses of the new buffers.
+        size: Coordinates of a buffer.
+        start: First coordinate.
+        like: An array with the type of the buffers.
+        sums: Row 0 becomes the noise, the other rows the new buffers.
     """
-    for first in range(0, min(made.shape[1], size - start), TILE):
+    for first in range(0, min(sums.shape[1], size - start), TILE):
         a = start + first
         b = min(a + TILE, size)
         for j in range(inputs.shape[0]):
             buffer = _row(inputs, j, size, like)[a:b]
-            for row in range(made.shape[0]):
+            for row in range(sums.shape[0]):
                 weight = weights[row, j]
                 if weight != 0.0:
-                    out = made[row, first : first + b - a]
+                    out = sums[row, first : first + b - a]
                     for i in range(b - a):
                         out[i] = fma(weight, np.float64(buffer[i]), out[i])
-        for row in range(1, made.shape[0]):
+        for row in range(1, sums.shape[0]):
             buffer = _row(outputs, row - 1, size, like)[a:b]
-            out = made[row, first : first + b - a]
+            out = sums[row, first : first + b - a]
             for i in range(b - a):
                 buffer[i] = out[i]
 
 
 @numba.njit(**compiled)
 def add_scaled(noise: Array, scale: float, update: Array) -> None:
-    """Add noise to a part of an update, in floating point."""
+    """Add `scale` times the noise to a part of a sum, in floating point."""
     for i in range(update.shape[0]):
         update[i] = fma(scale, noise[i], np.float64(update[i]))
 
 
 @numba.njit(**compiled)
 def add_rounded(noise: Array, scale: float, update: Array) -> None:
-    """Add noise, rounded to the grid, to a part of a sum that counts steps of the grid."""
+    """Add `scale` times the noise, rounded to integers, to a part of a sum in grid steps."""
     for i in range(update.shape[0]):
         update[i] += np.int64(np.rint(scale * noise[i]))
 
 
 @numba.njit(**compiled)
 def _row(addresses: Array, j: int, size: int, like: Array) -> Array:
-    """The array like `like` at one of several addresses."""
+    """The buffer at address number j, as an array with the type of `like`."""
     return carray(pointer_to(addresses[j]), (size,), like.dtype)

@@ -1,4 +1,8 @@
-"""Secrets that do not show. Who holds the key and a released model can take the noise off again."""
+"""Noise keys, and the keystreams that they generate.
+
+Whoever has a noise key and a released model can remove the noise from the model. Keys are therefore
+wrapped so that they do not appear in logs, tracebacks or pickles.
+"""
 
 import hmac
 import os
@@ -9,7 +13,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from dpftrl.errors import InvalidInput
 
-KEY_BYTES = 32
+KEY_BYTES = 32  # an AES-256 key
+BLOCK_BYTES = 16  # one AES block
 
 
 class Secret:
@@ -25,7 +30,7 @@ class Secret:
         return self._secret
 
     def followed_by(self, other: "Secret", times: int) -> "Secret":
-        """This, and so many of the other, end to end."""
+        """The concatenation of this secret and `times` copies of another."""
         return Secret(self._secret + other._secret * times)
 
     def __eq__(self, other: object) -> bool:
@@ -38,15 +43,15 @@ class Secret:
         return f"{type(self).__name__}(secret)"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"a {type(self).__name__} is not for pickling or copying")
+        raise TypeError(f"a {type(self).__name__} cannot be pickled or copied")
 
 
 @final
 class NoiseKey(Secret):
-    """Thirty-two secret bytes, from the operating system.
+    """Thirty-two secret bytes from the operating system's random number generator.
 
-    Keep what `secret_bytes` returns as you would a private key: readable by the server alone, never
-    beside a released model.
+    Store the result of `secret_bytes` like a private key: only the server may read it, and it must
+    never be stored beside a released model.
 
     >>> NoiseKey.generate()
     NoiseKey(secret)
@@ -60,47 +65,47 @@ class NoiseKey(Secret):
         del secret  # so that no traceback with local variables shows it
         if not fits:
             self._secret = b""
-            raise InvalidInput(f"a noise key is {KEY_BYTES} bytes; NoiseKey.generate() makes one")
+            raise InvalidInput(
+                f"a noise key must be {KEY_BYTES} bytes; NoiseKey.generate() creates one"
+            )
 
     @classmethod
     def generate(cls) -> "NoiseKey":
-        """A fresh key."""
+        """Create a new random key."""
         return cls(os.urandom(KEY_BYTES))
 
     @classmethod
     def insecure_for_tests(cls, seed: int) -> "NoiseKey":
-        """A key that anybody can guess: what it protects is not private. For tests alone."""
+        """Create a key that anybody can guess. Use it in tests only: it gives no privacy."""
         return cls(sha256(b"insecure" + seed.to_bytes(16, "big", signed=True)).digest())
 
     def derive(
         self, purpose: bytes, public: bytes = b"", secret: Secret | None = None
     ) -> "NoiseKey":
-        """A key for one purpose: HMAC-SHA256, so that none tells anything about another.
+        """Derive a key with HMAC-SHA256, so that derived keys reveal nothing about one another.
 
         Args:
-            purpose: What it is for.
-            public: What else it depends on.
-            secret: What else, and may not be shown.
+            purpose: Name of the purpose.
+            public: Public data that the key also depends on.
+            secret: Secret data that the key also depends on.
         """
         message = [purpose, public, b"" if secret is None else secret]
         return NoiseKey(hmac.digest(self._secret, b"".join(map(_with_length, message)), "sha256"))
 
     def fingerprint(self) -> str:
-        """Sixteen letters that tell keys apart and give nothing away."""
+        """Sixteen hexadecimal digits that identify the key and reveal nothing about it."""
         return self.derive(b"fingerprint")._secret[:8].hex()
 
 
 def _with_length(part: "bytes | Secret") -> bytes:
+    """The bytes of `part` after their length, so that a concatenation is unambiguous."""
     content = part.secret_bytes() if isinstance(part, Secret) else part
     return len(content).to_bytes(4, "big") + content
 
 
-BLOCK_BYTES = 16
-
-
 @final
 class Keystream:
-    """The keystream of one key from a block on, in pieces."""
+    """AES-256 keystream in counter mode, from a given block on."""
 
     def __init__(self, key: NoiseKey, first_block: int = 0):
         counter = first_block.to_bytes(BLOCK_BYTES, "big")
@@ -111,10 +116,15 @@ class Keystream:
         return "Keystream(secret)"
 
     def fill(self, zeros: Any, out: Any) -> None:
-        """Write the next bytes, as many as there are `zeros`; `out` has room for 15 more."""
+        """Write the next bytes of the keystream to `out`.
+
+        Args:
+            zeros: Zero bytes, as many as to write.
+            out: Destination. It must have 15 bytes more than are written.
+        """
         self._encryptor.update_into(zeros, out)
 
 
 def row_key(key: NoiseKey, row: int, digest: Secret) -> NoiseKey:
-    """The key of one row of Z."""
+    """Derive the key of one row of Z from the stream's key and the digest that the row covers."""
     return key.derive(b"row", row.to_bytes(8, "big"), digest)

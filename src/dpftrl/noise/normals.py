@@ -1,14 +1,15 @@
-"""Standard normals from random words: Box and Muller's method, four pairs at a time.
+"""Standard normals from random words, by the method of Box and Muller.
 
-Coordinates come in tiles of 2,048: a tile takes 1,024 blocks of keystream, read as two runs of
-1,024 words of 64 bits. Word i of the first run and the last 12 bits of word i of the second give
-the radius of pair i, and the first 52 bits of the latter its angle; the two normals go to
-coordinates i and 1,024 + i. An angle of few bits would be a trap: the noise of a pair would lie on
-few rays, and who knows all updates but one could tell a right guess of that one by its ray.
+Coordinates are generated in tiles of 2,048. A tile uses 1,024 blocks of keystream, read as two runs
+of 1,024 words of 64 bits. Word i of the first run and the low 12 bits of word i of the second run
+give the radius of pair i. The high 52 bits of word i of the second run give its angle. The two
+normals of the pair are coordinates i and 1,024 + i. An angle of few bits would be unsafe: the noise
+of a pair would lie on few rays, and an attacker who knows all updates but one could confirm a
+guess of that one by the ray on which the remaining noise lies.
 
-Nothing but basic operations on float64 (a fused multiply-add among them), each rounded as IEEE 754
-says and in a fixed order, so that every machine makes the same bits; whole tiles, so that they do
-not depend on where blocks of work begin.
+The code uses only basic operations on float64 (including fused multiply-add), each rounded as
+IEEE 754 requires, in a fixed order. So every machine computes the same bits. Only whole tiles are
+computed, so that the bits do not depend on how the work is divided.
 """
 
 # pyright: basic
@@ -31,7 +32,7 @@ TILE_BLOCKS: Final = PAIRS
 # A float64 with this exponent and a 52-bit integer n as its mantissa is 2^52 + n.
 INTEGER: Final = np.uint64(0x4330000000000000)
 TWO_52: Final = 2.0**52
-# Adding the gap to the bits of x carries into the exponent when the mantissa passes sqrt(2).
+# Adding GAP to the bits of x carries into the exponent if the mantissa is at least sqrt(2).
 ROOT_HALF_BITS: Final = np.uint64(0x3FE6A09E667F3BCD)
 GAP: Final = np.uint64(0x3FF0000000000000 - 0x3FE6A09E667F3BCD)
 MANTISSA: Final = np.uint64(0x000FFFFFFFFFFFFF)
@@ -41,19 +42,20 @@ ZERO: Final = np.uint64(0)
 ONE: Final = np.uint64(1)
 SIGN: Final = np.uint64(2**63)
 TO_SIGN: Final = np.uint64(62)
-# A word of the second run: 12 bits of the radius below, the angle above.
+# A word of the second run has 12 bits of the radius at the low end, and the angle above them.
 LOW: Final = np.uint64(2**12 - 1)
 LOW_BITS: Final = np.uint64(12)
-# Parts of a turn, in units of the angle.
+# A full turn in radians per unit of the angle, and parts of a turn in units of the angle.
 TURN: Final = 2 * math.pi / 2**52
 QUARTER_BITS: Final = np.uint64(50)
 QUARTER: Final = np.uint64(2**50)
 EIGHTH: Final = np.uint64(2**49)
 LOG_2: Final = math.log(2)
 
-# Interpolation at Chebyshev nodes, in 60 digits: of (log((1 + s) / (1 - s)) / s - 2) / s^2 by s^2
-# up to (3 - 2 sqrt(2))^2; of (sin(x) / x - 1) / x^2 and (cos(x) - 1 + x^2 / 2) / x^4 by x^2 up to
-# (pi / 4)^2. All are off by less than 4e-16.
+# Polynomials that interpolate at Chebyshev nodes, computed with 60 digits. LOG is for
+# (log((1 + s) / (1 - s)) / s - 2) / s^2 as a function of s^2, up to (3 - 2 sqrt(2))^2. SIN and COS
+# are for (sin(x) / x - 1) / x^2 and (cos(x) - 1 + x^2 / 2) / x^4 as functions of x^2, up to
+# (pi / 4)^2. All errors are below 4e-16.
 LOG: Final = (
     0.666666666666667,
     0.39999999999899505,
@@ -83,21 +85,23 @@ COS: Final = (
 
 @numba.njit(**compiled)
 def tile_of_normals(words: Tile, normals: Tile) -> None:
-    """Turn the words of one tile into its normals.
+    """Convert the random words of one tile to its normals.
 
-    Three short loops take a fifth less time than one long one, and give the same bits. Divisions
-    and roots are slow, but run beside other work: each has a loop that leaves room for it.
+    Three short loops take a fifth less time than one long loop, and give the same bits. Divisions
+    and square roots are slow, but the processor overlaps them with other work; each is in a loop
+    with enough other work.
     """
     _reduce(words, normals)
-    _squares(normals)
-    _turn(words, normals)
+    _squared_radii(normals)
+    _rotate(words, normals)
 
 
 @numba.njit(**compiled)
 def _reduce(words: Tile, reduced: Tile) -> None:
-    """Write each u, of 76 bits and never 0 (and 1 only by rounding), as (1 + s) / (1 - s) * 2^k.
+    """Write the uniform number u of each pair as (1 + s) / (1 - s) * 2^k.
 
-    First all s, then all k.
+    u has 76 bits. It is never 0, and 1 only by rounding. The first half of `reduced` becomes s, the
+    second half k.
     """
     for i in range(PAIRS):
         word = words[i]
@@ -110,8 +114,8 @@ def _reduce(words: Tile, reduced: Tile) -> None:
 
 
 @numba.njit(**compiled)
-def _squares(reduced: Tile) -> None:
-    """Put the square of each radius, -2 log u, in place of s."""
+def _squared_radii(reduced: Tile) -> None:
+    """Replace s by the squared radius of each pair, -2 log u."""
     for i in range(PAIRS):
         s = reduced[i]
         v = s * s
@@ -123,10 +127,10 @@ def _squares(reduced: Tile) -> None:
 
 
 @numba.njit(**compiled)
-def _turn(words: Tile, normals: Tile) -> None:
-    """Turn each radius by the angle of its pair."""
+def _rotate(words: Tile, normals: Tile) -> None:
+    """Replace the squared radius of each pair by the two normals: radius times cosine and sine."""
     for i in range(PAIRS):
-        # The nearest quarter turn, and the rest of the angle, between -pi / 4 and pi / 4.
+        # The angle is the nearest quarter turn plus x, which is between -pi / 4 and pi / 4.
         angle = (words[PAIRS + i] >> LOW_BITS) + EIGHTH
         quarter = angle >> QUARTER_BITS
         rest = float_of((angle & (QUARTER - ONE)) | INTEGER) - (TWO_52 + 2.0**49)
@@ -141,7 +145,7 @@ def _turn(words: Tile, normals: Tile) -> None:
         odd = (quarter & ONE) != ZERO
         first = sine if odd else cosine
         second = cosine if odd else sine
-        # Bit 1 of the quarter is the sign of the sine; one quarter on, that of the cosine.
+        # Bit 1 of `quarter` is the sign of the sine, bit 1 of `quarter + 1` that of the cosine.
         first_sign, second_sign = (quarter + ONE) << TO_SIGN, quarter << TO_SIGN
         radius = math.sqrt(normals[i])
         normals[i] = radius * float_of(bits_of(first) ^ (first_sign & SIGN))

@@ -1,4 +1,10 @@
-"""One round of noise: which rows of Z it takes, what is mixed with them, and where that goes."""
+"""One round of noise: the rows of Z that it uses, how it mixes them with buffers, and its output.
+
+`run_round` divides the coordinates into chunks and computes them in several threads. A `Round` says
+what to compute for one chunk: `BltRound` for buffers that decay, and `LinearRound` for any other
+mechanism, with the weights that `transition` or `DecoderRows` derives from the mechanism's own
+`step`.
+"""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -27,17 +33,31 @@ from dpftrl.noise.key import BLOCK_BYTES, Keystream, NoiseKey
 from dpftrl.noise.normals import TILE_BLOCKS
 from dpftrl.noise.state import Buffer
 
+Buffers = Sequence[Buffer]
+
+# Most rows of Z that a mechanism uses in one round: trees use one per level, and have at most 128.
+MOST_FRESH: Final = 128
+# Size of a chunk: its keystream and noise fit into the cache together.
+CHUNK_TILES: Final = 32
+CHUNK: Final = CHUNK_TILES * TILE
+CHUNK_BLOCKS: Final = CHUNK_TILES * TILE_BLOCKS
+# Least number of chunks in a share: fewer are not worth another thread.
+SMALL_SHARE: Final = 4
+# Shares per thread. There are several, so that other threads can take over from a slow one.
+SHARES: Final = 4
+ZEROS: Final = bytes(CHUNK_BLOCKS * BLOCK_BYTES)
+
 
 @final
 class DecoderRows:
-    """Gives row t of D for t = 0, 1, ...; going back starts from the beginning."""
+    """Computes rows of D in the order t = 0, 1, ...; an earlier row starts again from round 0."""
 
     def __init__(self, mechanism: Mechanism):
         self._mechanism = mechanism
         self._state = mechanism.init(1)
 
     def row(self, round_: int) -> Vector:
-        """Weights of the rows of Z in the noise of this round."""
+        """Row `round_` of D: the weights of the rows of Z in the noise of that round."""
         if isinstance(self._mechanism, ToeplitzMechanism):
             return self._mechanism.inverse_coefficients(round_ + 1)[::-1].copy()
         if self._state.round > round_:
@@ -48,9 +68,9 @@ class DecoderRows:
         return noise
 
     def _next(self) -> Vector:
-        """One reference step on unit vectors, of which there are as many as rows of Z so far."""
+        """Do one reference step with unit vectors as rows of Z, so that the noise is a row of D."""
         state = self._state
-        width = state.next_row + 128
+        width = state.next_row + MOST_FRESH
         buffers = np.zeros((len(state.buffers), width))
         if state.round:
             buffers[:, : state.buffers.shape[1]] = state.buffers
@@ -69,21 +89,17 @@ class DecoderRows:
         return noise[:used]
 
 
-# No mechanism takes more rows of Z in one round: trees take one a level.
-MOST_FRESH = 128
-
-
 @final
 @dataclass(frozen=True)
 class Transition:
-    """One round.
+    """The linear map that one round applies to the buffers and the new rows of Z.
 
     Attributes:
-        weights: Row 0 gives the noise, the others the buffers that are computed anew. Columns are
-            the old buffers, then the fresh rows of Z.
-        buffers: The new buffers in order: for each, the old one that it is (0 and up), or which
-            computed one (-1 for the first, -2 for the second, ...).
-        fresh: How many rows of Z are taken.
+        weights: Row 0 gives the noise, the other rows the buffers that must be computed. Columns
+            are the old buffers, then the new rows of Z.
+        buffers: For each new buffer, where it comes from: the index of the old buffer that it is
+            equal to (0 and up), or -1 for the first computed buffer, -2 for the second, and so on.
+        fresh: Number of new rows of Z.
     """
 
     weights: Matrix
@@ -92,56 +108,53 @@ class Transition:
 
 
 def transition(mechanism: Mechanism, round_: int, next_row: int, kept: int) -> Transition:
-    """What the given round does to `kept` buffers."""
+    """The linear map of one round, found by a reference step on unit vectors.
+
+    Args:
+        mechanism: The mechanism.
+        round_: The round.
+        next_row: Number of rows of Z used before the round.
+        kept: Number of buffers before the round.
+    """
     units = np.eye(kept + MOST_FRESH)
 
     def rows(index: int) -> NDArray[np.float64]:
         if not 0 <= index - next_row < MOST_FRESH:
-            raise TooLarge(f"{mechanism.name} wants row {index} in round {round_}")
+            raise TooLarge(
+                f"{mechanism.name} needs row {index} of Z in round {round_}; a round can use only "
+                f"{MOST_FRESH} rows, from {next_row} on"
+            )
         return units[kept + index - next_row]
 
     noise, state = mechanism.step(StreamState(round_, next_row, units[:kept]), rows)
     fresh = state.next_row - next_row
     used = slice(0, kept + fresh)
-    moved = [_same_as(row[:kept], row[kept:]) for row in state.buffers]
-    computed = [row[used] for row, old in zip(state.buffers, moved, strict=True) if old is None]
-    places = iter(range(-1, -len(computed) - 1, -1))
+    unchanged = [_same_as(row[:kept], row[kept:]) for row in state.buffers]
+    computed = [row[used] for row, old in zip(state.buffers, unchanged, strict=True) if old is None]
+    computed_index = iter(range(-1, -len(computed) - 1, -1))
     return Transition(
         np.array([noise[used], *computed]),
-        tuple(next(places) if old is None else old for old in moved),
+        tuple(next(computed_index) if old is None else old for old in unchanged),
         fresh,
     )
 
 
 def _same_as(from_buffers: Matrix, from_rows: Matrix) -> int | None:
-    """Which old buffer this is, unchanged; None if it is something else."""
+    """Index of the old buffer that a new buffer is equal to; None if it is a combination."""
     (used,) = np.nonzero(from_buffers)
     if from_rows.any() or len(used) != 1 or from_buffers[used[0]] != 1:
         return None
     return int(used[0])
 
 
-Buffers = Sequence[Buffer]
-
-# Coordinates whose keystream and noise are in cache together.
-CHUNK_TILES: Final = 32
-CHUNK: Final = CHUNK_TILES * TILE
-CHUNK_BLOCKS: Final = CHUNK_TILES * TILE_BLOCKS
-# Chunks that are not worth another thread.
-SMALL_SHARE: Final = 4
-# Shares a thread: one that is interrupted leaves the rest to the others.
-SHARES: Final = 4
-ZEROS: Final = bytes(CHUNK_BLOCKS * BLOCK_BYTES)
-
-
 @final
 class Scratch:
-    """Room for the keystream and the noise of some tiles; as secret as they are."""
+    """Memory for the keystream and the noise of some tiles. It is as secret as they are."""
 
     def __init__(self, sums: int, tiles: int):
         size = tiles * TILE_BLOCKS * BLOCK_BYTES
         self.zeros = memoryview(ZEROS)[:size]
-        # The cipher wants room for a block more than it writes.
+        # The cipher needs one block more than it writes.
         self.raw = bytearray(size + BLOCK_BYTES)
         self.words = np.frombuffer(self.raw, np.uint64, size // 8)
         self.tile = np.empty(TILE)
@@ -149,8 +162,8 @@ class Scratch:
         self._sums = sums
 
     @cached_property
-    def made(self) -> Matrix:
-        """What is made of all the tiles: only some rounds want that much room."""
+    def vectors(self) -> Matrix:
+        """Memory for the noise and new buffers of all tiles; only some rounds need it."""
         return np.empty((self._sums, self.coordinates))
 
     def __repr__(self) -> str:
@@ -159,7 +172,7 @@ class Scratch:
 
 @final
 class Target:
-    """Where noise goes: the arrays of an update, and how large a unit of noise is in them."""
+    """The arrays that the noise is added to, and the factor that scales the noise for them."""
 
     def __init__(self, parts: Sequence[NDArray[Any]], scale: float):
         self._scale = scale
@@ -168,30 +181,36 @@ class Target:
         self._ends = ends
 
     def around(self, start: int, count: int) -> tuple[float, bool, NDArray[Any]] | None:
-        """The unit, whether it is one of a grid, and the coordinates, if one array has them all."""
-        place = bisect_right(self._ends, start)
-        if place == len(self._ends) or self._ends[place] < min(start + count, self._ends[-1]):
+        """Find the `count` coordinates from `start` on in one array.
+
+        Returns:
+            The scale, whether the array counts grid steps, and its slice with the coordinates.
+            None if they are in more than one array, or in none.
+        """
+        index = bisect_right(self._ends, start)
+        if index == len(self._ends) or self._ends[index] < min(start + count, self._ends[-1]):
             return None
-        part, first, _ = self._parts[place]
+        part, first, _ = self._parts[index]
         return self._scale, part.dtype == np.int64, part[start - first : start - first + count]
 
     def add(self, start: int, scratch: Scratch) -> None:
-        """Add the noise of the coordinates from `start` on."""
+        """Add the noise in `scratch` to the coordinates from `start` on."""
         stop = start + scratch.coordinates
         for part, first, end in self._parts[bisect_right(self._ends, start) :]:
             if first >= stop:
                 break
             a, b = max(first, start), min(end, stop)
             add = add_rounded if part.dtype == np.int64 else add_scaled
-            add(scratch.made[0, a - start : b - start], self._scale, part[a - first : b - first])
+            add(scratch.vectors[0, a - start : b - start], self._scale, part[a - first : b - first])
 
 
 class Round(Protocol):
-    """What a round does, chunk by chunk.
+    """The work of one round, chunk by chunk.
 
     Attributes:
-        rows: The keys of the rows of Z that it takes.
-        sums: How many vectors it makes: the noise, and new buffers that are not made in place.
+        rows: The keys of the rows of Z that it uses.
+        sums: Number of vectors that it computes: the noise, and new buffers that are not updated
+            in place.
     """
 
     rows: Sequence[NoiseKey]
@@ -200,46 +219,54 @@ class Round(Protocol):
     def add(
         self, streams: Sequence[Keystream], start: int, scratch: Scratch, target: Target
     ) -> None:
-        """Make the noise of the chunk that begins at `start`, and add it to the target."""
+        """Compute the noise of the chunk that begins at `start`, and add it to the target.
+
+        Args:
+            streams: A keystream for each row of Z, positioned at the chunk.
+            start: First coordinate of the chunk.
+            scratch: Memory to work in.
+            target: Where the noise goes.
+        """
         ...
 
 
 @final
 class BltRound:
-    """A round of a BLT, whose buffers change in place."""
+    """A round of a BLT, which updates its buffers in place."""
 
     def __init__(self, row: NoiseKey, theta: Matrix, omega: Matrix, buffers: Buffers, size: int):
         self.rows: Sequence[NoiseKey] = (row,)
         self.sums = 1
-        self._decays = (theta, omega)
-        self._place = (addresses(buffers), size)
-        self._like = buffers[0].array[:0]
+        self._parameters = (theta, omega)
+        self._memory = (addresses(buffers), size)
+        self._like = buffers[0].array[:0]  # tells the kernel the type of the buffers
 
     def add(
         self, streams: Sequence[Keystream], start: int, scratch: Scratch, target: Target
     ) -> None:
-        """The paper's Algorithm 3."""
+        """Algorithm 3 of the paper, for one chunk."""
         streams[0].fill(scratch.zeros, scratch.raw)
-        # No local name for words or noise: a traceback may show what those hold.
-        here = (*self._decays, *self._place, start, self._like)
-        where = target.around(start, scratch.coordinates)
-        if where is None:
-            blt_step(scratch.words, *here, scratch.made[0])
+        # No local variable for words or noise: a traceback may show its content.
+        arguments = (*self._parameters, *self._memory, start, self._like)
+        destination = target.around(start, scratch.coordinates)
+        if destination is None:
+            blt_step(scratch.words, *arguments, scratch.vectors[0])
             target.add(start, scratch)
         else:
-            blt_step_onto(scratch.words, *here, scratch.tile, *where)
+            blt_step_onto(scratch.words, *arguments, scratch.tile, *destination)
 
 
 @final
 class LinearRound:
-    """A round of any mechanism: a matrix times old buffers and rows of Z.
+    """A round of any mechanism: a matrix times the old buffers and the rows of Z.
 
     Args:
-        rows: Keys of the rows.
-        weights: Row 0 gives the noise, the others the outputs; columns are inputs, then rows of Z.
+        rows: Keys of the rows of Z.
+        weights: Row 0 gives the noise, the other rows the outputs. Columns are the inputs, then the
+            rows of Z.
         inputs: The old buffers.
-        outputs: Where new buffers go.
-        size: Coordinates.
+        outputs: The buffers to write.
+        size: Number of coordinates.
     """
 
     def __init__(
@@ -252,42 +279,50 @@ class LinearRound:
     ):
         self.rows = rows
         self.sums = len(weights)
-        self._of_rows = [np.ascontiguousarray(column) for column in weights.T[len(inputs) :]]
+        self._row_weights = [np.ascontiguousarray(column) for column in weights.T[len(inputs) :]]
         self._mix = (np.ascontiguousarray(weights), addresses(inputs), addresses(outputs), size)
         both = [*inputs, *outputs]
-        self._like = both[0].array[:0] if both else None
+        self._like = both[0].array[:0] if both else None  # tells the kernel the type of the buffers
 
     def add(
         self, streams: Sequence[Keystream], start: int, scratch: Scratch, target: Target
     ) -> None:
-        """Rows of Z first, then the buffers."""
-        scratch.made[:] = 0.0
-        for stream, weights in zip(streams, self._of_rows, strict=True):
+        """Add up the rows of Z, then the buffers, for one chunk."""
+        scratch.vectors[:] = 0.0
+        for stream, weights in zip(streams, self._row_weights, strict=True):
             stream.fill(scratch.zeros, scratch.raw)
-            add_normals(scratch.words, weights, scratch.made)
+            add_normals(scratch.words, weights, scratch.vectors)
         if self._like is not None:
-            mix_buffers(*self._mix, start, self._like, scratch.made)
+            mix_buffers(*self._mix, start, self._like, scratch.vectors)
         target.add(start, scratch)
 
 
-def run_round(made: Round, target: Target, size: int, threads: int) -> None:
-    """Do all chunks, some at a time; the result does not depend on how many threads there are."""
+def run_round(work: Round, target: Target, size: int, threads: int) -> None:
+    """Compute a round in several threads. The result does not depend on their number.
+
+    Args:
+        work: The round.
+        target: Where its noise goes.
+        size: Number of coordinates.
+        threads: Number of threads.
+    """
     chunks = -(-size // CHUNK)
     share = max(-(-chunks // (SHARES * threads)), SMALL_SHARE)
     shares = [range(first, min(first + share, chunks)) for first in range(0, chunks, share)]
-    parallel_map(partial(_run_chunks, made, target, -(-size // TILE)), shares, threads)
+    parallel_map(partial(_run_chunks, work, target, -(-size // TILE)), shares, threads)
 
 
-def _run_chunks(made: Round, target: Target, tiles: int, chunks: range) -> None:
-    streams = [Keystream(row, chunks.start * CHUNK_BLOCKS) for row in made.rows]
-    scratch = Scratch(made.sums, CHUNK_TILES)
+def _run_chunks(work: Round, target: Target, tiles: int, chunks: range) -> None:
+    """Compute some chunks of a round, one after another; the last chunk may have fewer tiles."""
+    streams = [Keystream(row, chunks.start * CHUNK_BLOCKS) for row in work.rows]
+    scratch = Scratch(work.sums, CHUNK_TILES)
     for chunk in chunks:
-        left = tiles - chunk * CHUNK_TILES
-        if left < CHUNK_TILES:
-            scratch = Scratch(made.sums, left)
-        made.add(streams, chunk * CHUNK, scratch, target)
+        remaining = tiles - chunk * CHUNK_TILES
+        if remaining < CHUNK_TILES:
+            scratch = Scratch(work.sums, remaining)
+        work.add(streams, chunk * CHUNK, scratch, target)
 
 
 def addresses(buffers: Buffers) -> NDArray[np.uint64]:
-    """Where each of them lies."""
+    """Memory address of each buffer."""
     return np.array([buffer.array.ctypes.data for buffer in buffers], dtype=np.uint64)

@@ -1,7 +1,8 @@
-"""The state of a noise stream as a file: safetensors, with a header that is checked first.
+"""The state of a noise stream: keyed digests of the sums, buffers, and the state file.
 
-Whoever reads a state can take the noise off released models, so the file is for its owner alone
-(mode 0600). A seal, keyed, over header and content shows every flipped bit.
+A state file is a safetensors file with a header that is checked first. Whoever reads a state can
+remove the noise from released models, so only the owner may read the file (mode 0600). A keyed seal
+over the header and the content detects every change.
 """
 
 import hmac
@@ -24,24 +25,25 @@ from dpftrl.mechanisms import Mechanism
 from dpftrl.noise.key import NoiseKey, Secret
 
 DIGEST_BYTES: Final = 16
-# Coordinates that are digested at a time, each by one of several threads. Many, since every call
-# costs something.
+# Coordinates that one thread digests at a time. The number is large because every call has a cost.
 PIECE: Final = 2**19
-# The cipher counts the bytes of one call in 31 bits.
+# Most bytes in one call of the cipher, which counts them in 31 bits.
 MOST_AT_ONCE: Final = 2**30
-# Fixed: see `Digest`.
+# The nonce is fixed; `Digest` explains why that is safe.
 NONCE: Final = bytes(12)
+# Most buffers that a header may announce, so that a damaged header does not fill the memory.
+MOST_BUFFERS: Final = 10**6
 
 
 @final
 class Digest:
-    """GMAC with a fixed nonce.
+    """Keyed digest of bytes: GMAC with a fixed nonce.
 
     Guarantees:
         GHASH under a secret key is almost universal: two different contents of s bytes have the
         same digest with probability at most s / 16 / 2^128 over the key (McGrew and Viega 2004).
-        A digest is never published; it only enters HMAC, a pseudo-random function, where universal
-        hashing is enough, so that a nonce that is used again does no harm.
+        A digest is never published. It is only an input of HMAC, a pseudo-random function, for
+        which universal hashing is enough. Reusing the nonce therefore does no harm.
     """
 
     def __init__(self, key: NoiseKey):
@@ -52,32 +54,42 @@ class Digest:
         return "Digest(secret)"
 
     def add(self, content: Any) -> None:
-        """Take in more bytes."""
+        """Append bytes to the content."""
         view = memoryview(content)
         for i in range(0, len(view), MOST_AT_ONCE):
             self._encryptor.authenticate_additional_data(view[i : i + MOST_AT_ONCE])
 
     def finish(self) -> Secret:
-        """The digest of all of them."""
+        """Digest of the whole content."""
         self._encryptor.finalize()
         return Secret(self._encryptor.tag)
 
 
 def digest_of_update(
-    key: NoiseKey, parts: Sequence[Array], scale: float, before: Secret, threads: int
+    key: NoiseKey, parts: Sequence[Array], scale: float, previous: Secret, threads: int
 ) -> Secret:
-    """The digest of an update and of all before it.
+    """Digest of a sum and of all sums of earlier rounds.
 
-    It covers the values, their unit, how they are divided into arrays, and the digest of the round
-    before. Without the latter, two runs that part in one round and have equal sums in the next
-    would share that next row, and the difference of their releases would undo the first.
+    The digest covers the values, their unit, their division into arrays, and the digest of the
+    previous round. The last one is necessary: two runs with different sums in one round and equal
+    sums in the next would otherwise share the row of Z of that next round, and the difference of
+    their releases would reveal the noise of the first.
 
-    Pieces are digested side by side, and their digests under another key. An update with a NaN or
-    an infinity is refused.
+    Threads digest pieces of the sum in parallel; a digest with another key combines the results.
+
+    Args:
+        key: The stream's key.
+        parts: The arrays of the sum.
+        scale: Standard deviation of Z in the unit of the arrays.
+        previous: Digest of the previous round; empty before the first.
+        threads: Number of threads.
+
+    Raises:
+        InvalidInput: The sum contains a NaN or an infinity.
     """
     pieces = [part[i : i + PIECE] for part in parts for i in range(0, part.size, PIECE)]
     of_piece = partial(_digest_of_piece, key.derive(b"piece"))
-    whole = Digest(key.derive(b"update", secret=before))
+    whole = Digest(key.derive(b"update", secret=previous))
     whole.add(repr((scale, [(part.dtype.name, part.size) for part in parts])).encode())
     for tag in parallel_map(of_piece, pieces, threads):
         whole.add(tag.secret_bytes())
@@ -94,7 +106,7 @@ def _digest_of_piece(key: NoiseKey, piece: Array) -> Secret:
 
 @final
 class Buffer:
-    """A model-sized vector that is as secret as the noise, and does not show."""
+    """A model-sized vector that is as secret as the noise, and so never printed."""
 
     __slots__ = ("array",)
 
@@ -105,16 +117,16 @@ class Buffer:
         return "Buffer(secret)"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Buffer is not for pickling or copying")
+        raise TypeError("a Buffer cannot be pickled or copied")
 
 
 @final
 class NoiseState:
-    """Where a stream stands.
+    """State of a noise stream between two rounds.
 
     Attributes:
-        round: Rounds made.
-        buffers: In the mechanism's order.
+        round: Number of rounds completed.
+        buffers: The mechanism's buffers, in the order of `StreamState.buffers`.
     """
 
     __slots__ = ("_digests", "buffers", "round")
@@ -128,40 +140,49 @@ class NoiseState:
         return f"NoiseState(round={self.round}, secret)"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a NoiseState is not for pickling or copying")
+        raise TypeError("a NoiseState cannot be pickled or copied")
 
     @classmethod
     def start(cls) -> "NoiseState":
-        """Before the first round."""
+        """The state before the first round."""
         return cls(0, Secret(b""), [])
 
     def after(self, digest: Secret, fresh: int, buffers: list[Buffer]) -> "NoiseState":
-        """One round on, which took so many rows of Z."""
-        known = self._digests.followed_by(digest, fresh)
-        return NoiseState(self.round + 1, known, buffers)
+        """The state after one more round.
+
+        Args:
+            digest: Digest of the round.
+            fresh: Number of new rows of Z that the round used.
+            buffers: The buffers after the round.
+        """
+        digests = self._digests.followed_by(digest, fresh)
+        return NoiseState(self.round + 1, digests, buffers)
 
     @property
     def next_row(self) -> int:
-        """Rows of Z taken so far."""
+        """Number of rows of Z used so far."""
         return len(self._digests.secret_bytes()) // DIGEST_BYTES
 
     def digest(self, row: int) -> Secret:
-        """The digest of what a row covers."""
-        where = slice(row * DIGEST_BYTES, (row + 1) * DIGEST_BYTES)
-        return Secret(self._digests.secret_bytes()[where])
+        """Digest of the sums that a row of Z covers."""
+        position = slice(row * DIGEST_BYTES, (row + 1) * DIGEST_BYTES)
+        return Secret(self._digests.secret_bytes()[position])
 
     def last_digest(self) -> Secret:
-        """The digest of the last round; an empty one before the first."""
+        """Digest of the last round; empty before the first."""
         return Secret(self._digests.secret_bytes()[-DIGEST_BYTES:])
 
     def tensors(self) -> dict[str, Array]:
-        """What a file holds. Never keep it in a local variable: tracebacks may show those."""
+        """The arrays of the state file.
+
+        Never keep the result in a local variable: tracebacks may show local variables.
+        """
         digests = np.frombuffer(self._digests.secret_bytes(), np.uint8)
         return {"digests": digests, **{f"buffer-{i}": b.array for i, b in enumerate(self.buffers)}}
 
 
 class Header(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """What a state file says about itself."""
+    """Header of a state file."""
 
     mechanism: str
     mechanism_sha256: str
@@ -179,7 +200,7 @@ class Header(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def mechanism_sha256(mechanism: Mechanism) -> str:
-    """Tells mechanisms apart, by family and parameters."""
+    """SHA-256 of a mechanism's family and parameters."""
     hasher = sha256(mechanism.family.encode())
     for name, value in sorted(mechanism.parameters().items()):
         content = value.tobytes() if isinstance(value, np.ndarray) else msgspec.json.encode(value)
@@ -188,7 +209,7 @@ def mechanism_sha256(mechanism: Mechanism) -> str:
 
 
 def write_state(path: Path, header: Header, state: NoiseState, key: NoiseKey) -> None:
-    """Write header and state, so that a crash leaves the old file or the new one."""
+    """Write a state file atomically: after a crash there is the old file or the new one."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType]
 
@@ -203,8 +224,19 @@ def write_state(path: Path, header: Header, state: NoiseState, key: NoiseKey) ->
 def read_state(
     path: Path, mechanism: Mechanism, key: NoiseKey, at_least: int
 ) -> tuple[Header, NoiseState]:
-    """Read a state, or say why it must not be used."""
-    loaded = _open(path)
+    """Read a state file and check that it may be used.
+
+    Args:
+        path: The file.
+        mechanism: The mechanism that the state must belong to.
+        key: The key that the state must belong to.
+        at_least: Number of rounds that were released already.
+
+    Raises:
+        InvalidInput: The file is damaged or was changed, belongs to another key or mechanism, or
+            is older than the last release.
+    """
+    loaded = _load(path)
     text = loaded.metadata.get("header", "").encode()
     try:
         header = msgspec.json.decode(text, type=Header)
@@ -218,22 +250,26 @@ def read_state(
     if state is None or not hmac.compare_digest(
         _seal(key, text, state).encode(), loaded.metadata.get("seal", "").encode()
     ):
-        raise InvalidInput(f"{path} was changed since it was saved: its seal does not fit")
+        raise InvalidInput(f"{path} was changed since it was saved: its seal is wrong")
     if header.mechanism_sha256 != mechanism_sha256(mechanism):
         raise InvalidInput(
             f"{path} was saved with {header.mechanism}, which is not this {mechanism.name}; "
-            "a stream goes on with the mechanism that it began with"
+            "resume a stream with the mechanism that it was created with"
         )
     if header.round < at_least:
         raise InvalidInput(
-            f"{path} stands at round {header.round}, but {at_least} have been released; "
-            "going on from it would release rounds twice"
+            f"{path} is the state after {header.round} rounds, but {at_least} have been released; "
+            "resuming from it would release rounds twice"
         )
     return header, state
 
 
 def _seal(key: NoiseKey, header: bytes, state: NoiseState) -> str:
-    """A keyed digest of all of it, behind a pseudo-random function: GMAC's own must not be seen."""
+    """Keyed seal over header and state, in hexadecimal digits.
+
+    It is the digest of both, passed through a pseudo-random function, because a digest with a fixed
+    nonce must not be published.
+    """
     digest = Digest(key.derive(b"state"))
     digest.add(len(header).to_bytes(8, "big") + header)
     for name in sorted(state.tensors()):
@@ -245,7 +281,7 @@ def _seal(key: NoiseKey, header: bytes, state: NoiseState) -> str:
 
 @final
 class _Loaded:
-    """What a file holds, not checked yet, and as secret as if it were."""
+    """Content of a state file that was not checked yet. It is secret all the same."""
 
     def __init__(self, metadata: dict[str, str], tensors: dict[str, Array]):
         self.metadata = metadata
@@ -255,15 +291,16 @@ class _Loaded:
         return "Loaded(secret)"
 
     def state(self, header: Header) -> NoiseState | None:
-        """The state, if everything is there that the header speaks of, and nothing else."""
-        names = {"digests", *(f"buffer-{i}" for i in range(min(header.buffers, 10**6)))}
+        """The state, if the file contains exactly the arrays that the header announces."""
+        names = {"digests", *(f"buffer-{i}" for i in range(min(header.buffers, MOST_BUFFERS)))}
         if set(self._tensors) != names:
             return None
         buffers = [Buffer(self._tensors[f"buffer-{i}"]) for i in range(header.buffers)]
         return NoiseState(header.round, Secret(self._tensors["digests"].tobytes()), buffers)
 
 
-def _open(path: Path) -> _Loaded:
+def _load(path: Path) -> _Loaded:
+    """Read a state file without any check of its content."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -273,7 +310,7 @@ def _open(path: Path) -> _Loaded:
             names: list[str] = list(file.keys())
             return _Loaded(file.metadata() or {}, {name: file.get_tensor(name) for name in names})
     except SafetensorError as error:
-        raise InvalidInput(f"{path} is damaged, or is no noise state: {error}") from None
+        raise InvalidInput(f"{path} is damaged, or is not a noise state: {error}") from None
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InvalidInput(f"{path} cannot be read: {reason}") from None

@@ -1,4 +1,4 @@
-"""The noise that every training loop calls: correlated, keyed, added in place."""
+"""The noise stream that training loops call: it adds correlated, keyed noise to sums in place."""
 
 import math
 import os
@@ -15,7 +15,8 @@ from dpftrl._internal.checks import positive_number, whole_number
 from dpftrl._internal.deprecation import renamed_argument
 from dpftrl.clipping import ExactSum, Grid, norm_of
 from dpftrl.errors import InvalidInput, RoundsExceeded
-from dpftrl.mechanisms import BLT, FullTree, Mechanism, SquareRoot
+from dpftrl.mechanisms import Mechanism
+from dpftrl.mechanisms.base import DecayingBuffers
 from dpftrl.noise.key import NoiseKey, Secret, row_key
 from dpftrl.noise.rounds import (
     BltRound,
@@ -41,34 +42,34 @@ from dpftrl.participation import Participation
 Parts = Sequence[NDArray[Any]]
 Mode = Literal["auto", "buffered", "regenerating"]
 
-# Above this, `auto` makes earlier noise again instead of keeping it.
+# With larger buffers than this, the mode `auto` recomputes earlier noise instead of keeping it.
 MOST_BUFFER_BYTES = 4 * 2**30
-# Steps of a grid in one standard deviation of Z: beyond, noise might not fit into 64 bits.
+# Most grid steps in one standard deviation of Z: with more, noise might not fit into 64 bits.
 MOST_STEPS = 2**48
-# Rounds at which the memory of a mechanism without end is judged.
+# Number of rounds at which the mode `auto` measures the memory of a mechanism without a limit.
 MANY_ROUNDS = 1_000_000
-# Coordinates times rounds that a guarantee covers: `dpftrl.accounting` has the same number.
+# Most coordinates times rounds that a guarantee covers; `dpftrl.accounting` has the same number.
 MOST_DRAWS = 2**40
-# How far rounding may take a sum above the number of its updates times the clip norm.
+# Relative amount by which rounding may raise the norm of a sum above updates times clip norm.
 NORM_SLACK = 1e-6
 
 
 class NoisePlan(Protocol):
-    """What a stream needs of a plan; `dpftrl.plan.Plan` has it."""
+    """The part of a plan that a stream needs; `dpftrl.plan.Plan` implements it."""
 
     @property
     def mechanism(self) -> Mechanism:
-        """What correlates the noise."""
+        """The mechanism that correlates the noise."""
         ...
 
     @property
     def noise_multiplier(self) -> float:
-        """The noise multiplier."""
+        """Standard deviation of Z divided by the clip norm."""
         ...
 
     @property
     def participation(self) -> Participation:
-        """How many rounds there are, and who may take part in them."""
+        """The number of rounds, and which of them one client may take part in."""
         ...
 
 
@@ -80,24 +81,24 @@ class NoiseStream:
     `dpftrl.mechanisms`.
 
     Guarantees:
-        Row i of Z is a function of the key, of what shapes the stream (mechanism, size, sigma, clip
-        norm and dtype), of i, and of a keyed digest of all sums that it covers, those of earlier
-        rounds included. The same sums get the same noise, to the last bit, on any machine and with
-        any number of threads; anything else gets fresh noise. A stream that was interrupted within
-        a round refuses to go on.
+        Row i of Z is a function of the key, of the definition of the stream (mechanism, size, noise
+        multiplier, clip norm and dtype), of i, and of a keyed digest of all sums that it covers,
+        including those of earlier rounds. The same sums get the same noise, to the last bit, on
+        any machine and with any number of threads; anything else gets fresh noise. A stream that
+        was interrupted within a round refuses to continue.
 
     Args:
-        plan: Mechanism, noise multiplier and number of rounds; a round after the last is refused.
-        size: Coordinates of the model. Times the rounds, at most 2^40: that is what a guarantee
-            covers.
+        plan: Mechanism, noise multiplier and number of rounds. A round after the last is refused.
+        size: Number of coordinates of the model. Size times rounds is at most 2^40, which is what
+            a guarantee covers.
         key: The noise key.
         clip_norm: Norm to which each update was clipped.
-        dtype: What the buffers are kept in. Guarantees cover the rounding of float64 alone; float32
-            is there to go on with runs of version 0.1.
-        mode: `buffered` keeps what the mechanism needs between rounds; `regenerating` keeps
-            nothing, and makes all earlier rows again in every round; `auto` is buffered unless
-            that takes more than 4 GiB, or one vector per round.
-        threads: How many to use; by default one per processor.
+        dtype: Type of the buffers. Guarantees cover the rounding of float64 only; float32 exists
+            to resume runs of version 0.1.
+        mode: `buffered` keeps the buffers of the mechanism between rounds. `regenerating` keeps no
+            buffers, and computes all earlier rows of Z again in every round. `auto` is `buffered`
+            unless the buffers take more than 4 GiB or grow by one vector per round.
+        threads: Number of threads; by default one per core.
     """
 
     def __init__(
@@ -130,19 +131,19 @@ class NoiseStream:
         mode: Mode = "auto",
         threads: int | None = None,
     ) -> Self:
-        """A stream without a plan: nothing checks that a guarantee covers what is made with it.
+        """Create a stream without a plan: nothing checks that a guarantee covers its use.
 
-        It goes on for as many rounds as the mechanism supports, and takes sums of any norm.
+        The stream accepts as many rounds as the mechanism supports, and sums of any norm.
 
         Args:
-            mechanism: What correlates the noise.
-            size: Coordinates of the model.
-            noise_multiplier: Standard deviation of Z in units of the clip norm.
+            mechanism: The mechanism that correlates the noise.
+            size: Number of coordinates of the model.
+            noise_multiplier: Standard deviation of Z divided by the clip norm.
             key: The noise key.
             clip_norm: Norm to which each update was clipped.
-            dtype: What the buffers are kept in, float64 or float32.
+            dtype: Type of the buffers, float64 or float32.
             mode: As for a stream with a plan.
-            threads: How many to use; by default one per processor.
+            threads: Number of threads; by default one per core.
         """
         stream = cls.__new__(cls)
         stream._setup(mechanism, size, noise_multiplier, key, clip_norm, dtype, mode, threads)
@@ -161,17 +162,19 @@ class NoiseStream:
     ) -> None:
         if not isinstance(key, NoiseKey):  # pyright: ignore[reportUnnecessaryIsInstance]
             kind = type(key).__name__
-            del key  # it may be a secret all the same, which no traceback should show
-            raise InvalidInput(f"key must be a NoiseKey, got {kind}; NoiseKey.generate() makes one")
+            del key  # it may still be a secret, which no traceback should show
+            raise InvalidInput(
+                f"key must be a NoiseKey, got {kind}; NoiseKey.generate() creates one"
+            )
         self._mechanism = mechanism
         self._size = whole_number("size", size)
         self._noise_multiplier = positive_number("noise_multiplier", noise_multiplier)
         self._clip_norm = positive_number("clip_norm", clip_norm)
-        self._dtype: Literal["float32", "float64"] = _kind(dtype)
-        self._mode: Literal["buffered", "regenerating"] = _mode(
+        self._dtype: Literal["float32", "float64"] = _dtype_name(dtype)
+        self._mode: Literal["buffered", "regenerating"] = _resolved_mode(
             mode, mechanism, self._size * np.dtype(self._dtype).itemsize
         )
-        self._threads = _processors() if threads is None else whole_number("threads", threads)
+        self._threads = _core_count() if threads is None else whole_number("threads", threads)
         self._key = key
         self._row_keys = key.derive(
             b"stream",
@@ -181,16 +184,17 @@ class NoiseStream:
         )
         self._rounds: int | None = None
         self._decoder_rows = DecoderRows(mechanism)
-        self._turn = Lock()
+        self._lock = Lock()
         self._interrupted = False
         self._state = NoiseState.start()
 
     def _limit_to(self, plan: NoisePlan) -> None:
+        """Limit the stream to the rounds of the plan."""
         rounds = self._mechanism.check_rounds(plan.participation.rounds)
         if self._size * rounds > MOST_DRAWS:
             raise InvalidInput(
                 f"{self._size:,} coordinates over {rounds:,} rounds are more than the 2^40 numbers "
-                f"that a guarantee covers; plan for at most {MOST_DRAWS // self._size:,} rounds"
+                f"that a guarantee covers; plan at most {MOST_DRAWS // self._size:,} rounds"
             )
         self._rounds = rounds
 
@@ -204,31 +208,31 @@ class NoiseStream:
         )
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a noise stream is not for pickling; save() writes its state")
+        raise TypeError("a noise stream cannot be pickled; save() writes its state")
 
     @property
     def mechanism(self) -> Mechanism:
-        """What correlates the noise."""
+        """The mechanism that correlates the noise."""
         return self._mechanism
 
     @property
     def round(self) -> int:
-        """Rounds made so far."""
+        """Number of rounds completed so far."""
         return self._state.round
 
     @property
     def mode(self) -> str:
-        """Whether it keeps buffers or regenerates."""
+        """`buffered` or `regenerating`."""
         return self._mode
 
     @property
     def memory_bytes(self) -> int:
-        """What its buffers take now."""
+        """Size of the buffers at present."""
         return sum(buffer.array.nbytes for buffer in self._state.buffers)
 
     @property
     def rounds(self) -> int | None:
-        """The last round that the plan allows; None for an unchecked stream."""
+        """Number of rounds that the plan allows; None for a stream without a plan."""
         return self._rounds
 
     def add_to(
@@ -236,19 +240,22 @@ class NoiseStream:
     ) -> None:
         """Add the noise of the next round to a sum of clipped updates, in place.
 
-        No other thread may change the sum meanwhile.
+        No other thread may change the sum during this call.
 
         Args:
             total: An `ExactSum`, which has clipped its updates itself; or an array, or lists and
-                dicts of arrays, of float32 or float64; or, with a grid, of int64.
-            grid: The grid that a sum of int64 was made on: the noise is then rounded to it, so that
-                what is released is exactly a rounding of the ideal sum plus noise.
-            updates: How many updates are in a sum of arrays. A sum whose norm is above that many
-                clip norms was not clipped, and is refused. A stream without a plan does not ask.
+                dicts of arrays. Arrays have the type float32 or float64, or int64 with a grid.
+            grid: The grid of a sum of int64. The noise is then rounded to the grid, so that the
+                release is exactly a rounding of the ideal sum plus noise.
+            updates: Number of updates in a sum of arrays. A sum with a larger norm than that
+                number times the clip norm was not clipped, and is refused. A stream without a
+                plan does not require the number.
         """
         if isinstance(total, ExactSum):
             if grid is not None or updates is not None:
-                raise InvalidInput("an ExactSum has its own grid and number of updates")
+                raise InvalidInput(
+                    "an ExactSum has its own grid and number of updates; leave out grid and updates"
+                )
             parts, grid = segments(total.steps), total.grid
             self._check(parts, grid)
         else:
@@ -257,37 +264,42 @@ class NoiseStream:
             self._check_norm(parts, grid, updates)
         step = 1.0 if grid is None else grid.step
         scale = positive_number(
-            "sigma times clip norm", self._noise_multiplier * self._clip_norm / step
+            "noise multiplier times clip norm", self._noise_multiplier * self._clip_norm / step
         )
-        with self._turn:
+        with self._lock:
             self._add(parts, scale)
 
     def last_digest(self) -> Secret:
-        """What `replay` needs to go through the last round again; as secret as the noise."""
+        """The digest with which `replay` can repeat the last round; as secret as the noise."""
         return self._state.last_digest()
 
     def replay(self, digest: Secret) -> None:
-        """Go through a round that was made before, without its sum: its noise is added to nothing.
+        """Repeat a round that was completed before, without its sum.
+
+        The state changes as it did in that round, and the noise is added to nothing.
 
         Args:
-            digest: What `last_digest` was after that round.
+            digest: The result of `last_digest` after that round.
         """
         if len(digest.secret_bytes()) != DIGEST_BYTES:
-            raise InvalidInput(
-                f"the digest of a round has {DIGEST_BYTES} bytes; this has another size"
-            )
-        with self._turn:
-            self._check_can_go_on()
-            if self._mode == "regenerating":  # nothing is kept but digests
+            raise InvalidInput(f"the digest of a round must have {DIGEST_BYTES} bytes")
+        with self._lock:
+            self._check_can_continue()
+            if self._mode == "regenerating":  # the state consists of digests only
                 _, self._state = self._next_round(digest)
             else:
-                self._make(digest, Target([], 1.0))
+                self._run(digest, Target([], 1.0))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state, for the owner's eyes only, so that a crash leaves the old or the new."""
-        with self._turn:
+        """Write the state to a file that only its owner can read.
+
+        The file is replaced atomically: after a crash there is the old state or the new one.
+        """
+        with self._lock:
             if self._interrupted:
-                raise InvalidInput("this stream was interrupted within a round; nothing to save")
+                raise InvalidInput(
+                    "this stream was interrupted within a round; there is no valid state to save"
+                )
             write_state(Path(path), self._header(), self._state, self._key)
 
     @classmethod
@@ -300,14 +312,15 @@ class NoiseStream:
         at_least: int,
         threads: int | None = None,
     ) -> Self:
-        """Go on from a saved state.
+        """Resume a stream from a saved state.
 
         Args:
-            path: What `save` wrote.
-            plan: The one it was saved with; another mechanism or noise multiplier is refused.
-            key: The key it was saved with; another is refused.
-            at_least: Rounds that have been released already: a state from before is refused.
-            threads: How many to use; by default one per processor.
+            path: The file that `save` wrote.
+            plan: The plan of the saved stream; another mechanism or noise multiplier is refused.
+            key: The key of the saved stream; another key is refused.
+            at_least: Number of rounds that were released already. An older state is refused,
+                because it would release rounds twice.
+            threads: Number of threads; by default one per core.
         """
         stream = cls.load_unchecked(
             path, plan.mechanism, key=key, at_least=at_least, threads=threads
@@ -330,7 +343,7 @@ class NoiseStream:
         at_least: int,
         threads: int | None = None,
     ) -> Self:
-        """Go on from a saved state without a plan; see `unchecked`."""
+        """Resume a stream from a saved state without a plan; see `unchecked`."""
         header, state = read_state(
             Path(path), mechanism, key, whole_number("at_least", at_least, 0)
         )
@@ -363,55 +376,64 @@ class NoiseStream:
         )
 
     def _add(self, parts: Parts, scale: float) -> None:
-        self._check_can_go_on()
-        before = self._state.last_digest()
-        digest = digest_of_update(self._row_keys, parts, scale, before, self._threads)
-        self._make(digest, Target(parts, scale))
+        """Digest the sum, and add the noise of the next round to it."""
+        self._check_can_continue()
+        previous = self._state.last_digest()
+        digest = digest_of_update(self._row_keys, parts, scale, previous, self._threads)
+        self._run(digest, Target(parts, scale))
 
-    def _make(self, digest: Secret, target: Target) -> None:
-        made, after = self._next_round(digest)
+    def _run(self, digest: Secret, target: Target) -> None:
+        """Compute the next round, add its noise to the target and advance the state."""
+        next_round, state_after = self._next_round(digest)
         self._interrupted = True
-        run_round(made, target, self._size, self._threads)
-        self._state = after
+        run_round(next_round, target, self._size, self._threads)
+        self._state = state_after
         self._interrupted = False
 
-    def _check_can_go_on(self) -> None:
+    def _check_can_continue(self) -> None:
+        """Raise if the stream was interrupted, or if all its rounds are done."""
         if self._interrupted:
             raise InvalidInput(
-                "this stream was interrupted within a round, and its buffers are half changed; "
+                "this stream was interrupted within a round, and its buffers are inconsistent; "
                 "load the last saved state"
             )
         if self._rounds is not None and self.round >= self._rounds:
             raise RoundsExceeded(
-                f"all {self._rounds:,} rounds of the plan are done, and a further one has no "
+                f"all {self._rounds:,} rounds of the plan are done, and a further round has no "
                 "guarantee; plan for more rounds before training"
             )
         if self._mechanism.rounds is not None and self.round >= self._mechanism.rounds:
             raise RoundsExceeded(
-                f"{self._mechanism.name} was built for {self._mechanism.rounds} rounds and has "
-                "made them all; build one for more rounds, or use one that runs on, such as blt"
+                f"{self._mechanism.name} was built for {self._mechanism.rounds} rounds, and all of "
+                "them are done; build one for more rounds, or use a mechanism without a limit, "
+                "such as blt"
             )
 
     def _check(self, parts: Parts, grid: Grid | None) -> None:
+        """Raise if the sum has another size, type or grid than the stream needs."""
         size = sum(part.size for part in parts)
         if size != self._size:
             raise InvalidInput(f"the update has {size:,} coordinates, the stream {self._size:,}")
         whole = [part.dtype == np.int64 for part in parts]
         if any(whole) != (grid is not None) or all(whole) != (grid is not None):
-            raise InvalidInput("sums of int64 go with a grid, and floating-point ones without")
+            raise InvalidInput("a sum of int64 needs a grid, and a floating-point sum has none")
         if grid is not None and self._noise_multiplier * self._clip_norm / grid.step > MOST_STEPS:
-            raise InvalidInput(f"a grid with steps of {grid.step:g} is too fine for this noise")
+            raise InvalidInput(
+                f"a grid with steps of {grid.step:g} is too fine for this noise: its standard "
+                "deviation is limited to 2^48 steps"
+            )
         if grid is not None and grid.clip_norm != self._clip_norm:
             raise InvalidInput(
                 f"the grid clips to {grid.clip_norm!r}, the stream to {self._clip_norm!r}"
             )
 
     def _check_norm(self, parts: Parts, grid: Grid | None, updates: int | None) -> None:
+        """Raise if the norm of the sum is too large for this number of clipped updates."""
         if self._rounds is None and updates is None:
             return
         if updates is None:
             raise InvalidInput(
-                "say how many clipped updates the sum holds, as updates=, or pass an ExactSum"
+                "pass the number of clipped updates in the sum as updates=, or pass an ExactSum"
             )
         most = whole_number("updates", updates, 0) * self._clip_norm * (1 + NORM_SLACK)
         norm = norm_of(parts) * (1.0 if grid is None else grid.step)
@@ -419,37 +441,43 @@ class NoiseStream:
             raise InvalidInput("the update has a NaN or an infinity; nothing was changed")
         if not norm <= most:
             raise InvalidInput(
-                f"the sum has norm {norm:.6g}, and {updates:,} updates clipped to "
+                f"the sum has norm {norm:.6g}, but {updates:,} updates clipped to "
                 f"{self._clip_norm:g} have at most {most:.6g}: clip each update before summing"
             )
 
     def _next_round(self, digest: Secret) -> tuple[Round, NoiseState]:
-        """What to do, and the state after it."""
+        """The work of the next round, and the state after it. The present state does not change."""
         if self._mode == "regenerating":
             return self._regenerated(digest)
-        if isinstance(self._mechanism, BLT):
-            return self._next_of_blt(self._mechanism, digest)
+        decaying = self._mechanism.decaying_buffers
+        if decaying is not None:
+            return self._next_of_decaying(decaying, digest)
         return self._next_of_any(digest)
 
-    def _next_of_blt(self, blt: BLT, digest: Secret) -> tuple[Round, NoiseState]:
+    def _next_of_decaying(
+        self, parameters: DecayingBuffers, digest: Secret
+    ) -> tuple[Round, NoiseState]:
+        """The next round with the fused kernel for buffers that decay."""
         state = self._state
-        buffers = state.buffers or [self._room() for _ in blt.theta]
+        buffers = state.buffers or [self._new_buffer() for _ in parameters.decays]
         row = row_key(self._row_keys, state.next_row, digest)
-        made = BltRound(row, np.array(blt.theta), np.array(blt.omega), buffers, self._size)
-        return made, state.after(digest, 1, buffers)
+        decays, scales = np.array(parameters.decays), np.array(parameters.scales)
+        return BltRound(row, decays, scales, buffers, self._size), state.after(digest, 1, buffers)
 
     def _next_of_any(self, digest: Secret) -> tuple[Round, NoiseState]:
+        """The next round by the mechanism's own step; buffers that fall out are overwritten."""
         state = self._state
         step = transition(self._mechanism, state.round, state.next_row, len(state.buffers))
         unused = [b for i, b in enumerate(state.buffers) if i not in step.buffers]
-        wanted = len(step.weights) - 1
-        outputs = [*unused, *(self._room() for _ in range(wanted - len(unused)))][:wanted]
+        needed = len(step.weights) - 1
+        outputs = [*unused, *(self._new_buffer() for _ in range(needed - len(unused)))][:needed]
         rows = [row_key(self._row_keys, state.next_row + i, digest) for i in range(step.fresh)]
-        made = LinearRound(rows, step.weights, state.buffers, outputs, self._size)
-        after = [state.buffers[i] if i >= 0 else outputs[-1 - i] for i in step.buffers]
-        return made, state.after(digest, step.fresh, after)
+        next_round = LinearRound(rows, step.weights, state.buffers, outputs, self._size)
+        buffers = [state.buffers[i] if i >= 0 else outputs[-1 - i] for i in step.buffers]
+        return next_round, state.after(digest, step.fresh, buffers)
 
     def _regenerated(self, digest: Secret) -> tuple[Round, NoiseState]:
+        """The next round from all rows of Z so far, without buffers."""
         state = self._state
         weights = self._decoder_rows.row(state.round)
         after = state.after(digest, len(weights) - state.next_row, [])
@@ -457,45 +485,49 @@ class NoiseStream:
         rows = [row_key(self._row_keys, row, after.digest(row)) for row in used.tolist()]
         return LinearRound(rows, weights[None, used], [], [], self._size), after
 
-    def _room(self) -> Buffer:
+    def _new_buffer(self) -> Buffer:
         return Buffer(np.zeros(self._size, self._dtype))
 
 
 def stream_identity(
     mechanism: Mechanism, size: int, noise_multiplier: float, clip_norm: float, dtype: str
 ) -> bytes:
-    """What the row keys of a stream are derived from, besides the noise key.
+    """Bytes that identify a stream; its row keys are derived from them and from the noise key.
 
-    Two streams that differ in anything that shapes the noise must not share a row of Z, even for
-    the same sum: their difference would show the row. These bytes are frozen: another form of them
-    would change the noise of every run that is under way.
+    Two streams with different noise must not share a row of Z, even for the same sum: the
+    difference of their releases would reveal the row. The format of these bytes must not change,
+    because that would change the noise of every run in progress.
     """
     shape = (mechanism_sha256(mechanism), size, noise_multiplier, clip_norm, dtype)
     return repr(shape).encode()
 
 
-def _kind(dtype: DTypeLike) -> Literal["float32", "float64"]:
+def _dtype_name(dtype: DTypeLike) -> Literal["float32", "float64"]:
+    """Name of a supported dtype; raises for any other."""
     try:
         name = np.dtype(dtype).name
     except TypeError:
         name = str(dtype)
-    for kind in ("float32", "float64"):
-        if name == kind:
-            return kind
+    for supported in ("float32", "float64"):
+        if name == supported:
+            return supported
     raise InvalidInput(f"dtype must be float32 or float64, got {name:.60}")
 
 
-def _mode(
+def _resolved_mode(
     mode: Mode, mechanism: Mechanism, vector_bytes: int
 ) -> Literal["buffered", "regenerating"]:
+    """The given mode, with `auto` replaced by one of the other two."""
     if mode != "auto":
         if mode not in ("buffered", "regenerating"):
             raise InvalidInput(f"mode must be auto, buffered or regenerating, got {mode!r}")
         return mode
-    grows = isinstance(mechanism, FullTree) or mechanism == SquareRoot()
-    memory = 0 if grows else mechanism.memory(mechanism.rounds or MANY_ROUNDS)
-    return "regenerating" if grows or memory * vector_bytes > MOST_BUFFER_BYTES else "buffered"
+    if mechanism.memory_grows:
+        return "regenerating"
+    memory = mechanism.memory(mechanism.rounds or MANY_ROUNDS)
+    return "regenerating" if memory * vector_bytes > MOST_BUFFER_BYTES else "buffered"
 
 
-def _processors() -> int:
+def _core_count() -> int:
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
