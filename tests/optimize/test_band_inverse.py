@@ -33,7 +33,7 @@ both_objectives = pytest.mark.parametrize("objective", ["rms", "max"])
         np.append(1.0, -0.9 / 2 ** np.arange(1, 12)),
     ],
 )
-def test_derivatives_are_those_of_differences(workload, objective, c_hat):
+def test_derivatives_match_finite_differences(workload, objective, c_hat):
     error = ToeplitzError(workload, ROUNDS, objective, sharpness=20.0)
     c_hat = np.array(c_hat)
     for min_sep in (6, ROUNDS):
@@ -41,7 +41,7 @@ def test_derivatives_are_those_of_differences(workload, objective, c_hat):
         np.testing.assert_allclose(function(c_hat)[1], slope(function, c_hat), atol=1e-7)
 
 
-def test_derivatives_by_log_prefixes_are_those_of_differences():
+def test_derivatives_by_log_prefixes_match_finite_differences():
     participation = MinSep(ROUNDS, 6)
     function = by_log_prefixes(log_loss(ToeplitzError(Workload(), ROUNDS, "rms"), participation))
     free = np.log([0.6, 0.4, 0.35])
@@ -60,7 +60,7 @@ def test_the_function_is_the_loss_that_the_library_reports(objective, participat
 
 
 @every_workload
-def test_losses_are_those_of_dense_matrices(workload):
+def test_losses_match_dense_matrices(workload):
     participation = MinSep(ROUNDS, min_sep=8)
     found = optimize_band_inverse(participation, 4, "rms", workload)
     C = np.linalg.inv(lower_toeplitz(found.mechanism.c_hat, ROUNDS))
@@ -85,7 +85,9 @@ def test_losses_are_those_of_dense_matrices(workload):
     ],
     ids=["separated", "often", "once with momentum", "epochs with cooldown"],
 )
-def test_it_is_never_worse_than_what_is_known(participation, workload, bands, objective):
+def test_the_loss_is_never_larger_than_that_of_known_mechanisms(
+    participation, workload, bands, objective
+):
     found = optimize_band_inverse(participation, bands, objective, workload)
     known = [BandedInverse.square_root(bands)]
     if bands > 1:
@@ -96,13 +98,13 @@ def test_it_is_never_worse_than_what_is_known(participation, workload, bands, ob
     assert len(found.mechanism.c_hat) <= bands
 
 
-def test_a_start_that_overflows_is_no_result():
+def test_a_start_that_overflows_gives_a_huge_value():
     function = log_loss(ToeplitzError(Workload(), 2000, "rms"), MinSep(2000, 500))
     end = minimize_lbfgs(function, np.array([1.0, 5.0]), within=1e-6)
     assert end.value > 1e8
 
 
-def test_the_size_of_the_paper():
+def test_losses_at_the_size_of_the_paper():
     participation = MinSep(rounds=2052, min_sep=342, max_participations=6)
     losses = [optimize_band_inverse(participation, bands).value for bands in (2, 4, 8)]
     assert losses == pytest.approx([13.970, 11.716, 10.445], abs=5e-3)
@@ -110,24 +112,24 @@ def test_the_size_of_the_paper():
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 @both_objectives
-def test_tiny_numbers_of_rounds(rounds, objective):
+def test_one_to_three_rounds(rounds, objective):
     for bands in range(1, rounds + 1):
         found = optimize_band_inverse(MinSep(rounds, 1), bands, objective)
         independent = BandedInverse([1.0]).error_report(MinSep(rounds, 1))
         assert found.value <= loss_value(independent, objective) * (1 + 1e-9)
 
 
-def test_the_same_input_gives_the_same_output_and_progress_is_told():
-    told = []
+def test_the_result_is_deterministic_and_progress_is_reported():
+    progress_calls = []
     first, second = (
         optimize_band_inverse(
-            MinSep(64, 8), 4, progress=lambda done, message: told.append((done, message))
+            MinSep(64, 8), 4, progress=lambda done, message: progress_calls.append((done, message))
         )
         for _ in range(2)
     )
     assert first.mechanism == second.mechanism
-    assert told[0][0] is None
-    assert told[0][1].startswith("2 bands, start 1 of ")
+    assert progress_calls[0][0] is None
+    assert progress_calls[0][1].startswith("2 bands, start 1 of ")
 
 
 @pytest.mark.parametrize(
@@ -138,6 +140,6 @@ def test_the_same_input_gives_the_same_output_and_progress_is_told():
         (2, "mean", "objective must be max or rms, got 'mean'"),
     ],
 )
-def test_impossible_requests_are_refused(bands, objective, message):
+def test_invalid_arguments_are_refused(bands, objective, message):
     with pytest.raises(InvalidInput, match=message):
         optimize_band_inverse(MinSep(8, 2), bands, objective)

@@ -20,7 +20,7 @@ both_objectives = pytest.mark.parametrize("objective", ["rms", "max"])
 @every_workload
 @both_objectives
 @pytest.mark.parametrize("bands", [1, 5, ROUNDS])
-def test_derivatives_are_those_of_differences(workload, objective, bands):
+def test_derivatives_match_finite_differences(workload, objective, bands):
     error = ToeplitzError(workload, ROUNDS, objective, sharpness=20.0)
     function = log_loss(error, MinSep(ROUNDS, min_sep=6))
     c = np.linspace(1, 0.2, bands)
@@ -28,7 +28,7 @@ def test_derivatives_are_those_of_differences(workload, objective, bands):
 
 
 @pytest.mark.parametrize("objective", ["rms", "max"])
-def test_derivatives_of_many_bands_are_those_of_differences(objective):
+def test_derivatives_of_many_bands_match_finite_differences(objective):
     """Beyond a few dozen bands they come from Fourier transforms."""
     function = log_loss(ToeplitzError(Workload(0.5), 100, objective), MinSep(100, min_sep=30))
     c = SquareRoot().coefficients(80)
@@ -37,7 +37,7 @@ def test_derivatives_of_many_bands_are_those_of_differences(objective):
 
 @every_workload
 @pytest.mark.parametrize("bands", [1, 3, 8, ROUNDS])
-def test_losses_are_those_of_dense_matrices(workload, bands):
+def test_losses_match_dense_matrices(workload, bands):
     participation = MinSep(ROUNDS, min_sep=8, max_participations=3)
     found = optimize_band_toeplitz(participation, bands, "rms", workload)
     C = lower_toeplitz(found.mechanism.c, ROUNDS)
@@ -54,7 +54,7 @@ def test_losses_are_those_of_dense_matrices(workload, bands):
 @every_workload
 @both_objectives
 @pytest.mark.parametrize("bands", [4, ROUNDS])
-def test_no_small_change_is_better(workload, objective, bands):
+def test_no_nearby_strategy_is_better(workload, objective, bands):
     participation = MinSep(ROUNDS, min_sep=6)
     found = optimize_band_toeplitz(participation, bands, objective, workload)
     c = np.array(found.mechanism.c)
@@ -98,7 +98,7 @@ def test_many_rounds_need_no_dense_matrix():
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 @both_objectives
-def test_tiny_numbers_of_rounds(rounds, objective):
+def test_one_to_three_rounds(rounds, objective):
     for bands in range(1, rounds + 1):
         for participation in (MinSep(rounds, 1), MinSep(rounds, 2), FixedEpochs(rounds, 2)):
             found = optimize_band_toeplitz(participation, bands, objective)
@@ -107,18 +107,18 @@ def test_tiny_numbers_of_rounds(rounds, objective):
             )
 
 
-def test_the_same_input_gives_the_same_output_and_progress_is_told():
-    told = []
+def test_the_result_is_deterministic_and_progress_is_reported():
+    progress_calls = []
     first, second = (
         optimize_band_toeplitz(
-            MinSep(64, 8), 8, progress=lambda done, message: told.append((done, message))
+            MinSep(64, 8), 8, progress=lambda done, message: progress_calls.append((done, message))
         )
         for _ in range(2)
     )
     assert first.mechanism == second.mechanism
-    assert told
-    assert told[0][0] is None
-    assert told[0][1].startswith("step 1: loss ")
+    assert progress_calls
+    assert progress_calls[0][0] is None
+    assert progress_calls[0][1].startswith("step 1: loss ")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_the_same_input_gives_the_same_output_and_progress_is_told():
         (2, "mean", "objective must be max or rms, got 'mean'"),
     ],
 )
-def test_impossible_requests_are_refused(bands, objective, message):
+def test_invalid_arguments_are_refused(bands, objective, message):
     with pytest.raises(InvalidInput, match=message):
         optimize_band_toeplitz(MinSep(8, 2), bands, objective)
 
@@ -142,13 +142,13 @@ def test_a_schedule_that_is_too_short_is_refused():
 @pytest.mark.parametrize(
     "optimize", [optimize_band_toeplitz, optimize_band_inverse, optimize_bandmf]
 )
-def test_rounds_without_any_learning_are_refused(optimize):
+def test_learning_rates_that_are_all_zero_are_refused(optimize):
     with pytest.raises(InvalidInput, match="of the first 2 rounds are all zero"):
         optimize(MinSep(2, 2), 2, workload=Workload(learning_rates=(0.0, 0.0, 1.0)))
 
 
 @every_workload
-def test_workload_losses_of_any_mechanism_are_dense_ones(workload):
+def test_workload_losses_match_dense_matrices(workload):
     participation = MinSep(ROUNDS, min_sep=8)
     tree = FullTree(ROUNDS)
     for mechanism in (SquareRoot(), tree):

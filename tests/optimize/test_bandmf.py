@@ -21,7 +21,7 @@ every_workload = pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WOR
 
 @every_workload
 @pytest.mark.parametrize("bands", [1, 5, ROUNDS])
-def test_derivatives_are_those_of_differences(workload, bands):
+def test_derivatives_match_finite_differences(workload, bands):
     error = BandedError(ROUNDS, bands, workload)
     raw = np.random.default_rng(bands).uniform(0.1, 0.5, (ROUNDS, bands))
     raw[:, 0] += 1
@@ -32,7 +32,7 @@ def test_derivatives_are_those_of_differences(workload, bands):
     np.testing.assert_allclose(gradient, slope(error, raw), atol=1e-8)
 
 
-def test_derivatives_hold_across_blocks():
+def test_derivatives_match_differences_with_several_blocks():
     error = BandedError(150, 40, Workload())
     raw = np.random.default_rng(0).uniform(0.0, 0.1, (150, 40))
     raw[:, 0] += 1
@@ -43,7 +43,7 @@ def test_derivatives_hold_across_blocks():
 
 @every_workload
 @pytest.mark.parametrize("bands", [1, 3, 8, ROUNDS])
-def test_losses_are_those_of_dense_matrices(workload, bands, tmp_path):
+def test_losses_match_dense_matrices(workload, bands, tmp_path):
     participation = MinSep(ROUNDS, min_sep=8, max_participations=3)
     found = optimize_bandmf(participation, bands, workload, cache=tmp_path)
     C = found.mechanism.strategy(ROUNDS)
@@ -63,7 +63,7 @@ def test_losses_are_those_of_dense_matrices(workload, bands, tmp_path):
     assert found.error_report.rms_error <= toeplitz.value * (1 + 1e-9)
 
 
-def test_it_is_near_a_local_optimum(tmp_path):
+def test_the_result_is_near_a_local_optimum(tmp_path):
     found = optimize_bandmf(MinSep(96, 24), 24, cache=tmp_path)
     assert found.gradient_norm < 1e-2
     error = BandedError(96, 24, Workload())
@@ -74,7 +74,7 @@ def test_it_is_near_a_local_optimum(tmp_path):
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
-def test_tiny_numbers_of_rounds(rounds, tmp_path):
+def test_one_to_three_rounds(rounds, tmp_path):
     for bands in range(1, rounds + 1):
         found = optimize_bandmf(MinSep(rounds, rounds), bands, cache=tmp_path)
         assert found.mechanism.columns.shape == (bands, rounds)
@@ -99,14 +99,14 @@ def test_a_smaller_problem_is_a_good_start(tmp_path):
 
 
 def test_a_finished_result_comes_from_the_cache(tmp_path):
-    told = []
+    messages = []
     first = optimize_bandmf(MinSep(64, 8, 2), 8, cache=tmp_path)
     again = optimize_bandmf(
-        MinSep(64, 16, 3), 8, cache=tmp_path, progress=lambda *line: told.append(line)
+        MinSep(64, 16, 3), 8, cache=tmp_path, progress=lambda *line: messages.append(line)
     )
     assert again.mechanism == first.mechanism  # how often clients take part does not matter
     assert again.gradient_norm == first.gradient_norm
-    assert not told
+    assert not messages
     other = optimize_bandmf(MinSep(64, 8), 8, Workload(momentum=0.5), cache=tmp_path)
     assert other.mechanism != first.mechanism
     assert len(list(tmp_path.iterdir())) == 2
@@ -141,7 +141,7 @@ def test_a_damaged_file_is_replaced(tmp_path, kind):
         assert file.read_bytes() == content
 
 
-def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path):
+def test_an_interrupted_search_is_resumed(tmp_path):
     lines = []
 
     def interrupt(_, message):
@@ -161,7 +161,7 @@ def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path):
     assert resumed.error_report.rms_loss == pytest.approx(whole.error_report.rms_loss, rel=1e-4)
 
 
-def test_a_search_that_ran_out_of_time_goes_on_later(tmp_path, monkeypatch):
+def test_a_search_that_ran_out_of_time_is_resumed(tmp_path, monkeypatch):
     monkeypatch.setattr(bandmf, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
     shares = []
     short = optimize_bandmf(
@@ -179,13 +179,13 @@ def test_a_search_that_ran_out_of_time_goes_on_later(tmp_path, monkeypatch):
     assert time.perf_counter() - begun < 5
 
 
-def test_a_folder_that_cannot_be_written_to_is_no_obstacle(tmp_path):
+def test_a_cache_folder_that_cannot_be_written_to_is_ignored(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     found = optimize_bandmf(MinSep(16, 4), 4, cache=tmp_path / "file")
     assert found.error_report.rms_loss > 0
 
 
-def test_where_the_cache_is(tmp_path, monkeypatch):
+def test_location_of_the_cache_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("DPFTRL_CACHE", str(tmp_path / "ours"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "users"))
     assert cache_folder(tmp_path) == tmp_path
@@ -204,7 +204,7 @@ def test_where_the_cache_is(tmp_path, monkeypatch):
         (9, "bands must be at most the 8 rounds, got 9"),
     ],
 )
-def test_impossible_requests_are_refused(bands, message, tmp_path):
+def test_invalid_arguments_are_refused(bands, message, tmp_path):
     with pytest.raises(InvalidInput, match=message):
         optimize_bandmf(MinSep(8, 2), bands, cache=tmp_path)
 

@@ -102,7 +102,7 @@ def test_the_grid_is_large_enough():
 
 @pytest.mark.parametrize("objective", ["max", "rms"])
 @pytest.mark.parametrize("setting", GRID, ids=str)
-def test_nothing_is_a_ten_thousandth_better(setting, objective):
+def test_random_restarts_find_nothing_better_by_a_ten_thousandth(setting, objective):
     """Ten random restarts, each to its end, and every smaller number of buffers."""
     participation = MinSep(*setting)
     random = np.random.default_rng([GRID.index(setting), objective == "rms"])
@@ -130,7 +130,7 @@ def test_auto_takes_the_fewest_buffers_within_a_thousandth():
     assert fewer.value > more.value * 1.001
 
 
-def test_rounds_do_not_matter_to_the_answer_being_found():
+def test_the_search_converges_for_any_number_of_rounds():
     for rounds in (2 * 10**3, 10**9):
         found = optimize_blt(MinSep(rounds, rounds // 5, 5), 4)
         assert found.gradient_norm < 1e-5
@@ -140,7 +140,7 @@ def test_rounds_do_not_matter_to_the_answer_being_found():
         )
 
 
-def test_the_certificate_measures_against_any_toeplitz():
+def test_best_toeplitz_ratio():
     found = optimize_blt(MinSep(60, 10), 2, "rms")
     ratio = best_toeplitz_ratio(found)
     assert ratio is not None
@@ -158,7 +158,7 @@ def test_the_certificate_measures_against_any_toeplitz():
     ids=["momentum", "weight decay", "cool-down"],
 )
 @pytest.mark.parametrize("objective", ["max", "rms"])
-def test_workloads_are_optimised_for(workload, objective):
+def test_optimising_for_a_workload_reduces_its_loss(workload, objective):
     participation = MinSep(60, 12)
     plain = optimize_blt(participation, 2, objective)
     found = optimize_blt(participation, 2, objective, workload)

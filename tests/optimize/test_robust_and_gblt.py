@@ -31,14 +31,14 @@ def test_a_range_of_one_point_is_the_specialist():
 @pytest.mark.parametrize(
     "ranges", [((400, 200), (10, 20)), ((200, 400), (20, 10)), ((0, 4), (1, 2)), ((4, 8), (0, 2))]
 )
-def test_ranges_that_make_no_sense_are_refused(ranges):
+def test_invalid_ranges_are_refused(ranges):
     with pytest.raises(InvalidInput):
         optimize_robust_blt(*ranges)
 
 
 @pytest.mark.parametrize("objective", ["max", "rms"])
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_gradient_of_the_generalised_loss(size, objective):
+def test_gradient_of_the_generalised_loss_matches_finite_differences(size, objective):
     rates = np.geomspace(1e-3, 0.6, 2 * size)
     free = np.append(free_from(rates[::2]), free_from(rates[1::2]))
     free[1], free[size + 1] = -0.3, -0.5  # a conjugate pair of poles, and one of zeros
@@ -97,6 +97,6 @@ def test_a_generalised_blt_saves_and_loads(tmp_path):
         (["x"], [0.1]),
     ],
 )
-def test_what_is_no_generalised_blt_is_refused(theta, omega):
+def test_invalid_parameters_of_a_generalised_blt_are_refused(theta, omega):
     with pytest.raises(InvalidInput):
         GeneralBLT(theta, omega)

@@ -37,16 +37,16 @@ INFRASTRUCTURE = {
         ("0.20", 0.2001, True, "does not"),
     ],
 )
-def test_printed_numbers(paper, ours, up, verdict):
+def test_verdicts_on_printed_numbers(paper, ours, up, verdict):
     assert printed("x", paper, ours, up=up).verdict == verdict
 
 
-def test_nan_reproduces_nothing():
+def test_nan_never_reproduces_a_number():
     assert not rounds_to(float("nan"), "1.0")
     assert printed("x", "1.0", float("nan")).verdict == "does not"
 
 
-def test_words_and_ratios():
+def test_verdicts_on_statements_and_ratios_of_numbers():
     assert holds("x", False, 1.0).verdict == "does not"
     assert Claim("x", "2", 3.0, "reproduces").ratio == 1.5
     assert Claim("x", "below 1", 3.0, "reproduces").ratio is None
@@ -54,14 +54,14 @@ def test_words_and_ratios():
     assert Claim("x", "2", 3.0, "better", "why").at_reduced_size().verdict == "not at this size"
 
 
-def test_numbers_as_people_read_them():
+def test_formatting_of_numbers():
     assert shown(12345.6) == "12,346"
     assert shown(-0.00001234) == "-1.234e-05"
     assert as_csv([{"a": 0.1, "b": None}]) == "a,b\n0.1,\n"
 
 
 @pytest.mark.parametrize(("rounds", "min_sep"), [(24, 24), (24, 8), (24, 2), (60, 10)])
-def test_nothing_goes_below_the_lower_bound(rounds, min_sep):
+def test_no_mechanism_is_below_the_lower_bound(rounds, min_sep):
     clients = MinSep(rounds, min_sep)
     bound = lower_bound(clients, (0.0, 0.3, 0.6, 1.0))
     rivals = [SquareRoot(), Independent(), BinaryTree(), optimize_blt(clients, 3, "rms").mechanism]
@@ -97,7 +97,7 @@ def test_for_one_participation_the_bound_is_the_nuclear_norm():
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=[path.stem for path in SOURCES])
-def test_the_paper_uses_what_users_can_use(path):
+def test_the_paper_imports_only_the_public_api(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             assert not any(one.name.startswith("dpftrl") for one in node.names)

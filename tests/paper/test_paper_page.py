@@ -22,7 +22,7 @@ def results(tmp_path):
     return tmp_path / "paper"
 
 
-def test_blocks_are_filled_and_filled_anew(results, tmp_path):
+def test_blocks_are_replaced_and_inserting_twice_changes_nothing(results, tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "before\n<!-- begin gallery -->\nold\n<!-- end gallery -->\nbetween\n"
@@ -54,7 +54,7 @@ def test_the_page_in_the_docs_holds_what_the_saved_results_say(tmp_path):
     assert copy.read_text() == (DOCS / "paper.md").read_text()
 
 
-def test_saved_results_are_of_full_size_and_of_today():
+def test_saved_results_have_full_size_and_current_settings():
     items = {item.name: item for item in chosen([])}
     for saved in load_results(DOCS / "paper"):
         assert saved.settings == items[saved.item].settings(quick=False)
@@ -70,7 +70,7 @@ def test_the_page_names_what_is_missing(results, tmp_path):
     assert "`launches`" not in page.read_text()  # it is as quick in full
 
 
-def test_a_saved_result_comes_out_again(tmp_path):
+def test_recomputed_claims_equal_the_saved_ones(tmp_path):
     saved = {one.item: one for one in load_results(DOCS / "paper")}
     for fresh in reproduce(chosen(["launches", "fig-blt-coeff"]), tmp_path, False, silent):
         assert fresh.claims == saved[fresh.item].claims

@@ -67,12 +67,12 @@ def test_numbers_at_reduced_size_are_finite(quick):
         assert "inf" not in text.lower().replace("information", "")
 
 
-def test_what_is_there_is_not_computed_again(quick):
+def test_existing_results_are_not_computed_again(quick):
     folder, _ = quick
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    heard = []
-    again = list(reproduce(ITEMS, folder, quick=True, on_message=heard.append))
-    assert heard == []
+    messages = []
+    again = list(reproduce(ITEMS, folder, quick=True, on_message=messages.append))
+    assert messages == []
     assert [one.item for one in again] == NAMES
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
@@ -97,7 +97,7 @@ def test_the_same_rows_give_the_same_picture(tmp_path):
     assert pictures[0] == pictures[1]
 
 
-def test_list_computes_nothing():
+def test_list_prints_all_items():
     done = CliRunner().invoke(reproduce_command, ["--list", "--json"])
     assert [one["item"] for one in json.loads(done.stdout)] == NAMES
     assert "fig-rmse" in CliRunner().invoke(reproduce_command, ["--list"]).stdout
@@ -108,7 +108,7 @@ def test_a_wrong_name_gets_a_hint():
     assert "did you mean fig-rmse" in str(done.exception)
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     below = str(tmp_path / "file" / "x")
     done = CliRunner().invoke(reproduce_command, ["launches", "--out", below])

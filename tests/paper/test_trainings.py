@@ -35,7 +35,7 @@ class Stop(Exception):
     """The interruption of a training."""
 
 
-def test_a_training_that_was_stopped_goes_on_and_is_kept(cache):
+def test_an_interrupted_training_is_resumed_and_its_result_cached(cache):
     for when in ("preparing", "round 9,"):
         with pytest.raises(Stop):
             list(trainings(TINY, partial(_interrupt, when)))
@@ -79,7 +79,7 @@ def test_the_recipe_of_the_paper_has_its_six_participations():
     assert tuple(PRINTED) == FULL.mechanisms
 
 
-def test_accuracies_as_printed_bear_out_the_paper_and_others_do_not():
+def test_printed_accuracies_reproduce_the_claims_and_others_do_not():
     for epsilon in (2.0, 8.0):
         as_printed = {name: _seeds(values[epsilon]) for name, values in PRINTED.items()}
         assert {claim.verdict for claim in compared(epsilon, as_printed)} == {"reproduces"}
@@ -95,7 +95,7 @@ def _seeds(mean, spread=0.06):
     return [mean - spread, mean, mean + spread]
 
 
-def test_averages_take_the_rounds_around_one_and_no_others():
+def test_averages_use_only_the_rounds_around_the_middle():
     looks = [Look(r, 1.0, accuracy=float(r), perplexity=1.0) for r in range(0, 101, 5)]
     one = Trained("BandMF", 2.0, 0, 1.0, 1.0, looks)
     assert averaged(one, 50, "accuracy") == 50.0
