@@ -1,21 +1,24 @@
-"""The guarantee as a run goes on, when nobody knows yet in which round it will end."""
+"""The guarantee after each round of a run whose last round is not known in advance."""
 
-import math
 from collections.abc import Iterator
-from itertools import count
 from typing import NamedTuple
 
 from dpftrl._internal.checks import positive_number, whole_number
 from dpftrl._internal.deprecation import renamed_argument
 from dpftrl.accounting.finite_precision import ideal_delta, mu_with_rounding
-from dpftrl.accounting.gaussian import ULP, epsilon_of
-from dpftrl.mechanisms import BLT, Mechanism
+from dpftrl.accounting.gaussian import epsilon_of
+from dpftrl.mechanisms import Mechanism
 from dpftrl.mechanisms._sensitivity import ROUNDING
-from dpftrl.participation import UNCAPPED, MinSep
+from dpftrl.participation import UNCAPPED
 
 
 class Spent(NamedTuple):
-    """What the first so many rounds have released, in terms of privacy."""
+    """The privacy spent by the first rounds of a run.
+
+    Attributes:
+        rounds: The number of rounds.
+        mu: The parameter of Gaussian DP of everything that they released.
+    """
 
     rounds: int
     mu: float
@@ -26,7 +29,7 @@ class Spent(NamedTuple):
         return self.mu * (self.mu / 2)
 
     def epsilon(self, delta: float) -> float:
-        """The smallest epsilon at this delta, as `Guarantee.epsilon` is."""
+        """The smallest epsilon at this delta; the same number as `Guarantee.epsilon`."""
         mu = self.mu * (1 + ROUNDING)
         return epsilon_of(ideal_delta(delta, mu), mu)
 
@@ -35,10 +38,17 @@ class Spent(NamedTuple):
 def spending(
     mechanism: Mechanism, min_sep: int, noise_multiplier: float, max_participations: int = UNCAPPED
 ) -> Iterator[Spent]:
-    """The guarantee after 1, 2, 3, ... rounds, without end (or to the mechanism's last round).
+    """Yield the guarantee after 1, 2, 3, ... rounds, up to the mechanism's last round, if any.
 
-    Each is what `account` gives for a run of that many rounds. The release after t rounds depends
-    on the first t rows of C X + Z alone, so it does not matter how many are meant to follow.
+    Each guarantee is that of `account` for a run of that many rounds. The releases of the first t
+    rounds depend on the first t rows of C X + Z alone, so the number of rounds after them does not
+    matter.
+
+    Args:
+        mechanism: The mechanism that correlates the noise.
+        min_sep: The smallest difference between two rounds of one client.
+        noise_multiplier: Standard deviation of the independent Gaussians Z over the clip norm.
+        max_participations: The largest number of rounds of one client.
 
     >>> from dpftrl import mechanism
     >>> rounds = spending(mechanism("blt-b400"), min_sep=2, noise_multiplier=10.0)
@@ -48,39 +58,8 @@ def spending(
     scale = positive_number("the noise multiplier", noise_multiplier)
     gap = whole_number("min_sep", min_sep)
     cap = whole_number("max_participations", max_participations)
-    sensitivities = _sensitivities(mechanism, gap, cap)
+    sensitivities = mechanism.sensitivity_by_round(gap, cap)
     return (
-        Spent(rounds, mu_with_rounding(value / scale, mechanism, rounds))
-        for rounds, value in enumerate(sensitivities, 1)
+        Spent(rounds, mu_with_rounding(sensitivity / scale, mechanism, rounds))
+        for rounds, sensitivity in enumerate(sensitivities, 1)
     )
-
-
-def _sensitivities(mechanism: Mechanism, min_sep: int, cap: int) -> Iterator[float]:
-    if isinstance(mechanism, BLT) and math.fsum(mechanism.omega) <= 1:
-        yield from _blt_sensitivities(mechanism, min_sep, cap)
-        return
-    for rounds in count(1) if mechanism.rounds is None else range(1, mechanism.rounds + 1):
-        yield mechanism.sensitivity(MinSep(rounds, min_sep, cap)).value
-
-
-def _blt_sensitivities(blt: BLT, min_sep: int, cap: int) -> Iterator[float]:
-    """Row after row of the columns 0, b, 2b, ..., which stay the worst whenever the run ends.
-
-    The buffers hold the sum of theta^(t - 1 - jb) over the participations jb so far; one pass of
-    plain floats, because numpy's smallest step costs more than the whole of it.
-    """
-    theta, omega = blt.theta, blt.omega
-    buffers = [0.0] * len(theta)
-    total, lost = 0.0, 0.0
-    for t in count():
-        present = 1.0 if t % min_sep == 0 and t // min_sep < cap else 0.0
-        row = present
-        for j, scale in enumerate(omega):
-            row += scale * buffers[j]
-            buffers[j] = theta[j] * buffers[j] + present
-        # Kahan's sum: millions of small squares must not get lost against the total.
-        term = row * row - lost
-        following = total + term
-        lost = (following - total) - term
-        total = following
-        yield math.sqrt(total) * (1 + 4 * ULP * min(t + 4, 1e12))
