@@ -1,6 +1,7 @@
-"""Every mechanism once, for laws to run over, and oracles that share no code with the library.
+"""The conformance table of all mechanisms, and oracles that share no code with the library.
 
-`EVERY` has one entry for each family or variant: how to draw one that supports so many rounds.
+`EVERY` has one entry per family or variant. Each entry draws a random mechanism that supports a
+given number of rounds.
 """
 
 import functools
@@ -23,12 +24,12 @@ Matrix = NDArray[np.float64]
 
 
 class Family(NamedTuple):
-    """One line of the table.
+    """One entry of the table.
 
     Attributes:
-        name: What the test is called.
-        supporting: Draws a mechanism that supports at least so many rounds.
-        unbounded: Whether it runs on for ever.
+        name: The name of the test case.
+        supporting: From a number of rounds to a strategy that draws a mechanism supporting them.
+        unbounded: Whether the mechanism has no last round.
     """
 
     name: str
@@ -43,7 +44,7 @@ def floats(low: float, high: float) -> SearchStrategy[float]:
     return st.floats(low, high, allow_nan=False, allow_subnormal=False)
 
 
-# Decays within 1e-13 of 1 are what optimisers return, and where closed forms lose their digits.
+# Optimizers return decays within 1e-13 of 1, and there closed forms lose digits.
 DECAYS = st.one_of(
     floats(0, 1),
     floats(0, 13).map(lambda digits: 1 - 10.0**-digits),
@@ -53,7 +54,7 @@ DECAYS = st.one_of(
 
 @st.composite
 def decays(draw: st.DrawFn, most: int = 8) -> list[float]:
-    """Decays of 1 to 8 buffers, of which some coincide or nearly do."""
+    """Decays of 1 to `most` buffers, some of which are equal or nearly equal."""
     theta = draw(st.lists(DECAYS, min_size=1, max_size=most))
     for i in range(1, len(theta)):
         shift = draw(st.sampled_from([None, None, 0.0, 1e-11, -1e-11]))
@@ -64,10 +65,10 @@ def decays(draw: st.DrawFn, most: int = 8) -> list[float]:
 
 @st.composite
 def blts(draw: st.DrawFn, above_one: bool = False) -> dpftrl.BLT:
-    """Output scales sum to at most 1, or to a little more on request."""
+    """BLTs whose output scales sum to at most 1, or to a little more if `above_one`."""
     theta = draw(decays())
-    some = st.one_of(floats(1e-9, 1), st.just(0.0))
-    raw = np.array(draw(st.lists(some, min_size=len(theta), max_size=len(theta))))
+    scale = st.one_of(floats(1e-9, 1), st.just(0.0))
+    raw = np.array(draw(st.lists(scale, min_size=len(theta), max_size=len(theta))))
     if not raw.any():
         return dpftrl.BLT(theta, raw.tolist())
     raw /= raw.sum()
@@ -104,7 +105,7 @@ def banded(draw: st.DrawFn, rounds: int, low: float) -> dpftrl.Banded:
     """General bands for `rounds` rounds or a few more, with entries from `low` to 1."""
     built_for = rounds + draw(st.integers(0, 3))
     bands = draw(st.integers(1, min(built_for, 6)))
-    # A seed rather than entry by entry: hundreds of draws a matrix would teach hypothesis nothing.
+    # Draw a seed, not single entries: hundreds of draws per matrix would not help hypothesis.
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     columns = random.uniform(low, 1.0, (bands, built_for))
     columns[0] = random.uniform(0.5, 1.5, built_for)
@@ -172,20 +173,20 @@ EVERY = [
 
 
 def draw_case(data: DataObject, family: Family, most_rounds: int) -> tuple[Mechanism, int]:
-    """A mechanism, and a number of rounds that it supports."""
+    """Draw a mechanism and a number of rounds that it supports."""
     rounds = data.draw(st.integers(1, most_rounds), label="rounds")
     return data.draw(family.supporting(rounds), label="mechanism"), rounds
 
 
 class Altered:
-    """A mechanism with some of its methods replaced: what laws must notice."""
+    """A mechanism with some methods replaced, for negative controls: the laws must notice it."""
 
-    def __init__(self, whole: Mechanism, **replaced: Callable[..., Any]):
-        self._whole = whole
+    def __init__(self, original: Mechanism, **replaced: Callable[..., Any]):
+        self._original = original
         self.__dict__.update(replaced)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._whole, name)
+        return getattr(self._original, name)
 
 
 # --- Oracles -----------------------------------------------------------------------------------
@@ -200,25 +201,25 @@ def participations(draw: st.DrawFn, rounds: int) -> Participation:
 
 @functools.cache
 def allowed_patterns(participation: Participation) -> tuple[tuple[int, ...], ...]:
-    """Every pattern, by filtering all subsets or following every start."""
+    """Every allowed pattern, listed without the library."""
     rounds, gap = participation.rounds, participation.min_sep
     most = participation.max_participations
     if isinstance(participation, FixedEpochs):
         return tuple(tuple(range(start, rounds, gap))[:most] for start in range(rounds))
-    found = []
+    patterns = []
     for size in range(1, most + 1):
-        # Taking gap - 1 off after each choice turns gaps into plain combinations.
+        # Removing gap - 1 rounds after each chosen round turns gaps into plain combinations.
         squeezed = rounds - (size - 1) * (gap - 1)
-        found += [
+        patterns += [
             tuple(chosen + i * (gap - 1) for i, chosen in enumerate(choice))
             for choice in itertools.combinations(range(squeezed), size)
         ]
-    return tuple(found)
+    return tuple(patterns)
 
 
 @functools.lru_cache(maxsize=64)
 def signed_patterns(participation: Participation) -> NDArray[np.int8]:
-    """One row for each pattern and each choice of signs on it (the first sign is free)."""
+    """One row per pattern and choice of signs; the first sign is +1 without loss of generality."""
     rows = []
     for pattern in allowed_patterns(participation):
         for signs in itertools.product([1, -1], repeat=len(pattern) - 1):
@@ -229,14 +230,14 @@ def signed_patterns(participation: Participation) -> NDArray[np.int8]:
 
 
 class Truth(NamedTuple):
-    """Numbers between which the true sensitivity lies; they are equal if no Gram entry is < 0."""
+    """A lower and an upper bound on the true sensitivity; equal if no Gram entry is negative."""
 
     attained: float
     bound: float
 
 
 def true_sensitivity(strategy: Matrix, participation: Participation) -> Truth:
-    """Brute force over every pattern, and every sign where signs matter."""
+    """The sensitivity by brute force over all patterns, and all signs where signs matter."""
     gram = strategy.T @ strategy
     positive = bool(np.all(gram >= 0))
     sums = [

@@ -1,4 +1,4 @@
-"""When two ids are the same client, one by one and in columns."""
+"""Canonical forms of client ids, for single ids and for columns."""
 
 import polars as pl
 import pytest
@@ -91,7 +91,7 @@ numbers = st.from_regex(
 near_letters = st.text(
     "ae07. \u00a0\u200b\ufeff\u00ad\u0301\u3000\t\n\0é\u0410가一", min_size=1, max_size=6
 )
-# Characters that Unicode assigned lately may be unknown to one of Python and polars.
+# Characters that were recently added to Unicode may be unknown to Python or to polars.
 anything = st.text(st.characters(exclude_categories=["Cs", "Cn"]), min_size=1, max_size=6)
 ids = st.lists(st.one_of(digits, numbers, near_letters, anything), min_size=1, max_size=30)
 
@@ -151,12 +151,12 @@ UNFIT = {
 
 
 @pytest.mark.parametrize(("text", "says"), UNFIT.values(), ids=UNFIT.keys())
-def test_what_cannot_be_an_id_is_named(text, says):
+def test_unfit_ids_have_a_reason(text, says):
     assert says in (why_unfit(text) or "")
 
 
 @pytest.mark.parametrize(
     "text", ["a", "two words", LARGE, "9007199254740991.0", "1e20", "漢字", "-"]
 )
-def test_what_can_be_an_id_is_let_pass(text):
+def test_fit_ids_have_no_reason_against_them(text):
     assert why_unfit(text) is None

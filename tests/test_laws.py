@@ -1,4 +1,4 @@
-"""Every law over every mechanism, and for each law a control that it would notice a breach."""
+"""Laws that every mechanism must obey, each with a negative control that breaks it."""
 
 import copy
 import math
@@ -29,10 +29,10 @@ COORDINATES = 3
 
 
 class Source:
-    """A row source over a fixed Z that writes down what was asked for."""
+    """A source of the rows of a fixed Z that records which rows were requested."""
 
     def __init__(self, rounds: int, seed: int = 0):
-        # No tree of so few rounds has more nodes than this.
+        # More than the nodes of any tree with so few rounds.
         self.z = np.random.default_rng(seed).standard_normal((20 * rounds + 200, COORDINATES))
         self.asked: list[int] = []
 
@@ -106,7 +106,7 @@ def check_memory(mechanism, rounds: int) -> None:
 @every
 @given(data=st.data())
 def test_a_step_changes_neither_the_state_nor_what_was_returned(family: Family, data):
-    """So that a state can be saved, and a step made again after a crash, with the same bits."""
+    """A state can be saved, and a step repeated after a crash, with the same bits."""
     mechanism, rounds = draw_case(data, family, 12)
     source = Source(rounds)
     _, states = stream(mechanism, rounds, source)
@@ -218,7 +218,7 @@ def test_sensitivity_is_never_below_the_truth_and_exact_where_it_says_so(family:
     check_sensitivity(mechanism, data.draw(participations(rounds)))
 
 
-# Theorems promise these, so a bound would be a step back.
+# Theorems say that these are exact, so an upper bound would be a regression.
 ALWAYS_EXACT = [
     "independent",
     "blt-b400",
@@ -268,8 +268,8 @@ def test_pattern_norm_is_at_least_what_the_columns_add_up_to(family: Family, dat
 @every
 @settings(max_examples=3)
 @given(data=st.data())
-def test_a_pattern_with_rounds_that_are_not_made_is_refused(family: Family, data):
-    """Leaving such a round out, or counting it elsewhere, would understate what was released."""
+def test_a_pattern_with_rounds_outside_the_run_is_refused(family: Family, data):
+    """Ignoring such a round, or moving it, would understate the sensitivity."""
     mechanism, rounds = draw_case(data, family, 9)
     for pattern in ((rounds,), (0, rounds + 3), (-1,)):
         with pytest.raises(DpftrlError):
@@ -278,7 +278,7 @@ def test_a_pattern_with_rounds_that_are_not_made_is_refused(family: Family, data
 
 @every
 @given(data=st.data())
-def test_sensitivity_grows_with_what_is_allowed(family: Family, data):
+def test_sensitivity_grows_with_the_allowed_patterns(family: Family, data):
     mechanism, rounds = draw_case(data, family, 9)
     gap, most = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))
     allowed = mechanism.sensitivity(MinSep(rounds, gap, most))
@@ -290,7 +290,7 @@ def test_sensitivity_grows_with_what_is_allowed(family: Family, data):
 
 
 def test_a_sensitivity_of_the_greedy_pattern_alone_is_noticed():
-    """For trees coming as early as possible is not the worst: squared, it stays below 88."""
+    """For trees the earliest pattern is not the worst: its squared norm stays below 88."""
     tree, participation = dpftrl.BinaryTree(), MinSep(24, 3, 8)
     check_sensitivity(tree, participation)
     greedy = tree.pattern_norm(participation.earliest(), 24)
@@ -341,7 +341,7 @@ def test_errors_are_row_norms_of_prefix_sums_of_the_decoder(family: Family, data
 @settings(max_examples=3)
 @given(data=st.data(), rounds=st.sampled_from([128, 257, 400]))
 def test_errors_hold_at_hundreds_of_rounds(family: Family, data, rounds):
-    """Long enough for whatever goes by blocks to need several."""
+    """Enough rounds for algorithms that work in blocks to need several blocks."""
     check_errors(data.draw(family.supporting(rounds)), rounds)
 
 
@@ -363,7 +363,7 @@ def test_an_error_that_is_off_is_noticed(method: str):
     for name in ("tree", "tree-vanilla", "blt-b100", "independent"):
         whole = dpftrl.mechanism(name)
         check_errors(whole, 15)
-        # The error of one round less: what an index that is off by one would give.
+        # The error after one round less, which is what an index that is off by one would give.
         late = {method: lambda n, w=whole: getattr(w, method)(n - 1)}
         with pytest.raises(AssertionError):
             check_errors(Altered(whole, **late), 15)
@@ -400,9 +400,7 @@ def test_a_file_that_loses_the_last_bit_is_noticed(tmp_path):
 @given(data=st.data())
 def test_copies_are_equal_values(family: Family, data):
     mechanism, rounds = draw_case(data, family, 12)
-    mechanism.error_report(
-        MinSep(rounds, 1)
-    )  # what is remembered between calls is no part of the value
+    mechanism.error_report(MinSep(rounds, 1))  # cached results are not part of the value
     for other in (copy.deepcopy(mechanism), pickle.loads(pickle.dumps(mechanism))):
         assert other == mechanism
         assert hash(other) == hash(mechanism)
@@ -441,7 +439,7 @@ def check_refuses_more_rounds(mechanism) -> None:
         with pytest.raises(RoundsExceeded) as error:
             refused()
         assert str(last) in str(error.value)
-    mechanism.error_report(MinSep(last, 1))  # while the last one is fine
+    mechanism.error_report(MinSep(last, 1))  # the last round itself is allowed
 
 
 @pytest.mark.parametrize("family", [f for f in EVERY if not f.unbounded], ids=str)
@@ -453,7 +451,7 @@ def test_rounds_past_the_last_are_refused(family: Family, data):
 
 @pytest.mark.parametrize("family", [f for f in EVERY if f.unbounded], ids=str)
 @given(data=st.data())
-def test_what_is_unbounded_runs_on(family: Family, data):
+def test_unbounded_mechanisms_have_no_last_round(family: Family, data):
     mechanism, _ = draw_case(data, family, 9)
     assert mechanism.rounds is None
     _, states = stream(mechanism, 130, Source(130))
@@ -480,7 +478,7 @@ COUNTED = ["error_curve", "max_error", "rms_error", "memory", "strategy", "decod
 @pytest.mark.parametrize("method", COUNTED)
 @settings(max_examples=3)
 @given(data=st.data())
-def test_what_is_no_number_of_rounds_is_refused(family: Family, method: str, data):
+def test_invalid_numbers_of_rounds_are_refused(family: Family, method: str, data):
     mechanism, _ = draw_case(data, family, 5)
     for bad in NO_ROUNDS:
         with pytest.raises(InvalidInput) as error:

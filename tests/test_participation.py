@@ -1,4 +1,4 @@
-"""Participations against patterns listed by hand, which know nothing of the library's lists."""
+"""Participations, compared with patterns that are listed without the library."""
 
 import itertools
 from dataclasses import FrozenInstanceError
@@ -17,7 +17,7 @@ SMALL = st.integers(1, 9)
 
 
 def patterns_with_gaps(rounds: int, min_sep: int, most: int) -> set[Pattern]:
-    """Every subset of the rounds, less those that break a rule."""
+    """Every subset of the rounds that breaks no rule."""
     subsets = itertools.chain.from_iterable(
         itertools.combinations(range(rounds), size) for size in range(1, rounds + 1)
     )
@@ -29,7 +29,7 @@ def patterns_with_gaps(rounds: int, min_sep: int, most: int) -> set[Pattern]:
 
 
 def patterns_of_epochs(rounds: int, min_sep: int, most: int) -> set[Pattern]:
-    """What a client does that starts in each of the rounds."""
+    """The pattern of a client for each starting round."""
     return {tuple(range(start, rounds, min_sep))[:most] for start in range(rounds)}
 
 
@@ -86,7 +86,9 @@ def test_pattern_count_is_exact_where_listing_is_hopeless():
     ("rounds", "min_sep", "capped"),
     [(2052, 342, 6), (2053, 342, 7), (5, 1, 5), (5, 5, 1), (5, 6, 1), (5, 10**30, 1), (1, 1, 1)],
 )
-def test_without_a_cap_a_client_comes_as_often_as_the_gap_allows(kind, rounds, min_sep, capped):
+def test_without_a_cap_a_client_takes_part_as_often_as_the_gap_allows(
+    kind, rounds, min_sep, capped
+):
     assert kind(rounds, min_sep).max_participations == capped
 
 
@@ -112,9 +114,9 @@ def test_once_allows_every_single_round():
 
 @given(rounds=SMALL, between=st.integers(0, 10), most=SMALL)
 def test_rounds_between_are_one_less_than_min_sep(rounds, between, most):
-    made = MinSep.from_rounds_between(rounds, between, most)
-    assert made == MinSep(rounds, between + 1, most)
-    for pattern in made.patterns():
+    participation = MinSep.from_rounds_between(rounds, between, most)
+    assert participation == MinSep(rounds, between + 1, most)
+    for pattern in participation.patterns():
         assert all(b - a - 1 >= between for a, b in itertools.pairwise(pattern))
 
 
@@ -133,7 +135,7 @@ def test_equal_values_are_equal_and_hash_alike(kind):
     assert len({one, same, other}) == 2
 
 
-def test_kinds_are_never_equal():
+def test_min_sep_and_fixed_epochs_are_never_equal():
     assert MinSep(10, 3) != FixedEpochs(10, 3)
     assert len({MinSep(10, 3), FixedEpochs(10, 3)}) == 2
 
@@ -162,7 +164,7 @@ NOT_COUNTS = [0, -1, -(10**20), float("nan"), float("inf"), 2.0, 2.5, True, Fals
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("position", range(3))
 @pytest.mark.parametrize("bad", NOT_COUNTS, ids=repr)
-def test_what_is_no_count_is_refused_with_the_value_in_the_message(kind, position, bad):
+def test_values_that_are_not_counts_are_refused_with_the_value_in_the_message(kind, position, bad):
     arguments = [10, 3, 2]
     arguments[position] = bad
     with pytest.raises(InvalidInput) as refused:
@@ -175,26 +177,26 @@ def test_what_is_no_count_is_refused_with_the_value_in_the_message(kind, positio
 
 
 @pytest.mark.parametrize("bad", [bad for bad in NOT_COUNTS if bad != 0 or bad is False], ids=repr)
-def test_rounds_between_that_are_no_count_are_refused(bad):
+def test_rounds_between_that_are_not_counts_are_refused(bad):
     with pytest.raises(InvalidInput) as refused:
         MinSep.from_rounds_between(10, bad)
     assert repr(bad) in str(refused.value)
 
 
 @pytest.mark.parametrize("bad", NOT_COUNTS, ids=repr)
-def test_once_refuses_what_is_no_count(bad):
+def test_once_refuses_values_that_are_not_counts(bad):
     with pytest.raises(InvalidInput) as refused:
         MinSep.once(bad)
     assert repr(bad) in str(refused.value)
 
 
 @pytest.mark.parametrize("bad", [np.True_, np.float64(3.0), np.array([3, 4])], ids=repr)
-def test_numpy_values_that_are_no_counts_are_refused_too(bad):
+def test_numpy_values_that_are_not_counts_are_refused(bad):
     with pytest.raises(InvalidInput):
         MinSep(bad, 1)
 
 
 def test_a_gap_that_is_off_by_one_would_be_noticed():
-    """The control: lists for the wrong gap differ from the oracle's."""
+    """A negative control: patterns for the wrong gap differ from those of the oracle."""
     assert set(MinSep(6, 3).patterns()) != patterns_with_gaps(6, 2, 6)
     assert set(FixedEpochs(6, 3).patterns()) != patterns_of_epochs(6, 2, 6)

@@ -1,4 +1,4 @@
-"""Workloads: what the server's optimiser makes of the updates."""
+"""Workloads: the matrix that the server's optimizer applies to the updates."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from dpftrl.workload import PREFIX_SUM, Workload
 
 
 def by_hand(workload: Workload, rounds: int) -> np.ndarray:
-    """A column at a time, as a training loop would."""
+    """The matrix, computed column by column with a training loop."""
     columns = []
     for j in range(rounds):
         model, step, column = 0.0, 0.0, []
@@ -31,28 +31,28 @@ WORKLOADS = [
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=str)
-def test_the_matrix_is_what_training_does(workload):
+def test_the_matrix_agrees_with_a_training_loop(workload):
     matrix = by_hand(workload, 7)
     assert workload.matrix(7) == pytest.approx(matrix, abs=1e-12)
     given = np.random.default_rng(0).normal(size=(7, 3))
     assert workload.apply(given) == pytest.approx(matrix @ given, abs=1e-12)
 
 
-def test_the_prefix_sum_adds_up():
+def test_the_default_workload_is_the_prefix_sum():
     assert np.array_equal(PREFIX_SUM.matrix(4), np.tri(4))
     assert PREFIX_SUM.is_prefix_sum
     assert Workload(learning_rates=(1.0, 1.0)).is_prefix_sum
     assert not Workload(momentum=0.1).is_prefix_sum
 
 
-def test_toeplitz_workloads_know_their_coefficients():
+def test_coefficients_are_the_first_column_of_a_toeplitz_workload():
     workload = Workload(momentum=0.9, weight_decay=0.01)
     assert workload.coefficients(6) == pytest.approx(workload.matrix(6)[:, 0])
     with pytest.raises(InvalidInput):
         WORKLOADS[3].coefficients(3)
 
 
-def test_the_cool_down_of_the_paper():
+def test_the_cooldown_schedule_of_the_paper():
     rates = Workload.with_schedule("cooldown:last-quarter:0.05", 2000).rates(2000)
     assert np.all(rates[:1500] == 1)
     assert rates[-1] == pytest.approx(0.05)
@@ -74,6 +74,6 @@ def test_the_cool_down_of_the_paper():
         lambda: Workload.with_schedule("warmup", 3),
     ],
 )
-def test_what_is_no_workload_is_refused(mistake):
+def test_invalid_workloads_are_refused(mistake):
     with pytest.raises(InvalidInput):
         mistake()

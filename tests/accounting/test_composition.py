@@ -1,7 +1,7 @@
-"""Several runs on the same people: against every pattern over all of them, and another accountant.
+"""Composition of several runs, compared with brute force over all patterns and dp_accounting.
 
-A restart is a block of its own in a block-diagonal strategy, and a pattern over all runs is any
-pattern of each (none among them); a common cap limits their number.
+The runs are the blocks of a block-diagonal strategy. A pattern over all runs consists of one
+pattern (possibly empty) per run; a common cap limits its total number of rounds.
 """
 
 import itertools
@@ -36,20 +36,20 @@ DELTA = 1e-7
 
 
 def within(clients: Participation) -> list[tuple[int, ...]]:
-    """Every pattern that a device may have in one run: none, and such as end early for a cap."""
-    found: set[tuple[int, ...]] = {()}
+    """Every pattern that a client may have in one run, including none and those cut by a cap."""
+    patterns: set[tuple[int, ...]] = {()}
     for pattern in allowed_patterns(clients):
-        # A fixed schedule may stop short, or be joined late.
-        found |= {pattern[i:j] for i, j in itertools.combinations(range(len(pattern) + 1), 2)}
-    return sorted(found)
+        # A client on a fixed schedule may stop early, or start late.
+        patterns |= {pattern[i:j] for i, j in itertools.combinations(range(len(pattern) + 1), 2)}
+    return sorted(patterns)
 
 
-def true_mu(promises: list[Guarantee], cap: int | None = None) -> float:
-    """Every pattern over all the runs, in the block-diagonal strategy diag(C_i / sigma_i).
+def true_mu(guarantees: list[Guarantee], cap: int | None = None) -> float:
+    """Brute force over all patterns of the strategy diag(C_i / noise_multiplier_i).
 
     Rounding in the buffers of a run moves its block a little further.
     """
-    runs = [run for promise in promises for run in promise.runs]
+    runs = [run for guarantee in guarantees for run in guarantee.runs]
     blocks = [
         run.mechanism.strategy(run.participation.rounds) / run.noise_multiplier for run in runs
     ]
@@ -60,7 +60,7 @@ def true_mu(promises: list[Guarantee], cap: int | None = None) -> float:
         [tuple(start + t for t in pattern) for pattern in within(run.participation)]
         for start, run in zip(starts, runs, strict=False)
     ]
-    # Blocks do not interact, so that each may choose its signs for itself.
+    # Blocks do not interact, so the signs of each block are chosen independently.
     moved = {
         part: with_rounding(worst_signs(gram, part) ** 0.5, run.mechanism, run.participation.rounds)
         for run, parts in zip(runs, patterns, strict=True)
@@ -77,7 +77,7 @@ def true_mu(promises: list[Guarantee], cap: int | None = None) -> float:
 
 
 def worst_signs(gram: np.ndarray, pattern: tuple[int, ...]) -> float:
-    """The most that updates of +1 and -1 in these rounds move the output by, squared."""
+    """The largest squared distance that updates of +1 and -1 in these rounds move the output."""
     signs = np.array(list(itertools.product([1.0, -1.0], repeat=len(pattern))))
     return float(((signs @ gram[np.ix_(pattern, pattern)]) * signs).sum(axis=1).max())
 
@@ -97,14 +97,14 @@ def check(composed: Guarantee, truth: float, exact: bool = False) -> None:
 @settings(max_examples=10)
 @given(data=st.data())
 def test_no_pattern_over_two_runs_passes_the_composed_mu(family: Family, data):
-    promises = []
+    guarantees = []
     for _ in range(2):
         mech, rounds = draw_case(data, family, 5)
         clients = data.draw(participations(rounds))
-        promises.append(account(mech, clients, data.draw(st.floats(0.3, 5)), DELTA))
-    check(compose(promises, DELTA), true_mu(promises))
+        guarantees.append(account(mech, clients, data.draw(st.floats(0.3, 5)), DELTA))
+    check(compose(guarantees, DELTA), true_mu(guarantees))
     cap = data.draw(st.integers(1, 6))
-    check(compose(promises, DELTA, cap), true_mu(promises, cap))
+    check(compose(guarantees, DELTA, cap), true_mu(guarantees, cap))
 
 
 @every
@@ -112,9 +112,9 @@ def test_no_pattern_over_two_runs_passes_the_composed_mu(family: Family, data):
 @given(data=st.data())
 def test_one_run_under_a_cap_is_called_exact_only_where_it_is(family: Family, data):
     mech, rounds = draw_case(data, family, 7)
-    promise = account(mech, data.draw(participations(rounds)), 1.0, DELTA)
+    guarantee = account(mech, data.draw(participations(rounds)), 1.0, DELTA)
     cap = data.draw(st.integers(1, 5))
-    check(compose([promise], DELTA, cap), true_mu([promise], cap))
+    check(compose([guarantee], DELTA, cap), true_mu([guarantee], cap))
 
 
 EXACT = ["independent", "blt-b100", "blt-b400", "tree", "sqrt", "band-sqrt:2"]
@@ -123,37 +123,37 @@ EXACT = ["independent", "blt-b100", "blt-b400", "tree", "sqrt", "band-sqrt:2"]
 @pytest.mark.parametrize("cap", [None, 1, 2, 3, 4, 9])
 @pytest.mark.parametrize(("one", "other"), list(itertools.combinations_with_replacement(EXACT, 2)))
 def test_some_pattern_attains_the_composed_mu(one: str, other: str, cap: int | None):
-    """Where each run's own sensitivity is attained, so is the composition's: it is no looser."""
-    promises = [
+    """If each run's sensitivity is attained by a pattern, so is that of the composition."""
+    guarantees = [
         account(dpftrl.mechanism(one), MinSep(5, 2), 1.0, DELTA),
         account(dpftrl.mechanism(other), MinSep(4, 1, 3), 2.5, DELTA),
     ]
-    check(compose(promises, DELTA, cap), true_mu(promises, cap), exact=True)
+    check(compose(guarantees, DELTA, cap), true_mu(guarantees, cap), exact=True)
 
 
 @pytest.mark.parametrize("cap", [None, 1, 2, 4])
-def test_three_runs(cap: int | None):
-    promises = [
+def test_the_composed_mu_of_three_runs_is_the_worst_pattern(cap: int | None):
+    guarantees = [
         account(dpftrl.mechanism("blt-b100"), MinSep(4, 2), 1.0, DELTA),
         account(dpftrl.mechanism("tree"), MinSep(3, 1, 2), 1.5, DELTA),
         account(dpftrl.mechanism("independent"), MinSep(3, 1), 0.8, DELTA),
     ]
-    check(compose(promises, DELTA, cap), true_mu(promises, cap), exact=True)
+    check(compose(guarantees, DELTA, cap), true_mu(guarantees, cap), exact=True)
 
 
 @pytest.mark.parametrize("cap", [None, 1, 2, 3])
-def test_runs_on_a_fixed_schedule(cap: int | None):
+def test_the_composed_mu_of_fixed_epochs_is_the_worst_pattern(cap: int | None):
     heavy = dpftrl.Banded([[2.0, 0.1, 0.1, 2.0, 0.1]])
-    promises = [
+    guarantees = [
         account(heavy, FixedEpochs(5, 2), 1.0, DELTA),
         account(dpftrl.mechanism("tree"), FixedEpochs(5, 1, 3), 1.5, DELTA),
     ]
-    check(compose(promises, DELTA, cap), true_mu(promises, cap))
+    check(compose(guarantees, DELTA, cap), true_mu(guarantees, cap))
 
 
 @pytest.mark.parametrize("cap", [None, 3])
 def test_composing_without_the_rounding_of_the_buffers_would_be_noticed(cap: int | None):
-    promises = [
+    guarantees = [
         account(dpftrl.mechanism("blt-b100"), MinSep(5, 2), 1.0, DELTA),
         account(dpftrl.mechanism("tree"), MinSep(4, 1, 3), 2.5, DELTA),
     ]
@@ -161,22 +161,22 @@ def test_composing_without_the_rounding_of_the_buffers_would_be_noticed(cap: int
         guarantee_of(
             [Run.of(run.mechanism, run.participation, run.noise_multiplier, "float32")], DELTA
         )
-        for promise in promises
-        for run in promise.runs
+        for guarantee in guarantees
+        for run in guarantee.runs
     ]
-    truth = true_mu(promises, cap)
-    check(compose(promises, DELTA, cap), truth)
+    truth = true_mu(guarantees, cap)
+    check(compose(guarantees, DELTA, cap), truth)
     with pytest.raises(AssertionError):
         check(compose(ideal, DELTA, cap), truth, exact=True)
 
 
 @pytest.mark.parametrize("cap", [None, 3])
 def test_a_composition_one_in_a_hundred_million_too_small_would_be_noticed(cap: int | None):
-    promises = [
+    guarantees = [
         account(dpftrl.mechanism("blt-b100"), MinSep(5, 2), 1.0, DELTA),
         account(dpftrl.mechanism("tree"), MinSep(4, 1, 3), 2.5, DELTA),
     ]
-    composed, truth = compose(promises, DELTA, cap), true_mu(promises, cap)
+    composed, truth = compose(guarantees, DELTA, cap), true_mu(guarantees, cap)
     check(composed, truth)
     wrong = Guarantee(composed.runs, composed.mu * (1 - 1e-8), DELTA, ())
     with pytest.raises(AssertionError):
@@ -185,22 +185,22 @@ def test_a_composition_one_in_a_hundred_million_too_small_would_be_noticed(cap: 
 
 @pytest.mark.parametrize("name", ["independent", "blt-b100", "tree"])
 def test_a_restart_is_not_a_longer_run(name: str):
-    """The pattern 0, b, 2b, ... of one long run misses those who end one run and start the next."""
+    """A client may take part at the end of one run and at the start of the next."""
     mech = dpftrl.mechanism(name)
-    promises = [account(mech, MinSep(4, 3), 1.0, DELTA) for _ in range(2)]
-    truth = true_mu(promises)
+    guarantees = [account(mech, MinSep(4, 3), 1.0, DELTA) for _ in range(2)]
+    truth = true_mu(guarantees)
     as_one = account(mech, MinSep(8, 3, 2), 1.0, DELTA)
     assert as_one.mu < truth * 0.99
-    check(compose(promises, DELTA), truth, exact=True)
+    check(compose(guarantees, DELTA), truth, exact=True)
 
 
 def test_even_uncapped_a_longer_run_may_understate_a_restart():
-    """Independent noise: two participations in each of two runs, three in one of both lengths."""
+    """Independent noise: 2 participations per run make 4, but one run of both lengths has 3."""
     mech = dpftrl.mechanism("independent")
-    promises = [account(mech, MinSep(4, 3), 1.0, DELTA) for _ in range(2)]
+    guarantees = [account(mech, MinSep(4, 3), 1.0, DELTA) for _ in range(2)]
     assert account(mech, MinSep(8, 3), 1.0, DELTA).mu == pytest.approx(math.sqrt(3))
-    assert true_mu(promises) == pytest.approx(2.0)
-    assert compose(promises, DELTA).mu == pytest.approx(2.0)
+    assert true_mu(guarantees) == pytest.approx(2.0)
+    assert compose(guarantees, DELTA).mu == pytest.approx(2.0)
 
 
 # --- Algebra -----------------------------------------------------------------------------------
@@ -218,14 +218,14 @@ def some_promises() -> list[Guarantee]:
 
 
 @pytest.mark.parametrize("cap", [None, 3, 7])
-def test_order_does_not_matter(cap: int | None):
-    promises = some_promises()
-    known = compose(promises, DELTA, cap).mu
-    for order in itertools.permutations(promises):
+def test_composition_does_not_depend_on_the_order_of_runs(cap: int | None):
+    guarantees = some_promises()
+    known = compose(guarantees, DELTA, cap).mu
+    for order in itertools.permutations(guarantees):
         assert compose(order, DELTA, cap).mu == pytest.approx(known, rel=1e-14)
 
 
-def test_grouping_does_not_matter():
+def test_composition_does_not_depend_on_the_grouping_of_runs():
     a, b, c, d = some_promises()
     together = compose([a, b, c, d], DELTA)
     for grouped in (
@@ -239,35 +239,35 @@ def test_grouping_does_not_matter():
 
 
 @pytest.mark.parametrize("times", [1, 2, 5, 30])
-def test_composing_so_many_times_is_the_root_of_so_many(times: int):
-    promise = some_promises()[0]
-    composed = compose([promise] * times, 1e-6)
-    assert composed.mu == pytest.approx(promise.mu * math.sqrt(times), rel=1e-13)
+def test_composing_n_equal_runs_multiplies_mu_by_the_root_of_n(times: int):
+    guarantee = some_promises()[0]
+    composed = compose([guarantee] * times, 1e-6)
+    assert composed.mu == pytest.approx(guarantee.mu * math.sqrt(times), rel=1e-13)
     assert composed.kind == ("exact" if times == 1 else "upper bound")
 
 
 @pytest.mark.parametrize("which", range(4))
-def test_one_alone_is_unchanged(which: int):
-    promise = some_promises()[which]
-    assert compose([promise], promise.delta) == promise
+def test_composing_a_single_guarantee_changes_nothing(which: int):
+    guarantee = some_promises()[which]
+    assert compose([guarantee], guarantee.delta) == guarantee
 
 
-def test_one_alone_for_several_devices_is_no_stronger_than_before():
-    """Composing must not turn a promise to people into a smaller one to devices."""
-    promise = some_promises()[0].for_devices(3)
+def test_composing_a_guarantee_for_several_devices_does_not_strengthen_it():
+    """Composing must not turn a guarantee for a person into a stronger one for a device."""
+    guarantee = some_promises()[0].for_devices(3)
     try:
-        composed = compose([promise], promise.delta)
+        composed = compose([guarantee], guarantee.delta)
     except InvalidInput:
         return
-    assert composed.mu >= promise.mu * (1 - 1e-12)
+    assert composed.mu >= guarantee.mu * (1 - 1e-12)
     assert composed.devices == 3
 
 
-def test_what_a_run_rests_on_is_not_forgotten():
+def test_composition_keeps_the_hypotheses_of_every_run():
     condition = Hypothesis("no test devices", "Devices of the laboratory are left out.", "observed")
-    promise = some_promises()[0].resting_on(condition)
-    assert condition in compose([promise], DELTA).hypotheses
-    assert condition in compose([promise, some_promises()[1]], DELTA, 4).hypotheses
+    guarantee = some_promises()[0].resting_on(condition)
+    assert condition in compose([guarantee], DELTA).hypotheses
+    assert condition in compose([guarantee, some_promises()[1]], DELTA, 4).hypotheses
 
 
 def test_every_participation_is_a_hypothesis():
@@ -281,28 +281,28 @@ def test_every_participation_is_a_hypothesis():
 
 @settings(max_examples=20)
 @given(noise_multiplier=st.floats(0.5, 20), gap=st.integers(1, 30), rounds=st.integers(1, 60))
-def test_a_common_cap_only_helps_and_more_of_it_helps_less(
+def test_mu_grows_with_the_common_cap_and_never_exceeds_the_uncapped_mu(
     noise_multiplier: float, gap: int, rounds: int
 ):
-    promises = [
+    guarantees = [
         account(dpftrl.mechanism("blt-b100"), MinSep(rounds, gap), noise_multiplier, DELTA),
         account(dpftrl.mechanism("tree"), MinSep(30, 4), 4.0, DELTA),
     ]
-    free = compose(promises, DELTA).mu
-    capped = [compose(promises, DELTA, cap).mu for cap in range(1, 12)]
+    free = compose(guarantees, DELTA).mu
+    capped = [compose(guarantees, DELTA, cap).mu for cap in range(1, 12)]
     assert all(more >= less for less, more in itertools.pairwise(capped))
     assert capped[-1] <= free
-    most = sum(promise.runs[0].participation.max_participations for promise in promises)
-    assert compose(promises, DELTA, most).mu == pytest.approx(free, rel=1e-14)
+    most = sum(guarantee.runs[0].participation.max_participations for guarantee in guarantees)
+    assert compose(guarantees, DELTA, most).mu == pytest.approx(free, rel=1e-14)
     alone = [
         account(p.runs[0].mechanism, once(p), p.runs[0].noise_multiplier, DELTA).mu
-        for p in promises
+        for p in guarantees
     ]
     assert capped[0] == pytest.approx(max(alone), rel=1e-14)
 
 
-def once(promise: Guarantee) -> MinSep:
-    clients = promise.runs[0].participation
+def once(guarantee: Guarantee) -> MinSep:
+    clients = guarantee.runs[0].participation
     return MinSep(clients.rounds, clients.min_sep, 1)
 
 
@@ -336,8 +336,8 @@ def test_composing_nothing_is_refused():
 
 
 @pytest.mark.parametrize("cap", [10**6, 10**18, sys.maxsize, 10**30])
-def test_a_vast_cap_is_no_cap_or_refused(cap: int):
-    """Without taking all the memory first."""
+def test_a_very_large_common_cap_has_no_effect_or_is_refused(cap: int):
+    """It must not allocate all memory first."""
     try:
         composed = compose(some_promises()[:2], DELTA, cap)
     except DpftrlError:
@@ -369,12 +369,12 @@ def test_events_compose_in_their_accountant_as_they_do_here():
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
 
-    promises = some_promises()[:2]
+    guarantees = some_promises()[:2]
     accountant = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
-    for promise in promises:
-        accountant.compose(dp_event(promise))
+    for guarantee in guarantees:
+        accountant.compose(dp_event(guarantee))
     found = accountant.get_epsilon(DELTA)
-    assert found == pytest.approx(compose(promises, DELTA).epsilon, abs=1e-5)
+    assert found == pytest.approx(compose(guarantees, DELTA).epsilon, abs=1e-5)
 
 
 def test_the_event_of_a_capped_composition_is_not_below_it():
@@ -384,7 +384,7 @@ def test_the_event_of_a_capped_composition_is_not_below_it():
 
 def test_the_event_of_several_devices_is_not_below_the_guarantee():
     people = compose(some_promises()[:2], DELTA).for_devices(3)
-    # Their accountant knows of ideal Gaussians alone: the sampler's part of delta comes off first.
+    # dp_accounting assumes ideal Gaussians, so the sampler's part of delta is subtracted first.
     assert 0.01 * DELTA < people.sampler_delta < 0.5 * DELTA
     left = DELTA - people.sampler_delta
     assert pld_epsilon(dp_event(people), left) == pytest.approx(people.epsilon, abs=1e-5)

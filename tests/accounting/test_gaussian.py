@@ -1,7 +1,7 @@
-"""The Gaussian formulas and the sampler's floor, against arithmetic of as many digits as it takes.
+"""The Gaussian formulas and `sampler_delta`, compared with arithmetic of arbitrary precision.
 
-`check_*` below say what is promised of a number; every one of them is also given a number that is
-wrong by 1e-9, which it must notice.
+The functions `check_*` state what is guaranteed for a number. Each of them has a negative control:
+it must notice a number that is wrong by 1e-9.
 """
 
 import math
@@ -19,11 +19,11 @@ from dpftrl.accounting import finite_precision as sampler
 from dpftrl.accounting.gaussian import FAR, NARROW, REMOTE
 from dpftrl.errors import InvalidInput
 
-# --- The truth ---------------------------------------------------------------------------------
+# --- The oracle --------------------------------------------------------------------------------
 
 
 def true_log_delta(epsilon: float | mp.mpf, mu: float | mp.mpf) -> mp.mpf:
-    """Log of Phi(-a) - exp(epsilon) Phi(-b), or of what it falls short of 1 where it is near 1."""
+    """The log of Phi(-a) - exp(epsilon) Phi(-b), with enough digits also where it is near 1."""
     with mp.workdps(30):
         far = abs(mp.mpf(epsilon) / mu - mp.mpf(mu) / 2) + mu
         # The two terms agree to about mu / a; each has an exponent of a^2 / 2.
@@ -43,8 +43,8 @@ def passes(epsilon: float | mp.mpf, delta: float, mu: float | mp.mpf) -> bool:
         return bool(true_log_delta(epsilon, mu) <= mp.log(mp.mpf(delta)))
 
 
-def test_the_truth_is_the_integral_of_what_the_densities_differ_by():
-    """So that formula and oracle do not share a mistake: no Phi here, only densities."""
+def test_the_oracle_is_the_integral_of_the_difference_of_densities():
+    """This checks the oracle itself: it uses densities only, and not Phi."""
     for epsilon, mu in [(0.0, 1.0), (1.0, 1.0), (3.0, 0.7), (0.1, 2.5), (20.0, 4.0)]:
         with mp.workdps(40):
             eps, apart = mp.mpf(epsilon), mp.mpf(mu)
@@ -215,7 +215,7 @@ def test_mu_at_random():
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_places():
+def test_bounds_hold_at_a_hundred_thousand_random_points():
     for epsilon, mu in places(100_000):
         check_both(epsilon, mu)
 
@@ -225,7 +225,7 @@ def test_a_hundred_thousand_places():
 
 @pytest.mark.parametrize("epsilon", [40.0, 100.0, 1000.0, 1e4])
 def test_a_delta_too_small_for_a_float_is_not_rounded_down_to_nothing(epsilon: float):
-    """The truth is positive; a delta of 0 would be a claim of pure differential privacy."""
+    """The true delta is positive; a delta of 0 would claim pure differential privacy."""
     assert delta_of(epsilon, 1.0) > 0
 
 
@@ -270,7 +270,7 @@ def test_a_huge_mu_has_a_huge_epsilon(mu: float):
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16])
 def test_numbers_in_less_than_double_precision_are_computed_in_double_precision(kind: Any):
-    """numpy keeps the smaller type of two, so that one such number spoils all that it meets."""
+    """With numpy, one number in single precision would make the whole result single precision."""
     for given in (0.3, 0.55, 0.7, 1.0, 1.3, 2.6, 3.3):
         number = kind(given)
         same = float(number)
@@ -322,7 +322,7 @@ def test_no_jump_where_a_changes_its_sign(mu: float):
 
 
 def test_a_jump_of_one_in_a_billion_would_be_noticed():
-    """The control: as far as 1e-9 apart, the function itself moves by more than is allowed."""
+    """A negative control: at a distance of 1e-9 the function changes by more than is allowed."""
     moved = log_delta_of(0.3, 0.5) - log_delta_of(0.3 * (1 + 1e-9), 0.5)
     assert moved > 2e-11
 
@@ -351,8 +351,8 @@ def test_a_guess_changes_the_speed_only():
             assert passes(found, delta, mu)
 
 
-def test_a_guess_is_not_the_answer():
-    """The control: a guess that is off by 1e-9 does not come back."""
+def test_epsilon_does_not_return_the_guess_itself():
+    """A negative control: a guess that is wrong by 1e-9 is not returned."""
     for side in (-1, 1):
         guess = epsilon_of(1e-6, 1.0) * (1 + side * 1e-9)
         assert epsilon_of(1e-6, 1.0, guess) == pytest.approx(epsilon_of(1e-6, 1.0), rel=1e-13)
@@ -366,7 +366,7 @@ def test_one_standard_deviation_apart_at_one_in_ten_million():
     assert f"{epsilon_of(delta=1e-7, mu=1.001):.3f}" != "5.349"
 
 
-def test_another_implementation_of_the_same_formula():
+def test_dp_accounting_computes_the_same_numbers():
     from dp_accounting import gaussian_mechanism as theirs
 
     for mu in (0.05, 0.3, 1.0, 3.0):
@@ -380,7 +380,7 @@ def test_another_implementation_of_the_same_formula():
             )
 
 
-def test_there_and_back():
+def test_mu_delta_and_epsilon_invert_each_other():
     rng = random.Random(6)
     for _ in range(500):
         delta, epsilon = 10 ** rng.uniform(-15, -1), 10 ** rng.uniform(-4, 4)
@@ -438,8 +438,8 @@ def test_a_wrong_delta_is_refused(wrong: float):
 @pytest.mark.parametrize(
     "wrong", ["1", "", None, 1j, [0.5], (0.5,), {}, np.array([0.5, 0.6])], ids=repr
 )
-def test_what_is_no_number_is_refused_one_way_or_another(wrong: Any):
-    """A type checker sees it first, so that Python's own TypeError will do."""
+def test_values_that_are_not_numbers_are_refused(wrong: Any):
+    """A type checker reports such calls, so a plain TypeError is enough."""
     calls: list[Callable[[], object]] = [
         lambda: epsilon_of(wrong, 1.0),
         lambda: epsilon_of(1e-6, wrong),
@@ -454,7 +454,7 @@ def test_what_is_no_number_is_refused_one_way_or_another(wrong: Any):
             call()
 
 
-def test_an_integer_beyond_all_floats_is_refused():
+def test_an_integer_too_large_for_a_float_is_refused():
     vast: Any = 10**400
     refused(lambda: epsilon_of(1e-6, vast))
     refused(lambda: log_delta_of(vast, 1.0))
@@ -483,7 +483,7 @@ def radius_of(bits: int) -> mp.mpf:
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_a_pair_leaves_the_disc_as_often_as_said(monkeypatch, bits: int):
+def test_sampler_delta_of_one_pair_is_a_tight_upper_bound(monkeypatch, bits: int):
     monkeypatch.setattr(sampler, "MOST_DRAWS", 0.0)  # this pair alone
     with mp.workdps(30):
         radius = radius_of(bits)
@@ -504,7 +504,7 @@ def test_marcums_series_is_the_integral_over_the_plane():
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("mu", [1e-3, 0.1, 1.0, 4.0])
-def test_both_ways_to_leave_are_added(mu: float, bits: int):
+def test_sampler_delta_adds_the_single_pair_and_the_many_pairs_term(mu: float, bits: int):
     with mp.workdps(30):
         radius = radius_of(bits)
         layers = mu * radius * mp.sqrt(mp.mpf(sampler.MOST_DRAWS) / 2) * mp.mpf(2) ** -bits
@@ -536,17 +536,17 @@ def test_no_way_to_spread_the_distance_over_pairs_beats_the_bound(mu: float, bit
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_the_floor_rises_with_mu(bits: int):
+def test_sampler_delta_increases_with_mu(bits: int):
     values = [sampler_delta(float(mu), bits) for mu in np.linspace(0, 20, 400)]
     assert all(step >= 0 for step in steps_in(values))
     assert values[1] < values[-1] == 1.0
     assert all(step > 0 for step, value in zip(steps_in(values), values, strict=False) if value < 1)
 
 
-def test_a_sampler_of_fewer_bits_costs_more():
+def test_sampler_delta_is_larger_with_fewer_bits():
     assert sampler_delta(1.0, 128) < 1e-20 < sampler_delta(1.0, 64) < 1e-6 < sampler_delta(1.0, 32)
 
 
 @pytest.mark.parametrize("wrong", NO_NUMBER, ids=repr)
-def test_the_sampler_refuses_a_wrong_mu(wrong: float):
+def test_sampler_delta_refuses_an_invalid_mu(wrong: float):
     refused(lambda: sampler_delta(wrong))

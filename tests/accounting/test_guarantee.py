@@ -1,4 +1,4 @@
-"""Guarantees of one run: against brute force, integrals, another accountant, and themselves."""
+"""Guarantees of one run, compared with brute force, integrals and dp_accounting."""
 
 import itertools
 import math
@@ -68,22 +68,22 @@ def pld_epsilon(event: Any, delta: float, relation: str = "REPLACE_SPECIAL") -> 
 def test_a_pld_accountant_agrees(name: str, mu: float, relation: str):
     mech = dpftrl.mechanism(name, CLIENTS)
     noise_multiplier = mech.sensitivity(CLIENTS).value / mu
-    promise = account(mech, CLIENTS, noise_multiplier, delta=1e-8)
-    assert pld_epsilon(dp_event(promise), 1e-8, relation) == pytest.approx(
-        promise.epsilon, abs=1e-5
+    guarantee = account(mech, CLIENTS, noise_multiplier, delta=1e-8)
+    assert pld_epsilon(dp_event(guarantee), 1e-8, relation) == pytest.approx(
+        guarantee.epsilon, abs=1e-5
     )
 
 
 def test_a_pld_accountant_notices_noise_that_is_one_in_a_thousand_off():
-    promise = account(dpftrl.mechanism("blt-b400"), CLIENTS, noise_multiplier=5.0, delta=1e-8)
+    guarantee = account(dpftrl.mechanism("blt-b400"), CLIENTS, noise_multiplier=5.0, delta=1e-8)
     louder = account(dpftrl.mechanism("blt-b400"), CLIENTS, noise_multiplier=5.005, delta=1e-8)
-    assert pld_epsilon(dp_event(louder), 1e-8) != pytest.approx(promise.epsilon, abs=1e-3)
+    assert pld_epsilon(dp_event(louder), 1e-8) != pytest.approx(guarantee.epsilon, abs=1e-3)
 
 
 @pytest.mark.parametrize("devices", [1, 3])
 def test_the_event_of_several_devices_is_that_of_several_devices(devices: int):
-    promise = account(dpftrl.mechanism("blt-b400"), CLIENTS, 20.0, 1e-8).for_devices(devices)
-    assert pld_epsilon(dp_event(promise), 1e-8) == pytest.approx(promise.epsilon, abs=1e-5)
+    guarantee = account(dpftrl.mechanism("blt-b400"), CLIENTS, 20.0, 1e-8).for_devices(devices)
+    assert pld_epsilon(dp_event(guarantee), 1e-8) == pytest.approx(guarantee.epsilon, abs=1e-5)
 
 
 # --- Calibration -------------------------------------------------------------------------------
@@ -117,17 +117,17 @@ def check_calibration(
             calibrate(mech, clients, epsilon, delta)
         return None
     noise_multiplier = calibrate(mech, clients, epsilon, delta)
-    promise = account(mech, clients, noise_multiplier, delta)
-    assert promise.epsilon <= epsilon
-    assert promise.total_delta == delta
-    assert promise.mu == pytest.approx(mu, rel=1e-9)
-    return promise
+    guarantee = account(mech, clients, noise_multiplier, delta)
+    assert guarantee.epsilon <= epsilon
+    assert guarantee.total_delta == delta
+    assert guarantee.mu == pytest.approx(mu, rel=1e-9)
+    return guarantee
 
 
-def uses_up(promise: Guarantee, epsilon: float) -> bool:
+def uses_up(guarantee: Guarantee, epsilon: float) -> bool:
     """One of two things uses the budget up: epsilon, or the sampler with its half of delta."""
-    sampler_takes_half = promise.sampler_delta >= promise.delta / 2 * (1 - 1e-6)
-    return promise.epsilon >= epsilon * (1 - 1e-6) or sampler_takes_half
+    sampler_takes_half = guarantee.sampler_delta >= guarantee.delta / 2 * (1 - 1e-6)
+    return guarantee.epsilon >= epsilon * (1 - 1e-6) or sampler_takes_half
 
 
 # Over 19 families, more than a thousand draws.
@@ -138,10 +138,10 @@ def test_calibrated_noise_keeps_to_its_budget_and_uses_it_up(family: Family, dat
     mech, rounds = draw_case(data, family, 30)
     clients = data.draw(participations(rounds))
     epsilon, delta = data.draw(budgets())
-    promise = check_calibration(mech, clients, epsilon, delta)
-    assert promise is not None
-    assert uses_up(promise, epsilon)
-    quieter = account(mech, clients, promise.runs[0].noise_multiplier * (1 - 1e-8), delta)
+    guarantee = check_calibration(mech, clients, epsilon, delta)
+    assert guarantee is not None
+    assert uses_up(guarantee, epsilon)
+    quieter = account(mech, clients, guarantee.runs[0].noise_multiplier * (1 - 1e-8), delta)
     assert quieter.epsilon > epsilon or quieter.total_delta > delta
 
 
@@ -153,9 +153,9 @@ def test_calibration_at_the_size_of_production():
         mech = rng.choice(mechs)
         clients = MinSep(rng.randrange(1, 10**6), rng.randrange(1, 10**5), rng.randrange(1, 100))
         epsilon, delta = math.exp(rng.uniform(-3, 3.9)), 10 ** rng.uniform(-12, -3)
-        promise = check_calibration(mech, clients, epsilon, delta)
-        refusals += promise is None
-        assert promise is None or uses_up(promise, epsilon)
+        guarantee = check_calibration(mech, clients, epsilon, delta)
+        refusals += guarantee is None
+        assert guarantee is None or uses_up(guarantee, epsilon)
     assert 0 < refusals < 150  # BLTs of very many rounds
 
 
@@ -181,30 +181,30 @@ def test_noise_calibrated_to_zcdp_keeps_to_it_and_uses_it_up(family: Family, dat
 def test_calibration_to_an_absurd_budget_ends_and_uses_it_up(
     name: str, epsilon: float, delta: float
 ):
-    promise = check_calibration(dpftrl.mechanism(name), CLIENTS, epsilon, delta)
-    assert promise is not None or name == "blt-b400"
+    guarantee = check_calibration(dpftrl.mechanism(name), CLIENTS, epsilon, delta)
+    assert guarantee is not None or name == "blt-b400"
     # Between an epsilon of 1e-9 and none, a delta near 1 moves by less than its last digits.
-    if promise is not None and (epsilon, delta) != (1e-9, 1 - 1e-9):
-        assert uses_up(promise, epsilon)
+    if guarantee is not None and (epsilon, delta) != (1e-9, 1 - 1e-9):
+        assert uses_up(guarantee, epsilon)
 
 
 @pytest.mark.parametrize("epsilon", [1e-9, 1.0, 1e3, 1e100])
 @pytest.mark.parametrize("delta", [5e-324, 1e-300, 1e-30, 2e-23])
 @pytest.mark.parametrize("name", ["blt-b400", "independent"])
 def test_a_delta_below_what_the_sampler_takes_is_refused(name: str, delta: float, epsilon: float):
-    """The end of the sampler's range takes 2^-76 at any noise, and may take half of delta."""
+    """`sampler_delta` is at least 2^-76 with any noise, and may be at most half of delta."""
     refused(lambda: calibrate(dpftrl.mechanism(name), CLIENTS, epsilon, delta))
 
 
 @pytest.mark.parametrize("epsilon", [32.7, 1e3, 1e6])
 def test_a_large_epsilon_at_a_small_delta_needs_the_noise_that_the_sampler_needs(epsilon: float):
-    """The sampler alone must not take more than half of delta, however large epsilon is."""
-    promise = check_calibration(dpftrl.mechanism("blt-b400"), CLIENTS, epsilon, 1e-9)
-    assert promise.epsilon == pytest.approx(32.629, abs=1e-3)
-    assert promise.sampler_delta == pytest.approx(0.5e-9, rel=1e-6)
+    """`sampler_delta` must not exceed half of delta, however large epsilon is."""
+    guarantee = check_calibration(dpftrl.mechanism("blt-b400"), CLIENTS, epsilon, 1e-9)
+    assert guarantee.epsilon == pytest.approx(32.629, abs=1e-3)
+    assert guarantee.sampler_delta == pytest.approx(0.5e-9, rel=1e-6)
     assert (
         calibrate(dpftrl.mechanism("blt-b400"), CLIENTS, 32.6, 1e-9)
-        > promise.runs[0].noise_multiplier
+        > guarantee.runs[0].noise_multiplier
     )
 
 
@@ -219,7 +219,7 @@ def test_calibration_is_refused_where_rounding_takes_more_than_a_thousandth_of_m
     assert check_calibration(blt, CLIENTS, epsilon_of(1e-9, too_little), 1e-9) is None
     assert calibrate_rho(blt, CLIENTS, enough**2 / 2) > 0
     refused(lambda: calibrate_rho(blt, CLIENTS, too_little**2 / 2))
-    # Accounting does not refuse it: what was released has the guarantee that it has.
+    # `account` does not refuse it: it states the guarantee of what was released.
     noise_multiplier = blt.sensitivity(CLIENTS).value / too_little
     assert account(blt, CLIENTS, noise_multiplier, 1e-9).mu == pytest.approx(
         with_rounding(too_little, blt, 2000), rel=1e-12
@@ -229,11 +229,11 @@ def test_calibration_is_refused_where_rounding_takes_more_than_a_thousandth_of_m
 @given(budget=budgets(), noise_multiplier=st.floats(0.5, 100))
 def test_delta_at_an_epsilon_undoes_epsilon_at_a_delta(budget, noise_multiplier: float):
     delta = budget[1]
-    promise = account(dpftrl.mechanism("blt-b400"), CLIENTS, noise_multiplier, delta)
-    found = delta_for(dpftrl.mechanism("blt-b400"), CLIENTS, noise_multiplier, promise.epsilon)
-    assert found == pytest.approx(promise.total_delta, rel=1e-9)
+    guarantee = account(dpftrl.mechanism("blt-b400"), CLIENTS, noise_multiplier, delta)
+    found = delta_for(dpftrl.mechanism("blt-b400"), CLIENTS, noise_multiplier, guarantee.epsilon)
+    assert found == pytest.approx(guarantee.total_delta, rel=1e-9)
     lower = delta_for(
-        dpftrl.mechanism("blt-b400"), CLIENTS, noise_multiplier, promise.epsilon * (1 - 1e-6)
+        dpftrl.mechanism("blt-b400"), CLIENTS, noise_multiplier, guarantee.epsilon * (1 - 1e-6)
     )
     assert lower > delta
     assert lower >= found
@@ -245,10 +245,10 @@ def test_the_delta_of_an_epsilon_has_the_part_of_the_sampler_in_it(
     noise_multiplier: float, epsilon: float
 ):
     found = delta_for(dpftrl.mechanism("blt-b400"), CLIENTS, noise_multiplier, epsilon)
-    promise = account(dpftrl.mechanism("blt-b400"), CLIENTS, noise_multiplier, found)
-    assert promise.epsilon <= epsilon
+    guarantee = account(dpftrl.mechanism("blt-b400"), CLIENTS, noise_multiplier, found)
+    assert guarantee.epsilon <= epsilon
     assert found == pytest.approx(
-        delta_of(epsilon, promise.mu) + sampler_delta(promise.mu), rel=1e-9
+        delta_of(epsilon, guarantee.mu) + sampler_delta(guarantee.mu), rel=1e-9
     )
 
 
@@ -258,7 +258,7 @@ def test_the_delta_of_an_epsilon_has_the_part_of_the_sampler_in_it(
 @pytest.mark.parametrize("name", ["blt-b100", "blt-b400", "independent", "tree"])
 @settings(max_examples=30)
 @given(data=st.data())
-def test_more_exposure_never_costs_less(name: str, data):
+def test_epsilon_never_falls_when_clients_may_take_part_more_often(name: str, data):
     mech = dpftrl.mechanism(name)
     rounds, gap = data.draw(st.integers(1, 300)), data.draw(st.integers(1, 80))
     cap = data.draw(st.integers(1, 12))
@@ -292,28 +292,28 @@ def test_mu_is_the_worst_pattern_of_the_dense_strategy(family: Family, data):
     mech, rounds = draw_case(data, family, 7)
     clients = data.draw(participations(rounds))
     noise_multiplier = data.draw(st.floats(0.1, 50))
-    promise = account(mech, clients, noise_multiplier, 1e-6)
-    check_mu(promise, mech.strategy(rounds))
+    guarantee = account(mech, clients, noise_multiplier, 1e-6)
+    check_mu(guarantee, mech.strategy(rounds))
 
 
-def check_mu(promise: Guarantee, strategy: np.ndarray) -> None:
-    run = promise.runs[0]
+def check_mu(guarantee: Guarantee, strategy: np.ndarray) -> None:
+    run = guarantee.runs[0]
     truth = true_sensitivity(strategy, run.participation).attained
     mu = with_rounding(truth / run.noise_multiplier, run.mechanism, run.participation.rounds)
     assert run.sensitivity.value >= truth * (1 - 1e-9)
-    assert promise.mu >= mu * (1 - 1e-9)
-    if promise.kind == "exact":
+    assert guarantee.mu >= mu * (1 - 1e-9)
+    if guarantee.kind == "exact":
         assert run.sensitivity.value == pytest.approx(truth, rel=1e-9)
-        assert promise.mu == pytest.approx(mu, rel=1e-9)
+        assert guarantee.mu == pytest.approx(mu, rel=1e-9)
 
 
 @pytest.mark.parametrize("off", [-1e-8, 1e-8])
 def test_a_mu_one_in_a_hundred_million_off_would_be_noticed(off: float):
     mech, clients = dpftrl.mechanism("blt-b400"), MinSep(7, 2)
-    promise = account(mech, clients, 2.0, 1e-6)
-    check_mu(promise, mech.strategy(7))
-    (run,) = promise.runs
-    wrong_mu = Guarantee(promise.runs, promise.mu * (1 + off), 1e-6, ())
+    guarantee = account(mech, clients, 2.0, 1e-6)
+    check_mu(guarantee, mech.strategy(7))
+    (run,) = guarantee.runs
+    wrong_mu = Guarantee(guarantee.runs, guarantee.mu * (1 + off), 1e-6, ())
     wrong_sensitivity = guarantee_of(
         [replace(run, sensitivity=run.sensitivity.times(1 + off))], 1e-6
     )
@@ -324,11 +324,11 @@ def test_a_mu_one_in_a_hundred_million_off_would_be_noticed(off: float):
 
 def test_a_mu_without_the_rounding_of_its_buffers_would_be_noticed():
     mech = dpftrl.mechanism("blt-b1000")
-    promise = account(mech, MinSep(20, 4), 20.0, 1e-6)
-    check_mu(promise, mech.strategy(20))
-    ideal = promise.runs[0].sensitivity.value / 20.0
+    guarantee = account(mech, MinSep(20, 4), 20.0, 1e-6)
+    check_mu(guarantee, mech.strategy(20))
+    ideal = guarantee.runs[0].sensitivity.value / 20.0
     with pytest.raises(AssertionError):
-        check_mu(Guarantee(promise.runs, ideal, 1e-6, ()), mech.strategy(20))
+        check_mu(Guarantee(guarantee.runs, ideal, 1e-6, ()), mech.strategy(20))
 
 
 def delta_between(distance: mp.mpf, epsilon: mp.mpf) -> mp.mpf:
@@ -357,8 +357,8 @@ def test_two_neighbouring_datasets_differ_by_just_the_stated_delta(
     mech = dpftrl.mechanism(name, TINY)
     strategy = mech.strategy(6)
     noise_multiplier = mech.sensitivity(TINY).value / mu
-    promise = account(mech, TINY, noise_multiplier, delta)
-    assert promise.kind == "exact"
+    guarantee = account(mech, TINY, noise_multiplier, delta)
+    assert guarantee.kind == "exact"
     rng = np.random.default_rng(0)
     others, direction = rng.standard_normal((6, 4)), rng.standard_normal(4)
     direction /= np.linalg.norm(direction)  # the clip norm
@@ -370,21 +370,21 @@ def test_two_neighbouring_datasets_differ_by_just_the_stated_delta(
 
     patterns = allowed_patterns(TINY)
     worst = max(patterns, key=distance)
-    assert promise.total_delta == delta
+    assert guarantee.total_delta == delta
     with mp.workdps(30):
         # Rounding in the buffers moves them apart a little further, and the sampler takes a part.
         apart = mp.mpf(with_rounding(distance(worst), mech, 6))
-        epsilon, taken = mp.mpf(promise.epsilon), mp.mpf(promise.sampler_delta)
+        epsilon, taken = mp.mpf(guarantee.epsilon), mp.mpf(guarantee.sampler_delta)
         true = delta_between(apart, epsilon) + taken
         assert delta * (1 - 1e-8) <= true <= delta * (1 + 1e-12)
         assert delta_between(apart, epsilon * (1 - mp.mpf(1e-9))) + taken > delta
         assert delta_between(mp.mpf(distance(worst)), epsilon) <= true
         for pattern in patterns:
-            assert distance(pattern) <= promise.mu * (1 + 1e-12)
+            assert distance(pattern) <= guarantee.mu * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 10])
-def test_devices_that_act_alike_move_the_output_by_so_many_times(devices: int):
+def test_n_equal_devices_move_the_output_n_times_as_far(devices: int):
     mech, clients = dpftrl.mechanism("blt-b100"), MinSep(7, 3)
     alone = account(mech, clients, 2.0, 1e-6)
     together = alone.for_devices(devices)
@@ -407,21 +407,21 @@ def test_devices_that_act_alike_move_the_output_by_so_many_times(devices: int):
 
 
 @pytest.mark.parametrize("name", ["blt-b100", "tree", "banded:2"])
-def test_no_two_devices_move_the_output_by_more_than_is_said_of_two(name: str):
+def test_no_two_devices_exceed_the_mu_of_two_devices(name: str):
     clients = MinSep(6, 2, 2)
     mech = dpftrl.mechanism(name, clients)
     strategy = mech.strategy(6)
-    promise = account(mech, clients, 1.0, 1e-6).for_devices(2)
-    said = promise.mu
+    guarantee = account(mech, clients, 1.0, 1e-6).for_devices(2)
+    said = guarantee.mu
     columns = [strategy[:, list(p)].sum(axis=1) for p in allowed_patterns(clients)]
     worst = max(np.linalg.norm(a + b) for a, b in itertools.product(columns, repeat=2))
-    assert worst == pytest.approx(2 * promise.runs[0].sensitivity.value, rel=1e-9)
+    assert worst == pytest.approx(2 * guarantee.runs[0].sensitivity.value, rel=1e-9)
     assert said == pytest.approx(2 * with_rounding(worst / 2, mech, 6), rel=1e-9)
-    # The control: devices do not add up like independent noise.
+    # A negative control: devices do not add up like independent noise.
     assert worst > said / math.sqrt(2) * 1.1
 
 
-def test_devices_multiply():
+def test_for_devices_twice_multiplies_the_numbers_of_devices():
     alone = account(dpftrl.mechanism("blt-b400"), CLIENTS, 10.0, 1e-6)
     twice = alone.for_devices(2).for_devices(3)
     assert twice.devices == 6
@@ -432,45 +432,45 @@ def test_devices_multiply():
 # --- What a guarantee says ---------------------------------------------------------------------
 
 
-def test_the_numbers_of_a_guarantee_belong_together():
-    promise = account(dpftrl.mechanism("blt-b400"), CLIENTS, 10.0, 1e-6)
-    assert promise.rho == promise.mu**2 / 2
-    left = 1e-6 - promise.sampler_delta
-    assert promise.epsilon == pytest.approx(epsilon_of(left, promise.mu), rel=1e-10)
-    assert promise.epsilon >= epsilon_of(left, promise.mu)
-    assert promise.sampler_delta == sampler_delta(promise.mu)
-    assert promise.total_delta == promise.delta == 1e-6
-    assert promise.adjacency == "zero-out"
-    (run,) = promise.runs
+def test_mu_rho_epsilon_and_delta_of_a_guarantee_are_consistent():
+    guarantee = account(dpftrl.mechanism("blt-b400"), CLIENTS, 10.0, 1e-6)
+    assert guarantee.rho == guarantee.mu**2 / 2
+    left = 1e-6 - guarantee.sampler_delta
+    assert guarantee.epsilon == pytest.approx(epsilon_of(left, guarantee.mu), rel=1e-10)
+    assert guarantee.epsilon >= epsilon_of(left, guarantee.mu)
+    assert guarantee.sampler_delta == sampler_delta(guarantee.mu)
+    assert guarantee.total_delta == guarantee.delta == 1e-6
+    assert guarantee.adjacency == "zero-out"
+    (run,) = guarantee.runs
     ideal = run.sensitivity.value / 10.0
-    assert promise.mu == run.mu == pytest.approx(with_rounding(ideal, BLT, 2000), rel=1e-15)
-    assert run.rounding == promise.mu - ideal
+    assert guarantee.mu == run.mu == pytest.approx(with_rounding(ideal, BLT, 2000), rel=1e-15)
+    assert run.rounding == guarantee.mu - ideal
     assert 0 < run.rounding < 1e-5 * ideal
-    assert promise == guarantee_of([Run.of(dpftrl.mechanism("blt-b400"), CLIENTS, 10.0)], 1e-6)
+    assert guarantee == guarantee_of([Run.of(dpftrl.mechanism("blt-b400"), CLIENTS, 10.0)], 1e-6)
 
 
 def test_another_delta_changes_epsilon_alone():
-    promise = account(dpftrl.mechanism("blt-b400"), CLIENTS, 10.0, 1e-6)
-    assert promise.at(1e-9) == account(dpftrl.mechanism("blt-b400"), CLIENTS, 10.0, 1e-9)
-    assert promise.at(1e-9).at(1e-6) == promise
-    assert promise.at(1e-9).epsilon > promise.epsilon
+    guarantee = account(dpftrl.mechanism("blt-b400"), CLIENTS, 10.0, 1e-6)
+    assert guarantee.at(1e-9) == account(dpftrl.mechanism("blt-b400"), CLIENTS, 10.0, 1e-9)
+    assert guarantee.at(1e-9).at(1e-6) == guarantee
+    assert guarantee.at(1e-9).epsilon > guarantee.epsilon
 
 
-def test_a_bound_is_called_a_bound():
+def test_the_kind_is_upper_bound_unless_the_sensitivity_is_exact():
     rising = dpftrl.Toeplitz([1.0, 0.0, 0.5])
     assert account(rising, MinSep(50, 1), 1.0, 1e-6).kind == "upper bound"
     assert account(dpftrl.mechanism("blt-b400"), CLIENTS, 1.0, 1e-6).kind == "exact"
 
 
-def test_what_is_known_replaces_what_was_assumed():
-    promise = account(dpftrl.mechanism("blt-b400"), CLIENTS, 10.0, 1e-6)
-    names = sorted(hypothesis.name for hypothesis in promise.hypotheses)
+def test_resting_on_replaces_hypotheses_of_the_same_name():
+    guarantee = account(dpftrl.mechanism("blt-b400"), CLIENTS, 10.0, 1e-6)
+    names = sorted(hypothesis.name for hypothesis in guarantee.hypotheses)
     assert names == ["clipping", "keystream", "participation", "secrecy", "zero-out"]
     known = Hypothesis("clipping", "Clipped by the server.", "enforced")
-    better = promise.resting_on(known)
+    better = guarantee.resting_on(known)
     assert known in better.hypotheses
     assert sorted(hypothesis.name for hypothesis in better.hypotheses) == names
-    assert (better.mu, better.epsilon) == (promise.mu, promise.epsilon)
+    assert (better.mu, better.epsilon) == (guarantee.mu, guarantee.epsilon)
 
 
 def test_the_hypothesis_on_participation_is_as_strong_as_the_number_needs():
@@ -505,16 +505,16 @@ def test_numbers_that_are_not_positive_and_finite_are_refused(wrong: float):
 
 
 @pytest.mark.parametrize("wrong", FRACTION, ids=repr)
-def test_deltas_that_are_no_fraction_are_refused(wrong: float):
-    promise = account(BLT, CLIENTS, 10.0, 1e-6)
+def test_deltas_outside_0_to_1_are_refused(wrong: float):
+    guarantee = account(BLT, CLIENTS, 10.0, 1e-6)
     refused(lambda: account(BLT, CLIENTS, 10.0, wrong))
     refused(lambda: calibrate(BLT, CLIENTS, 1.0, wrong))
-    refused(lambda: promise.at(wrong))
+    refused(lambda: guarantee.at(wrong))
 
 
 @pytest.mark.parametrize("wrong", ["1", None, 1j, [1.0]], ids=repr)
-def test_what_is_no_number_is_refused_one_way_or_another(wrong: Any):
-    """A type checker sees it first, so that Python's own TypeError will do."""
+def test_values_that_are_not_numbers_are_refused(wrong: Any):
+    """A type checker reports such calls, so a plain TypeError is enough."""
     for call in (
         lambda: account(BLT, CLIENTS, wrong, 1e-6),
         lambda: account(BLT, CLIENTS, 1.0, wrong),
@@ -543,20 +543,20 @@ def test_more_rounds_than_a_mechanism_has_are_refused():
             call()
 
 
-def test_a_guarantee_of_nothing_is_refused():
+def test_a_guarantee_without_runs_is_refused():
     refused(lambda: guarantee_of([], 1e-6))
 
 
 @pytest.mark.parametrize("noise_multiplier", [1e-100, 1e-154, 1e-160, 1e-300, 5e-324])
 def test_hardly_any_noise_gives_a_huge_epsilon_or_an_error_but_not_nan(noise_multiplier: float):
     try:
-        promise = account(BLT, CLIENTS, noise_multiplier, 1e-6)
+        guarantee = account(BLT, CLIENTS, noise_multiplier, 1e-6)
     except InvalidInput:
         return
-    assert promise.epsilon > 1e100
+    assert guarantee.epsilon > 1e100
 
 
-def test_vast_numbers_are_refused_like_infinity():
+def test_numbers_too_large_for_a_float_are_refused_like_infinity():
     refused(lambda: account(BLT, CLIENTS, 10**400, 1e-6))
     refused(lambda: account(BLT, CLIENTS, 10.0, 1e-6).for_devices(10**400))
     refused(lambda: calibrate(BLT, CLIENTS, 10**400, 1e-6))
@@ -571,7 +571,7 @@ def test_a_vast_rho_needs_hardly_any_noise():
 
 
 def test_noise_multipliers_in_single_precision_lose_nothing():
-    """As they come out of an array of another library."""
+    """Such numbers come from arrays of other libraries."""
     for noise_multiplier in np.linspace(0.5, 30, 60, dtype=np.float32):
         plain = account(BLT, CLIENTS, float(noise_multiplier), 1e-6)
         found = account(BLT, CLIENTS, noise_multiplier, 1e-6)
@@ -580,7 +580,7 @@ def test_noise_multipliers_in_single_precision_lose_nothing():
 
 
 def test_epsilon_is_that_of_a_mu_with_room_for_the_rounding_of_a_sensitivity():
-    """So that two ways of summing the same columns cannot end on the wrong side of a budget."""
-    promise = account(BLT, CLIENTS, 10.0, 1e-6)
-    assert promise.epsilon >= epsilon_of(1e-6, promise.mu * (1 + 5e-13))
-    assert delta_for(BLT, CLIENTS, 10.0, 1.0) >= delta_of(1.0, promise.mu * (1 + 5e-13))
+    """Otherwise two ways to sum the same columns could differ and exceed a budget."""
+    guarantee = account(BLT, CLIENTS, 10.0, 1e-6)
+    assert guarantee.epsilon >= epsilon_of(1e-6, guarantee.mu * (1 + 5e-13))
+    assert delta_for(BLT, CLIENTS, 10.0, 1.0) >= delta_of(1.0, guarantee.mu * (1 + 5e-13))

@@ -1,7 +1,7 @@
-"""Guarantee files: read back equal, and refused when they were damaged or claim too much.
+"""Guarantee files: they load as they were saved, and are refused if damaged or edited.
 
-The claim of a file is checked field by field: whatever number is changed, up or down, what loads
-must promise no more than the guarantee that was saved.
+Every number in a file is changed, up and down: a changed file is refused, or it loads and claims no
+more than the guarantee that was saved.
 """
 
 import copy
@@ -69,7 +69,7 @@ several = pytest.mark.parametrize("make", SEVERAL.values(), ids=SEVERAL)
 
 
 def refused(path: Path) -> str:
-    """Loading must fail, with an error of ours on one line."""
+    """Check that loading fails with a one-line DpftrlError."""
     with pytest.raises(InvalidInput) as error:
         load_guarantee(path)
     message = str(error.value)
@@ -78,8 +78,8 @@ def refused(path: Path) -> str:
     return message
 
 
-def saved(folder: Path, promise: Guarantee) -> dict[str, Any]:
-    save_guarantee(promise, folder / "g.json")
+def saved(folder: Path, guarantee: Guarantee) -> dict[str, Any]:
+    save_guarantee(guarantee, folder / "g.json")
     return json.loads((folder / "g.json").read_text())
 
 
@@ -94,14 +94,14 @@ def write(folder: Path, what: object) -> Path:
 
 @several
 def test_a_guarantee_reads_back_equal(tmp_path, make):
-    promise = make()
-    content = saved(tmp_path, promise)
+    guarantee = make()
+    content = saved(tmp_path, guarantee)
     again = load_guarantee(tmp_path / "g.json")
-    assert again == promise
+    assert again == guarantee
     for name in ("mu", "rho", "epsilon", "delta", "sampler_delta", "kind", "unit", "devices"):
-        assert content[name] == getattr(again, name) == getattr(promise, name)
+        assert content[name] == getattr(again, name) == getattr(guarantee, name)
     save_guarantee(again, tmp_path / "again.json")
-    assert load_guarantee(tmp_path / "again.json") == promise
+    assert load_guarantee(tmp_path / "again.json") == guarantee
 
 
 @every
@@ -110,29 +110,29 @@ def test_a_guarantee_reads_back_equal(tmp_path, make):
 def test_guarantees_of_every_mechanism_read_back_equal(tmp_path_factory, family: Family, data):
     mech, rounds = draw_case(data, family, 20)
     clients = data.draw(participations(rounds))
-    promise = account(mech, clients, data.draw(st.floats(0.01, 100)), 1e-6)
+    guarantee = account(mech, clients, data.draw(st.floats(0.01, 100)), 1e-6)
     folder = tmp_path_factory.mktemp("guarantee")
-    saved(folder, promise)
-    assert load_guarantee(folder / "g.json") == promise
-    other = account(mech, clients, promise.runs[0].noise_multiplier * 1.5, 1e-6)
+    saved(folder, guarantee)
+    assert load_guarantee(folder / "g.json") == guarantee
+    other = account(mech, clients, guarantee.runs[0].noise_multiplier * 1.5, 1e-6)
     assert load_guarantee(folder / "g.json") != other
 
 
 def test_devices_of_devices_read_back_equal(tmp_path):
     for noise_multiplier in np.linspace(1.0, 9.0, 40):
         alone = account(dpftrl.mechanism("blt-b400"), CLIENTS, float(noise_multiplier), 1e-6)
-        promise = alone.for_devices(3).for_devices(7)
-        saved(tmp_path, promise)
-        assert load_guarantee(tmp_path / "g.json") == promise
+        guarantee = alone.for_devices(3).for_devices(7)
+        saved(tmp_path, guarantee)
+        assert load_guarantee(tmp_path / "g.json") == guarantee
 
 
 def test_a_guarantee_replaces_the_one_that_was_there(tmp_path):
-    for promise in (banded_run(), blt_run(), capped(), banded_run()):
-        save_guarantee(promise, str(tmp_path / "g.json"))
-        assert load_guarantee(str(tmp_path / "g.json")) == promise
+    for guarantee in (banded_run(), blt_run(), capped(), banded_run()):
+        save_guarantee(guarantee, str(tmp_path / "g.json"))
+        assert load_guarantee(str(tmp_path / "g.json")) == guarantee
 
 
-def test_a_folder_may_be_moved_but_not_torn_apart(tmp_path):
+def test_a_guarantee_can_be_moved_only_together_with_its_matrix_file(tmp_path):
     home = tmp_path / "here"
     home.mkdir()
     saved(home, banded_run())
@@ -143,7 +143,7 @@ def test_a_folder_may_be_moved_but_not_torn_apart(tmp_path):
     refused(tmp_path / "there" / "g.json")
 
 
-def test_another_matrix_in_its_place_is_refused(tmp_path):
+def test_a_replaced_matrix_file_is_refused(tmp_path):
     saved(tmp_path, banded_run())
     (matrix,) = tmp_path.glob("*.safetensors")
     raw = bytearray(matrix.read_bytes())
@@ -154,16 +154,18 @@ def test_another_matrix_in_its_place_is_refused(tmp_path):
 
 def test_numbers_of_other_libraries_can_be_saved(tmp_path):
     for noise_multiplier in (np.float64(3.0), np.int64(3), 3):
-        promise = account(dpftrl.mechanism("blt-b400"), CLIENTS, noise_multiplier, np.float64(1e-6))
-        saved(tmp_path, promise)
-        assert load_guarantee(tmp_path / "g.json") == promise
+        guarantee = account(
+            dpftrl.mechanism("blt-b400"), CLIENTS, noise_multiplier, np.float64(1e-6)
+        )
+        saved(tmp_path, guarantee)
+        assert load_guarantee(tmp_path / "g.json") == guarantee
 
 
 # --- Claims ------------------------------------------------------------------------------------
 
 
 def numbers(content: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], float]]:
-    """Every number in a file, and where it is."""
+    """Every number in a file, with its place."""
     if isinstance(content, dict | list):
         for key, value in content.items() if isinstance(content, dict) else enumerate(content):
             yield from numbers(value, (*at, key))
@@ -181,7 +183,7 @@ def edited(content: dict[str, Any], at: tuple[Any, ...], value: Any) -> dict[str
 
 
 def loaded_or_refused(path: Path) -> Guarantee | None:
-    """None where it is refused, which takes an error of ours on one line."""
+    """The loaded guarantee; None if it was refused with a one-line DpftrlError."""
     try:
         return load_guarantee(path)
     except DpftrlError as error:
@@ -191,7 +193,7 @@ def loaded_or_refused(path: Path) -> Guarantee | None:
 
 
 def check_claim(path: Path, truth: Guarantee) -> bool:
-    """Refused, or nothing that loads or is written there is better than the truth."""
+    """Check that the file is refused, or claims nothing better than the true guarantee."""
     loaded = loaded_or_refused(path)
     if loaded is None:
         return False
@@ -214,8 +216,8 @@ def test_a_file_that_was_not_edited_passes_the_check_of_claims(tmp_path, make):
     assert check_claim(write_saved(tmp_path, make()), make())
 
 
-def write_saved(folder: Path, promise: Guarantee) -> Path:
-    return write(folder, saved(folder, promise))
+def write_saved(folder: Path, guarantee: Guarantee) -> Path:
+    return write(folder, saved(folder, guarantee))
 
 
 @pytest.mark.parametrize("name", ["mu", "rho", "epsilon"])
@@ -279,13 +281,13 @@ def test_every_number_of_a_file_is_tried(tmp_path):
 
 
 def test_the_rounding_of_the_buffers_cannot_be_edited_away(tmp_path):
-    """Whoever says that the buffers were float32 must say that their rounding is not covered."""
-    promise = blt_run()
-    content = saved(tmp_path, promise)
+    """A file with float32 buffers must state that their rounding is not covered."""
+    guarantee = blt_run()
+    content = saved(tmp_path, guarantee)
     assert content["runs"][0]["buffers"] == "float64"
-    (run,) = promise.runs
-    ideal = guarantee_of([replace(run, buffers="float32")], promise.delta)
-    assert (ideal.mu, ideal.epsilon) < (promise.mu, promise.epsilon)
+    (run,) = guarantee.runs
+    ideal = guarantee_of([replace(run, buffers="float32")], guarantee.delta)
+    assert (ideal.mu, ideal.epsilon) < (guarantee.mu, guarantee.epsilon)
     claims = {name: getattr(ideal, name) for name in ("mu", "rho", "epsilon", "sampler_delta")}
     smaller = copy.deepcopy(content) | claims
     smaller["runs"][0]["rounding"] = 0.0
@@ -302,7 +304,7 @@ def test_a_file_of_version_2_that_says_version_1_claims_no_more(tmp_path):
 
 
 def test_a_file_whose_noise_was_raised_with_all_its_claims_is_another_run(tmp_path):
-    """Nobody can see that from the file: the check is of a file against itself."""
+    """The file alone cannot show this, since a file is only checked against itself."""
     louder = account(dpftrl.mechanism("blt-b400"), CLIENTS, 7.4, 1e-6)
     assert check_claim(write_saved(tmp_path, louder), louder)
     with pytest.raises(AssertionError):
@@ -325,7 +327,7 @@ def test_a_kind_of_sensitivity_that_claims_more_is_refused(tmp_path):
 
 
 def test_hypotheses_cannot_be_left_out(tmp_path):
-    """A guarantee that rests on nothing would be a stronger one."""
+    """A guarantee with fewer hypotheses would be a stronger claim."""
     content = saved(tmp_path, capped())
     for i in range(len(content["hypotheses"])):
         fewer = copy.deepcopy(content)
@@ -335,7 +337,7 @@ def test_hypotheses_cannot_be_left_out(tmp_path):
 
 
 def test_a_participation_and_what_is_said_of_it_stay_together(tmp_path):
-    """Whatever loads, its number is that of the participation which its hypotheses name."""
+    """If it loads, its numbers follow from the participation that its hypotheses state."""
     content = saved(tmp_path, blt_run())
     at = ("runs", 0, "participation", "min_sep")
     loaded = loaded_or_refused(write(tmp_path, edited(content, at, 100)))
@@ -356,7 +358,7 @@ def test_a_truncated_file_is_refused(tmp_path):
     ["", " \n", "[]", "5", "null", '"guarantee"', "{}", "[" * 100_000, '{"format": "dpftrl'],
     ids=lambda text: text[:9] or "empty",
 )
-def test_what_is_no_guarantee_is_refused(tmp_path, text: str):
+def test_files_that_are_not_guarantees_are_refused(tmp_path, text: str):
     refused(write(tmp_path, text))
 
 
@@ -430,7 +432,7 @@ def test_unknown_and_missing_fields_are_refused(tmp_path, at: tuple[Any, ...]):
 
 
 @pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity", "1e999", "null", "9" * 5000])
-def test_numbers_that_are_none_are_refused_everywhere(tmp_path, word: str):
+def test_null_and_non_numbers_are_refused_in_every_number_field(tmp_path, word: str):
     content = saved(tmp_path, capped())
     for at in PLACES.values():
         if (at, word) == (("common_cap",), "null"):  # no cap: a larger mu, which the file lacks
@@ -445,15 +447,15 @@ def test_numbers_that_are_none_are_refused_everywhere(tmp_path, word: str):
     ids=lambda at: at[-1],
 )
 @pytest.mark.parametrize("vast", [10**18, 10**30, 10**400], ids=lambda vast: f"1e{len(str(vast))}")
-def test_vast_whole_numbers_end_in_an_error_of_ours_or_none(tmp_path, at, vast: int):
+def test_huge_integers_are_accepted_or_raise_a_dpftrl_error(tmp_path, at, vast: int):
     loaded_or_refused(write(tmp_path, edited(saved(tmp_path, capped()), at, vast)))
 
 
-def test_paths_that_are_none(tmp_path):
-    promise = blt_run()
+def test_invalid_paths_are_refused(tmp_path):
+    guarantee = blt_run()
     for wrong in (tmp_path / "g.txt", tmp_path / "no" / "g.json"):
         with pytest.raises(InvalidInput):
-            save_guarantee(promise, wrong)
+            save_guarantee(guarantee, wrong)
         refused(wrong)
     (tmp_path / "folder.json").mkdir()
     refused(tmp_path / "folder.json")
@@ -462,7 +464,7 @@ def test_paths_that_are_none(tmp_path):
     refused(mechanism)
 
 
-def test_a_save_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+def test_a_failed_save_leaves_the_old_file_unchanged(tmp_path, monkeypatch):
     save_guarantee(blt_run(), tmp_path / "g.json")
 
     def crash(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""The production runs of the paper (tab:gboard): what is printed there follows from our numbers.
+"""The production runs of the paper (tab:gboard): our numbers reproduce the printed ones.
 
 "MinS" counts the rounds between two participations; rho and epsilon are printed rounded up, and
 delta is 1e-10. The paper accounts for ideal Gaussians. Our guarantees are larger by what rounding
@@ -41,7 +41,7 @@ class Row(NamedTuple):
     def clients(self) -> MinSep:
         return MinSep.from_rounds_between(self.rounds, self.between, self.cap)
 
-    def promise(
+    def guarantee(
         self, noise_multiplier: float | None = None, clients: MinSep | None = None
     ) -> Guarantee:
         # BandMF was optimised for 2000 rounds; so is the stand-in for it.
@@ -54,7 +54,7 @@ class Row(NamedTuple):
         self, noise_multiplier: float | None = None, clients: MinSep | None = None
     ) -> Numbers:
         """What ideal Gaussians guarantee: our sensitivity over the printed noise multiplier."""
-        (run,) = self.promise(noise_multiplier, clients).runs
+        (run,) = self.guarantee(noise_multiplier, clients).runs
         mu = run.sensitivity.value / run.noise_multiplier
         return Numbers(mu**2 / 2, epsilon_of(DELTA, mu))
 
@@ -90,32 +90,32 @@ def test_a_printed_row_is_reproduced(row: Row):
     ideal = row.ideal()
     assert up(ideal.rho, row.rho) == Decimal(row.rho)
     assert up(ideal.epsilon, row.epsilon) == Decimal(row.epsilon)
-    assert row.promise().kind == "exact"
+    assert row.guarantee().kind == "exact"
 
 
 @pytest.mark.parametrize("row", REPRODUCED, ids=str)
 def test_rounding_and_the_sampler_cost_next_to_nothing(row: Row):
-    ideal, promise = row.ideal(), row.promise()
-    assert ideal.rho <= promise.rho <= ideal.rho * (1 + 5e-5)
-    assert ideal.epsilon <= promise.epsilon <= ideal.epsilon * (1 + 3e-5)
-    assert promise.total_delta == DELTA
+    ideal, guarantee = row.ideal(), row.guarantee()
+    assert ideal.rho <= guarantee.rho <= ideal.rho * (1 + 5e-5)
+    assert ideal.epsilon <= guarantee.epsilon <= ideal.epsilon * (1 + 3e-5)
+    assert guarantee.total_delta == DELTA
 
 
 def test_rounding_changes_one_printed_digit():
     """An epsilon of 1.24999 becomes 1.25001, and rounded up to two digits 1.25 becomes 1.26."""
-    changed = [row for row in REPRODUCED if not agrees(row, row.promise())]
+    changed = [row for row in REPRODUCED if not agrees(row, row.guarantee())]
     assert changed == [REPRODUCED[4]]
-    ideal, promise = changed[0].ideal(), changed[0].promise()
-    assert up(promise.rho, changed[0].rho) == Decimal(changed[0].rho)
-    assert 1.24998 < ideal.epsilon < 1.25 < promise.epsilon < 1.25001
+    ideal, guarantee = changed[0].ideal(), changed[0].guarantee()
+    assert up(guarantee.rho, changed[0].rho) == Decimal(changed[0].rho)
+    assert 1.24998 < ideal.epsilon < 1.25 < guarantee.epsilon < 1.25001
     # The bound is for 550 million coordinates. For a tenth of them, 1.25 would still be true.
-    mu = promise.mu - promise.runs[0].rounding * (1 - math.sqrt(0.1))
-    assert epsilon_of(DELTA - promise.sampler_delta, mu) < 1.25
+    mu = guarantee.mu - guarantee.runs[0].rounding * (1 - math.sqrt(0.1))
+    assert epsilon_of(DELTA - guarantee.sampler_delta, mu) < 1.25
 
 
 @pytest.mark.parametrize("row", REPRODUCED, ids=str)
-def test_it_would_be_noticed_if_it_were_not(row: Row):
-    """The control: neither a little more noise, nor one participation more, fits the digits."""
+def test_other_noise_or_participation_does_not_reproduce_the_printed_digits(row: Row):
+    """A negative control: a little more noise, or one more participation, gives other digits."""
     assert not agrees(row, row.ideal(noise_multiplier=row.noise_multiplier * 0.99))
     assert not agrees(row, row.ideal(noise_multiplier=row.noise_multiplier * 1.01))
     clients = row.clients
@@ -129,7 +129,7 @@ def test_separations_count_the_rounds_between(row: Row):
     """The other reading gives a larger sensitivity, which some of the printed digits exclude."""
     other = MinSep(row.rounds, row.between, row.cap)
     assert row.ideal(clients=other).rho >= row.ideal().rho * (1 - 1e-12)
-    assert row.promise(clients=other).rho >= row.promise().rho * (1 - 1e-12)
+    assert row.guarantee(clients=other).rho >= row.guarantee().rho * (1 - 1e-12)
 
 
 def test_the_noise_multiplier_is_not_divided_by_the_sensitivity():
@@ -140,19 +140,19 @@ def test_the_noise_multiplier_is_not_divided_by_the_sensitivity():
 
 def test_the_sensitivity_behind_the_tree():
     row = REPRODUCED[1]
-    assert row.promise().runs[0].sensitivity.value ** 2 == pytest.approx(92, rel=1e-12)
+    assert row.guarantee().runs[0].sensitivity.value ** 2 == pytest.approx(92, rel=1e-12)
 
 
 def test_printed_epsilons_come_from_rho_before_it_is_rounded():
     """The second pt-PT run: from the printed rho of 0.75 it would be 8.20."""
     row = REPRODUCED[-1]
     assert up(epsilon_of(DELTA, math.sqrt(2 * float(row.rho))), row.epsilon) > Decimal(row.epsilon)
-    assert agrees(row, row.promise())
+    assert agrees(row, row.guarantee())
 
 
 @pytest.mark.parametrize("row", REPRODUCED, ids=str)
 def test_printed_rho_calibrates_to_about_the_printed_noise(row: Row):
-    mech = row.promise().runs[0].mechanism
+    mech = row.guarantee().runs[0].mechanism
     noise_multiplier = calibrate_rho(mech, row.clients, float(row.rho))
     assert row.noise_multiplier * 0.96 <= noise_multiplier <= row.noise_multiplier
 
@@ -168,11 +168,11 @@ def test_the_tree_for_portugal_does_not_reproduce():
 
     The printed rho of 1.33 would need sens^2 = 130. A fifth participation makes it 53.
     """
-    promise = TREE.promise()
-    assert promise.runs[0].sensitivity.value ** 2 == pytest.approx(43, rel=1e-12)
-    assert f"{promise.rho:.3f} {promise.epsilon:.2f}" == "0.439 6.10"
-    assert not agrees(TREE, promise)
-    fifth = TREE.promise(clients=MinSep(430, 92, 5))
+    guarantee = TREE.guarantee()
+    assert guarantee.runs[0].sensitivity.value ** 2 == pytest.approx(43, rel=1e-12)
+    assert f"{guarantee.rho:.3f} {guarantee.epsilon:.2f}" == "0.439 6.10"
+    assert not agrees(TREE, guarantee)
+    fifth = TREE.guarantee(clients=MinSep(430, 92, 5))
     assert fifth.runs[0].sensitivity.value ** 2 == pytest.approx(53, rel=1e-12)
     assert not agrees(TREE, fifth)
 
@@ -188,11 +188,11 @@ def test_bandmf_for_spain_does_not_reproduce():
     assert needed == pytest.approx(1.155, abs=5e-4)
     mech = dpftrl.mechanism(BAND.mechanism, MinSep(2000, 400))
     once = mech.sensitivity(MinSep(1280, 297, 1)).value ** 2
-    promise = account(mech, BAND.clients, BAND.noise_multiplier, DELTA)
+    guarantee = account(mech, BAND.clients, BAND.noise_multiplier, DELTA)
     assert once == pytest.approx(1, rel=1e-12)
-    assert promise.runs[0].sensitivity.value ** 2 >= 4 * once * (1 - 1e-12)
-    assert not agrees(BAND, promise)
-    assert promise.rho > 3 * float(BAND.rho)
+    assert guarantee.runs[0].sensitivity.value ** 2 >= 4 * once * (1 - 1e-12)
+    assert not agrees(BAND, guarantee)
+    assert guarantee.rho > 3 * float(BAND.rho)
 
 
 @pytest.mark.parametrize("row", [TREE, BAND], ids=str)

@@ -1,4 +1,4 @@
-"""Rounding in the noise buffers as a part of mu: who includes it, who refuses too much of it."""
+"""Rounding in the noise buffers: it is part of mu, and too much of it is refused."""
 
 import json
 import math
@@ -56,20 +56,20 @@ def ideal_mu(mechanism: Mechanism, noise_multiplier: float) -> float:
 def test_the_mu_of_a_run_includes_the_rounding_of_its_buffers(name: str):
     """The radius ends at a uniform of 2^-77; the shift has two roundings, one for each input."""
     mechanism = dpftrl.mechanism(name, CLIENTS)
-    promise, ideal = account(mechanism, CLIENTS, 5.0, 1e-8), ideal_mu(mechanism, 5.0)
+    guarantee, ideal = account(mechanism, CLIENTS, 5.0, 1e-8), ideal_mu(mechanism, 5.0)
     share = 2 * 2.0**-53 * mechanism.rounding_gain(2000) * math.sqrt(2.0**40 / 2000)
-    rounding = share * (math.sqrt(-2 * math.log(2.0**-77)) + promise.mu)
-    assert promise.mu > ideal
-    assert promise.mu - ideal == pytest.approx(rounding, rel=1e-6)
-    assert promise.runs[0].rounding == promise.mu - ideal
+    rounding = share * (math.sqrt(-2 * math.log(2.0**-77)) + guarantee.mu)
+    assert guarantee.mu > ideal
+    assert guarantee.mu - ideal == pytest.approx(rounding, rel=1e-6)
+    assert guarantee.runs[0].rounding == guarantee.mu - ideal
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_a_family_that_rounds_nothing_has_its_ideal_mu(name: str):
     mechanism = dpftrl.mechanism(name, CLIENTS)
-    promise = account(mechanism, CLIENTS, 5.0, 1e-8)
-    assert promise.mu == ideal_mu(mechanism, 5.0)
-    assert promise.runs[0].rounding == 0
+    guarantee = account(mechanism, CLIENTS, 5.0, 1e-8)
+    assert guarantee.mu == ideal_mu(mechanism, 5.0)
+    assert guarantee.runs[0].rounding == 0
 
 
 def test_the_rounding_of_the_papers_blt_is_a_few_parts_in_a_million():
@@ -82,7 +82,7 @@ def test_the_rounding_of_the_papers_blt_is_a_few_parts_in_a_million():
 
 
 @pytest.mark.parametrize("name", ROUNDING)
-def test_the_running_epsilon_includes_it_and_never_falls(name: str):
+def test_spending_includes_rounding_and_never_falls(name: str):
     mechanism = dpftrl.mechanism(name, CLIENTS)
     spent = spending(mechanism, min_sep=10, noise_multiplier=5.0)
     so_far = [next(spent) for _ in range(70)]
@@ -102,7 +102,7 @@ def test_float32_buffers_have_their_ideal_mu_and_say_so():
 
 @pytest.mark.parametrize("name", ROUNDING)
 @given(mu=st.floats(0.01, 20))
-def test_the_ideal_mu_is_found_again(name: str, mu: float):
+def test_mu_before_rounding_inverts_mu_with_rounding(name: str, mu: float):
     mechanism = dpftrl.mechanism(name, CLIENTS)
     ideal = mu_before_rounding(mu, mechanism, 2000)
     assert ideal < mu
@@ -113,28 +113,28 @@ def test_no_normal_is_farther_than_the_last_radius():
     assert math.sqrt(-2 * math.log(2.0**-77)) == pytest.approx(FARTHEST_NORMAL, rel=1e-15)
 
 
-# --- Too much of it ----------------------------------------------------------------------------
+# --- Too much rounding -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ROUNDING)
 @settings(max_examples=20)
 @given(data=st.data())
-def test_plans_and_calibration_draw_one_line(name: str, data):
+def test_plans_and_calibration_use_the_same_limit_on_rounding(name: str, data):
     """At a mu where rounding is a tenth below the limit both accept, and a tenth above neither."""
     rounds = data.draw(st.integers(8, 3000), label="rounds")
     mechanism, clients = dpftrl.mechanism(name), MinSep(rounds, rounds)
     rounding = mu_with_rounding(0.0, mechanism, rounds)
     for factor, fits in ((1.1, True), (0.9, False)):
         mu = rounding / MOST_ROUNDING * factor
-        if mu > 5:  # nobody could state an epsilon
+        if mu > 5:  # too large to state an epsilon
             return
         ideal = mu * (1 - MOST_ROUNDING / factor)
-        promise = account(mechanism, clients, mechanism.sensitivity(clients).value / ideal, 1e-8)
-        assert promise.mu == pytest.approx(mu, rel=1e-2)
+        guarantee = account(mechanism, clients, mechanism.sensitivity(clients).value / ideal, 1e-8)
+        assert guarantee.mu == pytest.approx(mu, rel=1e-2)
         for attempt in (
-            lambda promise=promise: Plan(FLEET, promise),
-            lambda promise=promise: calibrate(mechanism, clients, promise.epsilon, 1e-8),
-            lambda promise=promise: calibrate_rho(mechanism, clients, promise.rho),
+            lambda guarantee=guarantee: Plan(FLEET, guarantee),
+            lambda guarantee=guarantee: calibrate(mechanism, clients, guarantee.epsilon, 1e-8),
+            lambda guarantee=guarantee: calibrate_rho(mechanism, clients, guarantee.rho),
         ):
             if fits:
                 attempt()
@@ -145,19 +145,19 @@ def test_plans_and_calibration_draw_one_line(name: str, data):
 
 def test_scales_that_cancel_are_accounted_for_but_refused_to_new_runs():
     mechanism = cancelling(1000.0)
-    promise = account(mechanism, CLIENTS, 5.0, 1e-8)
-    run = promise.runs[0]
+    guarantee = account(mechanism, CLIENTS, 5.0, 1e-8)
+    run = guarantee.runs[0]
     assert run.rounding > 10 * MOST_ROUNDING * run.mu
     for attempt in (
-        lambda: Plan(FLEET, promise),
-        lambda: calibrate(mechanism, CLIENTS, promise.epsilon, 1e-8),
-        lambda: calibrate_rho(mechanism, CLIENTS, promise.rho),
+        lambda: Plan(FLEET, guarantee),
+        lambda: calibrate(mechanism, CLIENTS, guarantee.epsilon, 1e-8),
+        lambda: calibrate_rho(mechanism, CLIENTS, guarantee.rho),
     ):
         with pytest.raises(InvalidInput, match="smaller scales"):
             attempt()
 
 
-def test_rounding_that_leaves_no_guarantee_is_refused_by_all():
+def test_rounding_that_leaves_no_guarantee_is_refused_everywhere():
     for attempt in (
         lambda: account(dpftrl.mechanism("blt-b400"), MinSep(10**12, 10**11), 5.0, 1e-8),
         lambda: account(cancelling(4999.0), CLIENTS, 5.0, 1e-8),
@@ -173,10 +173,10 @@ def test_calibrated_noise_covers_the_rounding(family: Family, data):
     mechanism, rounds = draw_case(data, family, 30)
     clients = data.draw(participations(rounds))
     noise_multiplier = calibrate(mechanism, clients, 2.0, 1e-6)
-    promise = account(mechanism, clients, noise_multiplier, 1e-6)
-    assert 2.0 * (1 - 1e-6) <= promise.epsilon <= 2.0
-    assert promise.mu >= promise.runs[0].sensitivity.value / noise_multiplier
-    run = promise.runs[0]
+    guarantee = account(mechanism, clients, noise_multiplier, 1e-6)
+    assert 2.0 * (1 - 1e-6) <= guarantee.epsilon <= 2.0
+    assert guarantee.mu >= guarantee.runs[0].sensitivity.value / noise_multiplier
+    run = guarantee.runs[0]
     assert run.rounding <= MOST_ROUNDING * run.mu  # or a plan would refuse it
 
 

@@ -1,4 +1,4 @@
-"""The guarantee round by round: what `account` says of every number of rounds, and brute force."""
+"""`spending`, compared with `account` for every number of rounds, and with brute force."""
 
 import itertools
 import math
@@ -31,13 +31,13 @@ def first(count: int, spent: Iterator[Spent]) -> list[Spent]:
 def check_rounds(
     mech: Mechanism, spent: list[Spent], min_sep: int, noise_multiplier: float, cap: int
 ) -> None:
-    """Every round as `account` has it."""
+    """The guarantee after every round, by `account`."""
     assert [s.rounds for s in spent] == list(range(1, len(spent) + 1))
     for s in spent:
-        promise = account(mech, MinSep(s.rounds, min_sep, cap), noise_multiplier, 1e-7)
-        assert promise.mu * (1 - NEVER_BELOW) <= s.mu <= promise.mu * (1 + CLOSE)
-        assert s.rho == pytest.approx(promise.rho, rel=1e-8)
-        assert s.epsilon(1e-7) == pytest.approx(promise.epsilon, rel=1e-8)
+        guarantee = account(mech, MinSep(s.rounds, min_sep, cap), noise_multiplier, 1e-7)
+        assert guarantee.mu * (1 - NEVER_BELOW) <= s.mu <= guarantee.mu * (1 + CLOSE)
+        assert s.rho == pytest.approx(guarantee.rho, rel=1e-8)
+        assert s.epsilon(1e-7) == pytest.approx(guarantee.epsilon, rel=1e-8)
 
 
 # --- Every round -------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def check_rounds(
 @pytest.mark.parametrize("cap", [1, 3, UNCAPPED])
 @pytest.mark.parametrize("min_sep", [1, 2, 7, 29, 1000])
 @pytest.mark.parametrize("name", ["blt-b100", "blt-b400", "independent", "tree"])
-def test_every_round_is_what_account_says(name: str, min_sep: int, cap: int):
+def test_spending_equals_account_in_every_round(name: str, min_sep: int, cap: int):
     mech = dpftrl.mechanism(name)
     check_rounds(mech, first(30, spending(mech, min_sep, 3.0, cap)), min_sep, 3.0, cap)
 
@@ -54,7 +54,7 @@ def test_every_round_is_what_account_says(name: str, min_sep: int, cap: int):
 @every
 @settings(max_examples=8)
 @given(data=st.data())
-def test_every_round_of_every_mechanism(family: Family, data):
+def test_spending_equals_account_for_every_mechanism(family: Family, data):
     rounds = data.draw(st.integers(1, 14))
     mech = data.draw(family.supporting(rounds))
     min_sep, cap = data.draw(st.integers(1, rounds + 2)), data.draw(st.integers(1, rounds + 1))
@@ -70,14 +70,14 @@ def test_every_round_of_every_mechanism(family: Family, data):
 
 @settings(max_examples=30)
 @given(blt=blts(), min_sep=st.integers(1, 45), cap=st.integers(1, 50))
-def test_every_round_of_a_blt(blt, min_sep: int, cap: int):
+def test_spending_equals_account_for_random_blts(blt, min_sep: int, cap: int):
     check_rounds(blt, first(40, spending(blt, min_sep, 1.0, cap)), min_sep, 1.0, cap)
 
 
 @pytest.mark.parametrize("cap", [1, 2, UNCAPPED])
 @pytest.mark.parametrize("name", ["blt-b100", "tree", "independent", "sqrt", "banded:3"])
 def test_every_round_is_the_worst_pattern_so_far(name: str, cap: int):
-    """Whenever the run ends: the strategy of fewer rounds is a corner of that of more."""
+    """The strategy for fewer rounds is the top left corner of the strategy for more."""
     whole = MinSep(9, 3, cap)
     mech = dpftrl.mechanism(name, whole)
     for s in first(9, spending(mech, 3, 2.0, cap)):
@@ -125,7 +125,7 @@ def test_mechanisms_above_the_theorem_are_bounded_as_account_bounds_them():
 
 
 @pytest.mark.parametrize("name", ["banded:4", "tree-full", "smooth-tree"])
-def test_a_mechanism_of_so_many_rounds_ends_after_them(name: str):
+def test_spending_ends_after_the_last_round_of_the_mechanism(name: str):
     mech = dpftrl.mechanism(name, MinSep(12, 4))
     assert mech.rounds is not None
     rounds = spending(mech, 4, 2.0)
@@ -136,7 +136,7 @@ def test_a_mechanism_of_so_many_rounds_ends_after_them(name: str):
         next(rounds)
 
 
-def test_two_runs_do_not_share_their_sums():
+def test_two_spending_iterators_are_independent():
     mech = dpftrl.mechanism("blt-b400")
     one, other = spending(mech, 3, 2.0), spending(mech, 3, 2.0)
     assert first(10, one) == first(10, other)
@@ -144,7 +144,7 @@ def test_two_runs_do_not_share_their_sums():
 
 
 @given(blt=blts(), min_sep=st.integers(1, 20), cap=st.integers(1, 10))
-def test_what_is_spent_never_comes_back(blt, min_sep: int, cap: int):
+def test_spent_mu_never_decreases(blt, min_sep: int, cap: int):
     spent = [s.mu for s in first(80, spending(blt, min_sep, 1.0, cap))]
     assert all(later >= sooner for sooner, later in itertools.pairwise(spent))
 
@@ -175,7 +175,7 @@ def test_a_hundred_thousand_rounds(mech: dpftrl.BLT, min_sep: int, cap: int):
 
 
 def test_a_long_run_is_the_plain_sum_of_its_rows():
-    """The control for the closed form: numpy adds up what the coefficients say."""
+    """The same sum with numpy, from the coefficients of the strategy."""
     mech, rounds, gap = dpftrl.mechanism("blt-b400"), 20_000, 900
     column = np.zeros(rounds)
     coefficients = mech.coefficients(rounds)
@@ -210,7 +210,7 @@ def test_a_wrong_separation_is_refused(mech: Mechanism, wrong: Any):
 @pytest.mark.parametrize("mech", RUNNING, ids=str)
 @pytest.mark.parametrize("wrong", [0, -1, 2.5, math.nan, math.inf, True], ids=repr)
 def test_a_wrong_cap_is_refused(mech: Mechanism, wrong: Any):
-    """A cap of 0 would mean that nobody ever takes part, and that nothing is spent."""
+    """With a cap of 0 no client would ever take part, and nothing would be spent."""
     with pytest.raises(InvalidInput):
         next(spending(mech, 3, 1.0, wrong))
 
@@ -222,7 +222,7 @@ def test_a_wrong_delta_is_refused(wrong: float):
 
 
 def test_a_mechanism_that_is_no_blt_is_asked_for_each_round():
-    """The control: what `spending` says comes from the mechanism that it is given."""
+    """A negative control: the numbers come from the given mechanism."""
     asked: list[int] = []
     tree = dpftrl.mechanism("tree")
 

@@ -19,7 +19,7 @@ STATUSES = [None, "counted", "contacted", "abandoned"]
 
 @st.composite
 def logs(draw: st.DrawFn, most_rounds: int = 30) -> list[Row]:
-    """Rows in any order, some of them twice, of few clients so that they come back."""
+    """Rows in any order, some repeated, from so few clients that they take part repeatedly."""
     odd = ["7", "08", " 9", "x,y", 'q"q', "two words", "é😀", "null", "NULL", "0e12"]
     clients = draw(st.sampled_from([["a"], odd, [f"client-{i:07}" for i in range(9)]]))
     row = st.tuples(
@@ -29,7 +29,7 @@ def logs(draw: st.DrawFn, most_rounds: int = 30) -> list[Row]:
 
 
 def write(path: Path, rows: list[Row], with_status: bool = True) -> Path:
-    """Write a log in the format that the ending says."""
+    """Write a log in the format of the file's ending."""
     names = ["round", "client", "status"][: 3 if with_status else 2]
     table = [dict(zip(names, row, strict=False)) for row in rows]
     if path.suffix == ".csv":
@@ -61,7 +61,7 @@ def differences(pattern: list[int]) -> list[int]:
 
 
 def expected(rows: list[Row]) -> dict[str, Any]:
-    """What `observe` should say, but for the limits."""
+    """The expected fields of `observe`, except those about limits."""
     counted, contacted = patterns(rows), patterns(rows, counted_only=False)
     rounds = max(when for when, _, _ in rows) + 1
     lines = Counter((client, when) for when, client, status in rows if status in (None, "counted"))

@@ -1,4 +1,4 @@
-"""What is accepted as a log, and how everything else is refused: one line that teaches."""
+"""Which logs are accepted, and the one-line messages with which all others are refused."""
 
 import gzip
 import os
@@ -80,9 +80,9 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize(("name", "content"), ACCEPTED.values(), ids=ACCEPTED.keys())
-def test_one_client_twice(tmp_path, name, content):
-    found = observe(put(tmp_path, name, content))
-    assert (found.clients, found.participations, found.min_sep) == (1, 2, 3)
+def test_accepted_notations_give_one_client_with_two_rounds(tmp_path, name, content):
+    observed = observe(put(tmp_path, name, content))
+    assert (observed.clients, observed.participations, observed.min_sep) == (1, 2, 3)
 
 
 SAME_CLIENT = {
@@ -104,7 +104,7 @@ SAME_CLIENT = {
 @pytest.mark.parametrize("ending", [".csv", ".jsonl", ".parquet"])
 @pytest.mark.parametrize(("one", "other"), SAME_CLIENT.values(), ids=SAME_CLIENT.keys())
 def test_one_client_written_in_two_ways_is_refused(tmp_path, one, other, ending):
-    """Counted as two clients, it would have min-sep 9 instead of 1."""
+    """If it were counted as two clients, min-sep would be 9 instead of 1."""
     rows = [(0, one, None), (1, other, None), (9, one, None)]
     path = plain_log.write(tmp_path / f"log{ending}", rows)
     with pytest.raises(InvalidInput, match="differ only in how they are written") as refusal:
@@ -176,10 +176,10 @@ DIFFERENT_CLIENTS = {
 
 @pytest.mark.parametrize("ending", [".csv", ".jsonl", ".parquet"])
 @pytest.mark.parametrize("clients", DIFFERENT_CLIENTS.values(), ids=DIFFERENT_CLIENTS.keys())
-def test_different_clients_are_told_apart(tmp_path, clients, ending):
+def test_different_clients_are_counted_separately(tmp_path, clients, ending):
     rows = [(i, client, None) for i, client in enumerate([*clients, *clients])]
-    found = observe(plain_log.write(tmp_path / f"log{ending}", rows))
-    assert (found.clients, found.min_sep) == (len(clients), len(clients))
+    observed = observe(plain_log.write(tmp_path / f"log{ending}", rows))
+    assert (observed.clients, observed.min_sep) == (len(clients), len(clients))
 
 
 def test_bytes_that_are_text_are_compared_as_text(tmp_path):
@@ -191,10 +191,10 @@ def test_bytes_that_are_text_are_compared_as_text(tmp_path):
     assert observe(path).clients == len(values)
 
 
-def test_float_columns_have_one_client_a_number(tmp_path):
+def test_float_columns_have_one_client_per_number(tmp_path):
     values = [7.0, 0.0, -0.0, 2.0**53 - 1, 0.5, 7.0]
-    found = observe(put(tmp_path, "log.parquet", {"round": range(6), "client": values}))
-    assert (found.clients, found.participations, found.min_sep) == (4, 6, 1)
+    observed = observe(put(tmp_path, "log.parquet", {"round": range(6), "client": values}))
+    assert (observed.clients, observed.participations, observed.min_sep) == (4, 6, 1)
 
 
 def csv(*lines):
@@ -349,7 +349,7 @@ def test_a_bad_log_is_refused_in_one_line(tmp_path, name, content, says):
     assert len(str(refusal.value)) < 600
 
 
-def test_what_is_no_file_is_refused(tmp_path):
+def test_paths_that_are_not_files_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.csv")
     for path, says in {
         tmp_path / "nowhere.csv": "No such file",
@@ -377,7 +377,7 @@ def test_a_bad_row_far_down_is_found(tmp_path, monkeypatch):
         observe(path)
 
 
-def test_a_full_disk_is_told(tmp_path, monkeypatch):
+def test_a_full_disk_raises_an_error_that_mentions_tmpdir(tmp_path, monkeypatch):
     class Full:
         def write(self, _):
             raise OSError(28, "No space left on device")
@@ -394,7 +394,7 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch):
 
 
 def test_a_damaged_parquet_never_loses_rows_silently(tmp_path, monkeypatch):
-    """Values may change without a trace, but what polars gives up on must not be left out."""
+    """Damaged values cannot be detected, but rows that polars cannot read must raise an error."""
     monkeypatch.setattr("dpftrl.accounting.logs.reading.ROWS_PER_BATCH", 10)
     path = tmp_path / "damaged.parquet"
     pl.DataFrame({"round": range(99), "client": range(99)}).write_parquet(path, row_group_size=10)
@@ -405,7 +405,7 @@ def test_a_damaged_parquet_never_loses_rows_silently(tmp_path, monkeypatch):
             damaged[draw.randrange(len(damaged) // 2)] = draw.randrange(256)  # not the footer
         path.write_bytes(damaged)
         try:
-            found = observe(path)
+            observed = observe(path)
         except InvalidInput:
             continue
-        assert found.participations + found.duplicate_rows == 99
+        assert observed.participations + observed.duplicate_rows == 99
