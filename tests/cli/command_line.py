@@ -12,7 +12,7 @@ from dpftrl.cli.main import main
 
 
 def run(*arguments) -> tuple[int, str, str]:
-    """The exit code, the output and the error output."""
+    """Run a command line; return its exit code, output and error output."""
     out, err = io.StringIO(), io.StringIO()
     with (
         patch.object(sys, "argv", ["dpftrl", *map(str, arguments)]),
@@ -25,14 +25,14 @@ def run(*arguments) -> tuple[int, str, str]:
 
 
 def answer(*arguments) -> dict:
-    """The JSON of a command that works."""
+    """Run a command that succeeds; return its JSON output."""
     code, out, err = run(*arguments, "--json")
     assert (code, err) == (0, "")
     return json.loads(out)
 
 
-def told_in_one_line(*arguments) -> str:
-    """The one line of a command that refuses."""
+def refused_in_one_line(*arguments) -> str:
+    """Run a command that refuses its input; return its one line of error output."""
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("dpftrl: ")

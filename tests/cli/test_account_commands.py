@@ -11,7 +11,7 @@ from decimal import ROUND_CEILING, Decimal
 from itertools import pairwise
 
 import pytest
-from command_line import answer, run, told_in_one_line
+from command_line import answer, refused_in_one_line, run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,7 +101,7 @@ def test_rounds_between_is_one_less_than_min_sep():
     assert every_round["min_sep"] == 1
 
 
-def test_a_cap_counts():
+def test_a_smaller_cap_on_participations_gives_a_smaller_mu():
     capped = answer("account", "tree", *SETTING, *NOISE, "--max-participations", 2)
     assert capped["max_participations"] == 2
     assert capped["epsilon"] == account(BinaryTree(), MinSep(60, 7, 2), 3.3, 1e-7).epsilon
@@ -216,7 +216,7 @@ def test_compose_adds_up_what_account_saved(guarantees, tmp_path):
     assert again["rho"] == pytest.approx(found["rho"] + promises[0].rho, rel=1e-12)
 
 
-def test_compose_of_one_is_that_one(guarantees):
+def test_composing_one_guarantee_changes_nothing(guarantees):
     paths, promises = guarantees
     found = answer("compose", paths[0], "--delta", 1e-6)
     assert (found["mu"], found["epsilon"]) == (promises[0].mu, promises[0].epsilon)
@@ -250,7 +250,7 @@ def test_a_huge_common_cap_costs_no_memory(guarantees):
 def test_compose_refuses_what_is_not_one_device(guarantees, tmp_path):
     paths, promises = guarantees
     save_guarantee(promises[0].for_devices(2), tmp_path / "person.json")
-    assert "--devices" in told_in_one_line(
+    assert "--devices" in refused_in_one_line(
         "compose", paths[0], tmp_path / "person.json", "--delta", 1e-6
     )
 
@@ -263,7 +263,7 @@ def test_compose_refuses_a_file_that_claims_too_much(guarantees, name):
     assert run("compose", *paths, "--delta", 1e-6)[0] == 0
     content[name] *= 0.99
     paths[1].write_text(json.dumps(content))
-    assert f"claims {name}" in told_in_one_line("compose", *paths, "--delta", 1e-6)
+    assert f"claims {name}" in refused_in_one_line("compose", *paths, "--delta", 1e-6)
 
 
 def test_compose_refuses_foreign_files(guarantees, tmp_path):
@@ -281,12 +281,12 @@ def test_compose_refuses_foreign_files(guarantees, tmp_path):
         "text.txt",
         "no.json",
     ):
-        told_in_one_line("compose", paths[0], tmp_path / name, "--delta", 1e-6)
+        refused_in_one_line("compose", paths[0], tmp_path / name, "--delta", 1e-6)
 
 
 def test_a_refused_out_leaves_no_file(tmp_path):
     for name in ("g.txt", "g", "no/such/folder/g.json"):
-        told_in_one_line("account", "tree", *SETTING, *NOISE, "--out", tmp_path / name)
+        refused_in_one_line("account", "tree", *SETTING, *NOISE, "--out", tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -508,7 +508,9 @@ def test_the_worst_client_is_the_worst_of_all(log, name):
     st.sampled_from(["tree", "blt-b400", "tree-full", "band-sqrt:4"]),
     st.integers(1, 3),
 )
-def test_any_log(tmp_path_factory, rows, name, devices):
+def test_any_log_is_accounted_like_an_independent_computation(
+    tmp_path_factory, rows, name, devices
+):
     path = write(tmp_path_factory.getbasetemp() / "any-log.csv", rows)
     rounds = 1 + max(when for when, _ in rows)
     planned = ("--rounds", rounds, "--min-sep", 1)
@@ -544,12 +546,12 @@ def test_rounds_that_are_stated_count(log):
     assert (longer["rounds"], longer["min_sep"], longer["max_participations"]) == (64, 5, 3)
     assert longer["epsilon"] == account(BinaryTree(), MinSep(64, 5, 3), 3.3, 1e-7).epsilon
     assert longer["epsilon"] > answer("account", "tree", "--log", log, *LOGGED, *NOISE)["epsilon"]
-    assert "13" in told_in_one_line("account", "tree", "--log", log, "--rounds", 13, *NOISE)
+    assert "13" in refused_in_one_line("account", "tree", "--log", log, "--rounds", 13, *NOISE)
 
 
 def test_a_log_without_the_planned_rounds_is_refused(log):
     """Rounds after the last one in the log would be left out of the sensitivity."""
-    told = told_in_one_line("account", "tree", "--log", log, *NOISE)
+    told = refused_in_one_line("account", "tree", "--log", log, *NOISE)
     assert "--rounds" in told
     assert "plan" in told
 
@@ -575,7 +577,7 @@ def test_the_mechanism_is_the_planned_one_whatever_the_log_shows(early_return, n
 
 @pytest.mark.parametrize("name", [*BUILT_FOR_A_PARTICIPATION, "smooth-tree"])
 def test_a_name_that_needs_the_planned_participation_is_refused_without_it(early_return, name):
-    told = told_in_one_line("account", name, "--log", early_return, "--rounds", 64, *NOISE)
+    told = refused_in_one_line("account", name, "--log", early_return, "--rounds", 64, *NOISE)
     assert "planned" in told
     assert "plan" in told
     assert ".json" in told
@@ -608,10 +610,10 @@ def test_a_plan_says_what_was_planned(early_return, tmp_path):
     found = json.loads(out)
     assert found["epsilon"] == account(planned, MinSep(64, 4), 3.3, 1e-7).epsilon
     assert found["stated"]["epsilon"] == answer("account", made)["epsilon"]
-    assert "plan" in told_in_one_line("account", made, "--noise-multiplier", 1)
+    assert "plan" in refused_in_one_line("account", made, "--noise-multiplier", 1)
 
 
-def test_what_was_stated_stands_beside_it_if_it_was_kept(log):
+def test_the_planned_guarantee_is_printed_if_the_log_keeps_it(log):
     stated = ("--rounds", 14, "--min-sep", 4, "--max-participations", 4)
     found = answer("account", "tree", "--log", log, *stated, *NOISE)
     promise = account(BinaryTree(), MinSep(14, 4, 4), 3.3, 1e-7)
@@ -636,35 +638,35 @@ def test_what_was_stated_stands_beside_it_if_it_was_kept(log):
     ],
     ids=lambda stated: " ".join(map(str, stated)),
 )
-def test_a_log_that_breaks_what_was_stated_is_told(log, stated):
+def test_a_log_that_breaks_the_planned_participation_is_reported(log, stated):
     code, out, err = run("account", "tree", "--log", log, "--rounds", 14, *stated, *NOISE, "--json")
     assert code == 1
     assert err.count("\n") == 1
-    assert "breaks what was stated" in err
+    assert "breaks the planned participation" in err
     assert "min-sep 5 and 3 participation" in err
     found = json.loads(out)
     assert found["epsilon"] > found["stated"]["epsilon"]
     assert found["min_sep"] == 5
 
 
-def test_a_log_that_breaks_fixed_epochs_is_told(log):
+def test_a_log_that_breaks_fixed_epochs_is_reported(log):
     """Ann came after 5 and after 6 rounds: at least 5 apart, but not exactly."""
     stated = ("--rounds", 14, "--min-sep", 5, "--fixed-epochs")
     code, _, err = run("account", "tree", "--log", log, *stated, *NOISE, "--json")
     assert code == 1
-    assert "breaks what was stated" in err
+    assert "breaks the planned participation" in err
 
 
-def test_a_log_that_keeps_fixed_epochs_is_not_told(tmp_path):
+def test_a_log_that_keeps_fixed_epochs_is_accepted(tmp_path):
     path = write(tmp_path / "log.csv", [(0, "a"), (5, "a"), (10, "a"), (3, "b"), (8, "b")])
     stated = ("--rounds", 14, "--min-sep", 5, "--fixed-epochs")
     assert run("account", "tree", "--log", path, *stated, *NOISE)[2] == ""
 
 
 @pytest.mark.parametrize("flags", [("--max-participations", 2), ("--fixed-epochs",)], ids=str)
-def test_a_statement_without_a_separation_is_not_dropped(log, flags):
+def test_participation_options_without_min_sep_are_refused(log, flags):
     """Half a statement cannot be compared with the log: better refused than ignored."""
-    told_in_one_line("account", "tree", "--log", log, "--rounds", 14, *flags, *NOISE)
+    refused_in_one_line("account", "tree", "--log", log, "--rounds", 14, *flags, *NOISE)
 
 
 @pytest.mark.parametrize(
@@ -672,13 +674,13 @@ def test_a_statement_without_a_separation_is_not_dropped(log, flags):
     [("--min-sep", 5), ("--rounds-between", 5), ("--max-participations", 2), ("--fixed-epochs",)],
     ids=str,
 )
-def test_a_statement_without_rounds_is_refused(log, flags):
-    assert "--rounds" in told_in_one_line("account", "tree", "--log", log, *flags, *NOISE)
+def test_participation_options_without_rounds_are_refused(log, flags):
+    assert "--rounds" in refused_in_one_line("account", "tree", "--log", log, *flags, *NOISE)
 
 
 def test_updates_summed_twice_are_refused(tmp_path):
     path = write(tmp_path / "log.csv", [*LOG, (5, "ann")])
-    told = told_in_one_line("account", "tree", "--log", path, *LOGGED, *NOISE)
+    told = refused_in_one_line("account", "tree", "--log", path, *LOGGED, *NOISE)
     assert "ann" in told
     assert "--repeated-rows" in told
     again = answer("account", "tree", "--log", path, *LOGGED, *NOISE, "--repeated-rows")
@@ -738,9 +740,9 @@ BAD_LOGS = {
 
 
 @pytest.mark.parametrize("name", BAD_LOGS)
-def test_a_bad_log_is_one_line(tmp_path, name):
+def test_an_invalid_log_is_refused_in_one_line(tmp_path, name):
     (tmp_path / name).write_text(BAD_LOGS[name])
-    told = told_in_one_line("account", "tree", "--log", tmp_path / name, *LOGGED, *NOISE)
+    told = refused_in_one_line("account", "tree", "--log", tmp_path / name, *LOGGED, *NOISE)
     assert name in told
 
 
@@ -750,23 +752,23 @@ def test_a_message_names_only_options_that_there_are(tmp_path):
     logs = {"below.csv": [(-1, "a")], "from-one.csv": [(when, "a") for when in range(1, 15)]}
     for name, rows in logs.items():
         path = write(tmp_path / name, rows)
-        told = told_in_one_line("account", "tree", "--log", path, "--rounds", 14, *NOISE)
+        told = refused_in_one_line("account", "tree", "--log", path, "--rounds", 14, *NOISE)
         for option in re.findall(r"--[a-z-]+", told):
             assert option in manual
 
 
-def test_no_log_is_one_line(tmp_path):
-    assert "nowhere.csv" in told_in_one_line(
+def test_a_missing_log_is_refused_in_one_line(tmp_path):
+    assert "nowhere.csv" in refused_in_one_line(
         "account", "tree", "--log", tmp_path / "nowhere.csv", *LOGGED, *NOISE
     )
-    told_in_one_line("account", "tree", "--log", tmp_path, *LOGGED, *NOISE)
-    told_in_one_line("account", "tree", "--log", "", *LOGGED, *NOISE)
+    refused_in_one_line("account", "tree", "--log", tmp_path, *LOGGED, *NOISE)
+    refused_in_one_line("account", "tree", "--log", "", *LOGGED, *NOISE)
 
 
-def test_a_log_longer_than_the_mechanism_is_one_line(log, tmp_path):
+def test_a_log_longer_than_the_mechanism_is_refused_in_one_line(log, tmp_path):
     save_mechanism(mechanism("banded:2", MinSep(10, 2)), tmp_path / "short.json")
     short = tmp_path / "short.json"
-    told = told_in_one_line("account", short, "--log", log, *LOGGED, *NOISE)
+    told = refused_in_one_line("account", short, "--log", log, *LOGGED, *NOISE)
     assert "10 rounds" in told
 
 
@@ -833,7 +835,7 @@ def test_the_lines_are_right_but_for_one_value():
 
 @pytest.mark.parametrize("arguments", list(lines()))
 def test_a_bad_value_is_one_line_and_exit_code_2(arguments):
-    told_in_one_line(*arguments)
+    refused_in_one_line(*arguments)
 
 
 A, C = ["account", "blt-b400"], ["calibrate", "blt-b400"]
@@ -872,16 +874,16 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("arguments", PAIRS.values(), ids=PAIRS.keys())
-def test_contradictions_and_omissions_are_one_line(arguments):
-    told_in_one_line(*arguments)
+def test_contradicting_or_missing_options_are_refused_in_one_line(arguments):
+    refused_in_one_line(*arguments)
 
 
 @pytest.mark.parametrize("option", ["--delta", "--max-participations", "--devices"])
-def test_bad_values_for_compose_are_one_line(guarantees, option):
+def test_bad_values_for_compose_are_refused_in_one_line(guarantees, option):
     paths, _ = guarantees
     for value in BAD_VALUES[option]:
         given = {"--delta": "1e-6", option: value}
-        told_in_one_line("compose", *paths, *(part for pair in given.items() for part in pair))
+        refused_in_one_line("compose", *paths, *(part for pair in given.items() for part in pair))
 
 
 EXTREME = {
@@ -911,7 +913,7 @@ EXTREME = {
 
 @pytest.mark.parametrize("arguments", EXTREME.values(), ids=EXTREME.keys())
 @pytest.mark.parametrize("form", ["--json", None], ids=["json", "table"])
-def test_what_is_extreme_is_answered_or_refused(arguments, form):
+def test_extreme_values_are_answered_or_refused(arguments, form):
     code, out, err = run(*arguments, *([form] if form else []))
     if code == 0:
         assert err == ""
@@ -942,7 +944,7 @@ def test_the_real_entry_point_answers():
     assert json.loads(done.stdout) == answer("account", "blt-b400", *SETTING, *NOISE)
 
 
-def test_the_real_entry_point_prints_plain_tables_and_one_line_mistakes():
+def test_the_real_entry_point_prints_plain_tables_and_one_line_errors():
     done = through_the_door("calibrate", "tree", *SETTING, "--epsilon", 3, "--delta", 1e-6)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"\x1b" not in done.stdout

@@ -201,7 +201,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("arguments", MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_is_one_line_and_exit_code_2(run, arguments):
+def test_an_error_is_one_line_and_exit_code_2(run, arguments):
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("dpftrl: ")
@@ -229,7 +229,7 @@ def test_a_bad_file_is_one_line_and_exit_code_2(run, tmp_path, parameters):
     assert (code, out, err.count("\n")) == (2, "", 1)
 
 
-def test_a_near_miss_is_offered(run):
+def test_a_misspelled_command_gets_a_suggestion(run):
     assert "band-sqrt" in run("loss", "band-sqr:3", *SETTING)[2]
 
 
@@ -253,7 +253,7 @@ def test_importing_the_library_is_light():
     assert loaded.stdout.strip() == b"set()"
 
 
-def test_the_front_door_is_complete():
+def test_the_public_api_is_complete():
     assert all(hasattr(dpftrl, name) for name in dpftrl.__all__)
     assert {"MinSep", "BLT", "mechanism", "load_mechanism"} <= set(dpftrl.__all__)
 

@@ -62,7 +62,7 @@ def test_json_has_the_promised_keys(run, log):
     }
 
 
-def test_the_table_is_for_people(run, log):
+def test_the_table_has_headings_and_readable_numbers(run, log):
     code, out, err = run(log)
     assert (code, err) == (0, "")
     for words in ("log.csv: observed participation", "6 (0 to 5)", "participations", "min-sep"):
@@ -70,14 +70,14 @@ def test_the_table_is_for_people(run, log):
     assert "\x1b" not in out
 
 
-def test_kept_limits_are_code_0(run, log):
+def test_kept_limits_give_exit_code_0(run, log):
     code, out, err = run(log, "--min-sep", 3, "--max-participations", 2, "--json")
     answer = json.loads(out)
     assert (code, err, answer["broken"], answer["broken_clients"]) == (0, "", [], 0)
     assert answer["limits"] == {"min_sep": 3, "max_participations": 2}
 
 
-def test_a_broken_limit_is_code_1_with_the_answer(run, log):
+def test_a_broken_limit_gives_exit_code_1_and_the_table(run, log):
     code, out, err = run(log, "--min-sep", 4, "--max-participations", 1, "--json")
     assert code == 1
     answer = json.loads(out)
@@ -88,8 +88,8 @@ def test_a_broken_limit_is_code_1_with_the_answer(run, log):
     ]
     assert (answer["broken_clients"], answer["broken_counted_clients"]) == (2, 1)
     assert err == (
-        "limits broken: 2 client(s), of which 1 in released sums; account for what is observed, "
-        "not for what was stated\n"
+        "limits broken: 2 client(s), of which 1 in released sums; use the observed guarantee "
+        "(dpftrl account --log), not the promised one\n"
     )
     code, out, _ = run(log, "--max-participations", 1)
     assert code == 1
@@ -123,7 +123,7 @@ def test_logs_that_count_from_one(run, log):
     assert (answer["rounds"], answer["first_round"]) == (5, 1)
 
 
-def test_ids_are_printed_as_they_are_unless_they_upset_a_terminal(run, log):
+def test_control_characters_in_client_ids_are_escaped(run, log):
     log.write_text('round,client\n0,[red]x\n1,[red]x\n0,"a\x1b[1m\x07b"\n1,"a\x1b[1m\x07b"\n')
     _, out, _ = run(log, "--min-sep", 2)
     assert "[red]x" in out
@@ -145,7 +145,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("arguments", MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_is_one_line_and_exit_code_2(run, log, arguments):
+def test_an_error_is_one_line_and_exit_code_2(run, log, arguments):
     code, out, err = run(*(str(log) if word == "LOG" else word for word in arguments))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("dpftrl: ")

@@ -11,7 +11,7 @@ from decimal import Decimal
 from unittest.mock import patch
 
 import pytest
-from command_line import answer, run, told_in_one_line
+from command_line import answer, refused_in_one_line, run
 
 from dpftrl import MinSep, account
 from dpftrl._internal.formatting import rounded_up
@@ -175,7 +175,7 @@ def test_plot_draws(tmp_path, ending):
 @pytest.mark.parametrize("name", ["plan.gif", "plan", "no/such/folder/plan.png", "plan.PNG.txt"])
 def test_a_plot_that_cannot_be_is_refused_before_anything_is_written(tmp_path, name):
     saved = tmp_path / "plan.json"
-    told_in_one_line(*line(), "--plot", tmp_path / name, "--out", saved)
+    refused_in_one_line(*line(), "--plot", tmp_path / name, "--out", saved)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -196,7 +196,7 @@ def test_the_chosen_row_is_saved(found, tmp_path, label):
 @pytest.mark.parametrize("label", ["sqrt", "BLT", "", "blt ", "[bold]blt[/bold]"])
 def test_an_unknown_choice_is_refused_and_nothing_written(tmp_path, label):
     picture = tmp_path / "plan.png"
-    told = told_in_one_line(
+    told = refused_in_one_line(
         *line(), "--choose", label, "--out", tmp_path / "plan.json", "--plot", picture
     )
     assert "band-toeplitz" in told
@@ -204,14 +204,14 @@ def test_an_unknown_choice_is_refused_and_nothing_written(tmp_path, label):
 
 
 def test_an_unknown_choice_is_refused_even_if_nothing_is_saved():
-    assert "blt-robust" in told_in_one_line(*line(), "--choose", "sqrt")
+    assert "blt-robust" in refused_in_one_line(*line(), "--choose", "sqrt")
 
 
 def test_a_choice_without_a_file_is_refused():
-    assert "--out" in told_in_one_line(*line(), "--choose", "tree")
+    assert "--out" in refused_in_one_line(*line(), "--choose", "tree")
 
 
-def test_the_manual_tells_defaults():
+def test_the_help_text_shows_the_defaults():
     _, manual, _ = run("plan", "--help")
     words = " ".join(manual.split())
     for option, default in {
@@ -227,7 +227,7 @@ def test_the_manual_tells_defaults():
 
 
 @pytest.mark.parametrize(("delta", "warned"), [("0.1", 1), ("0.018", 1), ("0.017", 0)])
-def test_a_delta_that_is_too_large_is_warned_of(delta, warned):
+def test_a_delta_above_one_over_population_gives_a_warning(delta, warned):
     code, out, err = run(*line({"--delta": delta}), "--json")
     assert (code, err.count("\n")) == (0, warned)
     assert err.startswith("warning: delta") == bool(warned)
@@ -237,7 +237,7 @@ def test_a_delta_that_is_too_large_is_warned_of(delta, warned):
 def test_a_row_that_was_left_out_cannot_be_chosen(monkeypatch, tmp_path):
     monkeypatch.setattr(candidates, "QUICK_BANDMF", 11)
     chosen = ("--choose", "bandmf", "--out", tmp_path / "plan.json")
-    told_in_one_line(*line(), *chosen)
+    refused_in_one_line(*line(), *chosen)
     assert list(tmp_path.iterdir()) == []
     found = answer(*line())
     assert [row["name"] for row in found["left_out"]] == ["bandmf"]
@@ -252,7 +252,7 @@ def test_a_row_that_was_left_out_cannot_be_chosen(monkeypatch, tmp_path):
 def test_a_plan_that_cannot_be_saved_is_refused_before_anything_is_computed(tmp_path):
     with patch.object(plan_module, "options") as computed:
         for name in ("plan.txt", "plan", "no/such/folder/plan.json", "."):
-            told_in_one_line(*line(), "--out", tmp_path / name)
+            refused_in_one_line(*line(), "--out", tmp_path / name)
     assert not computed.called
     assert list(tmp_path.iterdir()) == []
 
@@ -333,7 +333,7 @@ def test_a_bad_value_is_one_line_and_exit_code_2(option, value):
         "--rounds-per-day": {"--timer-days": "3"},
     }
     without = ("--epsilon",) if option == "--noise-multiplier" else ()
-    told_in_one_line(*line({**others.get(option, {}), option: value}, without))
+    refused_in_one_line(*line({**others.get(option, {}), option: value}, without))
 
 
 PAIRS = {
@@ -352,8 +352,8 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("arguments", PAIRS.values(), ids=PAIRS.keys())
-def test_contradictions_and_omissions_are_one_line(arguments):
-    told_in_one_line(*arguments)
+def test_contradicting_or_missing_options_are_refused_in_one_line(arguments):
+    refused_in_one_line(*arguments)
 
 
 MANY = {"--population": "1e18", "--report-goal": "1", "--delta": "1e-20"}
@@ -372,7 +372,7 @@ EXTREME = {
 
 @pytest.mark.parametrize("arguments", EXTREME.values(), ids=EXTREME.keys())
 @pytest.mark.parametrize("form", ["--json", "--extrapolate"])
-def test_what_is_extreme_is_answered_or_refused(arguments, form):
+def test_extreme_values_are_answered_or_refused(arguments, form):
     code, out, err = run(*arguments, form)
     if code == 0:
         assert err == ""
@@ -391,7 +391,7 @@ def test_as_many_rounds_as_there_can_be_still_have_a_plan():
     assert found["mechanisms"]
 
 
-def test_the_example_of_the_manual_through_the_real_entry_point(tmp_path):
+def test_the_example_of_the_help_text_runs_through_the_real_entry_point(tmp_path):
     saved = tmp_path / "plan.json"
     asked = ["--population", "4.21M", "--report-goal", "6500", "--rounds", "2000"]
     asked += ["--delta", "1e-10", "--epsilon", "4", "--out", str(saved), "--json"]

@@ -67,7 +67,7 @@ def test_a_plan_becomes_three_files(run, plan, tmp_path):
     assert twin["fleet"]["population"] == 50_000
 
 
-def test_json_is_the_twin(run, plan, tmp_path):
+def test_json_output_equals_the_json_file(run, plan, tmp_path):
     code, out, _ = run(plan, "--json", "--devices", "4", "--out", tmp_path / "here")
     assert code == 0
     assert out.encode() == (tmp_path / "here.json").read_bytes()
@@ -110,7 +110,7 @@ def test_the_files_of_a_run_that_kept_to_its_plan(run, plan, folder):
 
 
 @pytest.mark.parametrize("accounted", [True, False])
-def test_a_run_that_did_not_keep_to_it(run, plan, folder, accounted):
+def test_the_files_of_a_run_that_broke_its_plan(run, plan, folder, accounted):
     (folder / "ledger.csv").write_text(LEDGER.format(10))
     if not accounted:
         (folder / "guarantee.json").unlink()
@@ -124,7 +124,9 @@ def test_a_run_that_did_not_keep_to_it(run, plan, folder, accounted):
 
 
 @pytest.mark.parametrize("inside", [False, True])  # of the run's folder, as our own runs have it
-def test_its_commands_recompute_it(run, plan, folder, tmp_path, monkeypatch, capsys, inside):
+def test_the_commands_in_a_statement_recompute_its_epsilon(
+    run, plan, folder, tmp_path, monkeypatch, capsys, inside
+):
     if inside:
         plan = plan.rename(folder / "plan.json")
     _, out, _ = run(plan, "--run", folder, "--json")
@@ -163,7 +165,7 @@ def refused(run, *arguments: str | Path) -> str:
     return err
 
 
-def test_a_file_of_another_kind(run, tmp_path):
+def test_a_file_of_another_kind_is_refused(run, tmp_path):
     path = tmp_path / "blt.json"
     dpftrl.save_mechanism(dpftrl.mechanism("blt-b400"), path)
     assert "has the format 'dpftrl mechanism'; a statement is made from" in refused(run, path)
@@ -172,18 +174,18 @@ def test_a_file_of_another_kind(run, tmp_path):
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", "{}", '{"format": 3}', '{"format": "dpftrl plan"}', "\xff"]
 )
-def test_a_file_that_is_corrupt(run, tmp_path, content):
+def test_a_corrupt_file_is_refused(run, tmp_path, content):
     path = tmp_path / "plan.json"
     path.write_bytes(content.encode("latin-1"))
     assert str(path) in refused(run, path)
 
 
-def test_a_file_that_is_missing_or_a_folder(run, tmp_path):
+def test_a_missing_file_or_a_folder_is_refused(run, tmp_path):
     assert "cannot be read" in refused(run, tmp_path / "nowhere.json")
     assert "is not a file" in refused(run, tmp_path)
 
 
-def test_a_guarantee_that_was_edited(run, tmp_path):
+def test_an_edited_guarantee_is_refused(run, tmp_path):
     path = tmp_path / "guarantee.json"
     save_guarantee(PROMISE, path)
     content = json.loads(path.read_bytes())
@@ -193,7 +195,7 @@ def test_a_guarantee_that_was_edited(run, tmp_path):
     assert [one.name for one in tmp_path.iterdir()] == ["guarantee.json"]
 
 
-def test_a_run_that_is_none(run, plan, folder, tmp_path):
+def test_a_folder_that_is_not_a_run_is_refused(run, plan, folder, tmp_path):
     assert "is not a folder" in refused(run, plan, "--run", tmp_path / "nowhere")
     assert "is not a folder" in refused(run, plan, "--run", plan)
     for name in ("guarantee.json", "ledger.csv"):
@@ -201,12 +203,12 @@ def test_a_run_that_is_none(run, plan, folder, tmp_path):
     assert "neither guarantee.json nor ledger.csv" in refused(run, plan, "--run", folder)
 
 
-def test_a_log_that_is_none(run, plan, folder):
+def test_a_ledger_that_is_not_a_log_is_refused(run, plan, folder):
     (folder / "ledger.csv").write_text("when,who\n1,ann\n")
     assert "no column 'round'" in refused(run, plan, "--run", folder)
 
 
-def test_writing_over_the_input_or_nowhere(run, plan, folder, tmp_path):
+def test_overwriting_the_input_or_a_missing_folder_is_refused(run, plan, folder, tmp_path):
     before = plan.read_bytes()
     for arguments in (
         [plan, "--out", tmp_path / "plan"],
@@ -218,6 +220,6 @@ def test_writing_over_the_input_or_nowhere(run, plan, folder, tmp_path):
     assert "cannot be written" in refused(run, plan, "--out", tmp_path / "nowhere" / "x")
 
 
-def test_numbers_and_dates_that_are_none(run, plan):
+def test_invalid_numbers_and_dates_are_refused(run, plan):
     assert "devices" in refused(run, plan, "--devices", "0")
     assert "2026-01-31" in refused(run, plan, "--date", "yesterday")

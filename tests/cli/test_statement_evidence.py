@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from command_line import run, told_in_one_line
+from command_line import refused_in_one_line, run
 from safetensors.numpy import save_file
 
 from dpftrl import MinSep, account, mechanism
@@ -130,7 +130,7 @@ def test_a_plan_enforces_nothing(tmp_path):
     assert set(bases(stated(path)).values()) == {"claimed"}
 
 
-def test_texts_come_from_us(tmp_path):
+def test_texts_of_hypotheses_come_from_the_program(tmp_path):
     path = tmp_path / "guarantee.json"
     save_guarantee(PROMISE, path)
     before = stated(path)["hypotheses"]
@@ -143,12 +143,12 @@ def test_texts_come_from_us(tmp_path):
     assert stated(path)["hypotheses"] == before
 
 
-def test_a_hypothesis_that_is_not_ours_is_refused(tmp_path):
+def test_an_unknown_hypothesis_is_refused(tmp_path):
     path = tmp_path / "guarantee.json"
     save_guarantee(PROMISE, path)
     more = {"name": "certified", "text": "By an auditor.", "basis": "enforced"}
     edit(path, lambda content: content["hypotheses"].append(more))
-    assert "'certified', which is no hypothesis of dpftrl" in told_in_one_line("statement", path)
+    assert "'certified', which is no hypothesis of dpftrl" in refused_in_one_line("statement", path)
 
 
 def test_a_guarantee_of_a_log_is_a_claim_when_it_is_read_back(tmp_path):

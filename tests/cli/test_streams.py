@@ -25,7 +25,7 @@ FULL = Path("/dev/full")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["mechanisms"], ["mechanisms", "--json"]])
-def test_a_reader_who_leaves_is_no_broken_limit(arguments):
+def test_a_closed_pipe_gives_exit_code_141(arguments):
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -37,7 +37,7 @@ def test_a_reader_who_leaves_is_no_broken_limit(arguments):
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_a_reader_of_mistakes_who_leaves_changes_no_exit_code():
+def test_a_closed_standard_error_does_not_change_the_exit_code():
     class Gone(io.StringIO):
         def write(self, _: str) -> int:
             raise BrokenPipeError
@@ -71,7 +71,7 @@ def test_a_full_disk_inside_the_command_names_its_file():
 
 
 @pytest.mark.parametrize("closed", ["1>&-", "2>&-", "1>&- 2>&-"])
-def test_closed_streams_are_nobody_reading(closed):
+def test_closed_streams_are_ignored(closed):
     line = f'exec "$0" -m dpftrl compare blt {" ".join(SETTING)} {closed}'
     done = subprocess.run(["sh", "-c", line, sys.executable], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -85,13 +85,13 @@ def _signals_as_before():
 
 
 @pytest.mark.usefixtures("_signals_as_before")
-def test_an_interruption_of_the_imports_is_told_like_any_other():
+def test_an_interruption_during_the_imports_is_reported():
     with patch.object(command, "import_module", side_effect=KeyboardInterrupt):
         code, out, err = run("mechanisms")
     assert (code, out, err.strip()) == (130, "", "interrupted")
 
 
-def test_impatience_is_told_once():
+def test_a_second_interruption_is_reported_once():
     # A shell's background jobs ignore SIGINT, and so would what they start.
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     code += "from dpftrl.cli.main import main; print('ready', flush=True); main()"
@@ -110,7 +110,7 @@ def test_impatience_is_told_once():
 
 
 @pytest.mark.parametrize("arguments", [[], ["optimize"]])
-def test_without_arguments_the_manual_is_readable(arguments):
+def test_without_arguments_the_help_text_is_printed(arguments):
     code, out, err = run(*arguments)
     _, manual, _ = run(*arguments, "--help")
     assert (code, out, err) == (2, "", manual)
@@ -156,7 +156,7 @@ def test_a_narrow_terminal_loses_nothing(monkeypatch, arguments, whole, columns)
         assert max(map(len, shown.splitlines())) <= columns
 
 
-def test_the_page_tells_a_mistake_in_one_line(capsys, tmp_path):
+def test_the_paper_page_reports_an_error_in_one_line(capsys, tmp_path):
     for arguments in ([], ["results"], [str(tmp_path), str(tmp_path / "no.md")]):
         assert page.main(arguments) == 2
         assert capsys.readouterr().err.count("\n") == 1
@@ -171,7 +171,7 @@ APPS = {
 
 @pytest.mark.parametrize("name", APPS)
 @pytest.mark.parametrize("arguments", [[], ["no.json"], ["no.json", "run"]])
-def test_a_simulation_tells_a_mistake_in_one_line(monkeypatch, capsys, tmp_path, name, arguments):
+def test_a_simulation_reports_an_error_in_one_line(monkeypatch, capsys, tmp_path, name, arguments):
     flower = pytest.importorskip("dpftrl.flower")
     app = MagicMock()
     app.task.task.return_value.train = ["somebody"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import answer, run, told_in_one_line
+from command_line import answer, refused_in_one_line, run
 from safetensors.numpy import load_file, save_file
 
 from dpftrl.errors import InvalidInput
@@ -200,9 +200,9 @@ def test_other_people_are_named_explicitly(train, folder, tmp_path):
     start = ["train", folder / "small.toml", "--set", f'model.start="{model}"']
     others = ["--set", 'model.other_people=["first"]']
     out = tmp_path / "other"
-    why = told_in_one_line(*start, "--set", 'model.other_people=["x"]', "--out", out)
+    why = refused_in_one_line(*start, "--set", 'model.other_people=["x"]', "--out", out)
     assert "other_people names 'x'" in why
-    why = told_in_one_line(*start, *others, "--set", 'population="first"', "--out", out)
+    why = refused_in_one_line(*start, *others, "--set", 'population="first"', "--out", out)
     assert "both runs have the population label 'first'" in why
     assert not out.exists()
     code, said, _ = run(*start, *others, "--set", 'population="second"', "--out", out)
@@ -213,7 +213,7 @@ def test_other_people_are_named_explicitly(train, folder, tmp_path):
     assert basis_of(out / "statement.json", "other people") == {"claimed"}
 
 
-def test_an_interrupted_chain_goes_on_composed(train, folder, tmp_path):
+def test_an_interrupted_chain_resumes_with_the_composition(train, folder, tmp_path):
     train(folder / "small.toml")
     model = tmp_path / "model.safetensors"
     answer("export", tmp_path / "run", model)
@@ -233,7 +233,7 @@ def test_an_interrupted_chain_goes_on_composed(train, folder, tmp_path):
 
 def test_other_people_without_a_start_model_are_refused(folder, tmp_path):
     others = ["--set", 'model.other_people=["first"]', "--out", tmp_path / "run"]
-    assert "no start model" in told_in_one_line("train", folder / "small.toml", *others)
+    assert "no start model" in refused_in_one_line("train", folder / "small.toml", *others)
 
 
 def test_a_finished_run_has_nothing_to_resume(train, folder):
@@ -241,9 +241,9 @@ def test_a_finished_run_has_nothing_to_resume(train, folder):
     assert "all 4 rounds are done" in train("--resume")
 
 
-def test_a_run_is_not_written_over(train, folder, tmp_path):
+def test_an_existing_run_is_not_overwritten(train, folder, tmp_path):
     train(folder / "small.toml")
-    why = told_in_one_line("train", folder / "small.toml", "--out", tmp_path / "run")
+    why = refused_in_one_line("train", folder / "small.toml", "--out", tmp_path / "run")
     assert "resume it" in why
 
 
@@ -274,7 +274,7 @@ def test_a_plan_takes_the_place_of_the_privacy_settings(train, folder, plan):
 @pytest.mark.parametrize("change", ["privacy.epsilon=4.0", "privacy={rounds=5}"])
 def test_what_a_plan_decides_cannot_be_set(change, folder, plan, tmp_path):
     data = ["--set", 'task="jsonl"', "--set", f'data.path="{folder}/people.jsonl"']
-    why = told_in_one_line("train", plan, *data, "--set", change, "--out", tmp_path / "run")
+    why = refused_in_one_line("train", plan, *data, "--set", change, "--out", tmp_path / "run")
     assert "the plan decides that already" in why
     assert not (tmp_path / "run").exists()
 
@@ -289,7 +289,9 @@ def test_a_plan_for_more_people_than_there_are_is_refused(folder, tmp_path):
     big = ["--population", "4M", "--report-goal", "4", "--rounds", "3", "--delta", "1e-3"]
     assert run("plan", *big, "--epsilon", "20", "--out", plan)[0] == 0
     data = ["--set", 'task="jsonl"', "--set", f'data.path="{folder}/people.jsonl"']
-    assert "4,000,000 clients" in told_in_one_line("train", plan, *data, "--out", tmp_path / "run")
+    assert "4,000,000 clients" in refused_in_one_line(
+        "train", plan, *data, "--out", tmp_path / "run"
+    )
 
 
 def test_an_interrupted_run_ends_in_the_same_bits(train, folder, tmp_path):
@@ -334,11 +336,11 @@ def test_an_interrupted_run_ends_in_the_same_bits(train, folder, tmp_path):
         (["missing.json"], "missing.json"),
     ],
 )
-def test_mistakes_are_told_in_one_line(arguments, reason, folder, tmp_path, monkeypatch):
+def test_errors_are_reported_in_one_line(arguments, reason, folder, tmp_path, monkeypatch):
     monkeypatch.setenv("DPFTRL_STATE", str(tmp_path / "state"))
     first = [] if "json" in arguments[0] or "toml" in arguments[0] else [folder / "small.toml"]
     first = [] if "--resume" in arguments else first
-    assert reason in told_in_one_line("train", *first, *arguments, "--out", tmp_path / "run")
+    assert reason in refused_in_one_line("train", *first, *arguments, "--out", tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -371,7 +373,7 @@ def test_a_bad_setting_leaves_nothing_behind(change, folder, tmp_path, monkeypat
     monkeypatch.setenv("DPFTRL_STATE", str(tmp_path / "state"))
     whole = ["train", folder / "small.toml", "--set", change, "--out", tmp_path / "run"]
     setting = change.partition("=")[0].rpartition(".")[2]
-    assert setting in told_in_one_line(*whole)
+    assert setting in refused_in_one_line(*whole)
     assert not list(tmp_path.iterdir())
 
 
@@ -379,7 +381,7 @@ def test_held_out_people_without_a_known_word_leave_nothing_behind(folder, tmp_p
     monkeypatch.setenv("DPFTRL_STATE", str(tmp_path / "state"))
     (tmp_path / "words.txt").write_text("zebra")
     words = f'data.vocabulary="{tmp_path}/words.txt"'
-    why = told_in_one_line(
+    why = refused_in_one_line(
         "train", folder / "small.toml", "--set", words, "--out", tmp_path / "run"
     )
     assert "no known word" in why
@@ -406,12 +408,14 @@ def test_three_rounds_need_no_setting_of_the_buffers(train, folder):
 def test_a_line_that_is_not_json_is_named(folder, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"user": "ann", "text": "hello"}\nfoo\n')
     data = f'data.path="{tmp_path}/bad.jsonl"'
-    why = told_in_one_line("train", folder / "small.toml", "--set", data, "--out", tmp_path / "run")
+    why = refused_in_one_line(
+        "train", folder / "small.toml", "--set", data, "--out", tmp_path / "run"
+    )
     assert f"line 2 of {tmp_path}/bad.jsonl is not JSON" in why
 
 
 def test_a_task_without_its_file_says_which_setting_is_missing(tmp_path):
-    why = told_in_one_line("train", "--set", 'task="jsonl"', "--out", tmp_path / "run")
+    why = refused_in_one_line("train", "--set", 'task="jsonl"', "--out", tmp_path / "run")
     assert "data.path" in why
 
 
