@@ -353,3 +353,13 @@ def test_an_impossible_optimisation_is_one_line_and_exit_code_2(run, arguments):
     assert (code, out) == (2, "")
     assert err.startswith("dpftrl: ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command", [["account", "--noise-multiplier", "5"], ["calibrate", "--epsilon", "2"]]
+)
+def test_noise_that_outgrows_float64_has_no_guarantee(run, command):
+    limits = ["--rounds", "150", "--min-sep", "50", "--delta", "1e-8"]
+    code, out, err = run(command[0], "toeplitz:1,1.5", *command[1:], *limits)
+    assert (code, out) == (2, "")
+    assert "float64 would lose Z" in err

@@ -7,7 +7,19 @@ from hypothesis import strategies as st
 
 import dpftrl
 from conformance import EVERY, Family, draw_case
-from dpftrl import Banded, BandedInverse, MinSep, Toeplitz, account
+from dpftrl import (
+    Banded,
+    BandedInverse,
+    MinSep,
+    Toeplitz,
+    account,
+    calibrate,
+    calibrate_rho,
+    load_guarantee,
+    make_plan,
+    save_guarantee,
+)
+from dpftrl.accounting import Run, delta_for
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms.base import MOST_NOISE
 from dpftrl.noise import ExactSum, Grid, NoiseKey, NoiseStream
@@ -38,14 +50,48 @@ STEADY += [
 ]
 
 
+STATED = {
+    "account": lambda growing: account(growing, CLIENTS, 1.0, 1e-8),
+    "run": lambda growing: Run.of(growing, CLIENTS, 1.0),
+    "calibrate": lambda growing: calibrate(growing, CLIENTS, 2.0, 1e-8),
+    "calibrate_rho": lambda growing: calibrate_rho(growing, CLIENTS, 0.1),
+    "delta_for": lambda growing: delta_for(growing, CLIENTS, 1.0, 2.0),
+    "plan": lambda growing: make_plan(
+        population=5000, report_goal=100, rounds=ROUNDS, delta=1e-8, epsilon=2.0, mechanism=growing
+    ),
+}
+
+
 @pytest.mark.parametrize("name", GROWING)
-def test_no_plan_has_noise_that_float64_cannot_hold(name: str):
+def test_a_strategy_with_noise_that_float64_cannot_hold_is_refused(name: str):
     with pytest.raises(InvalidInput, match="would lose Z"):
         GROWING[name].check_noise(ROUNDS)
-    if name != "banded-inverse":  # whose strategy is too large for any account
-        noise_multiplier = GROWING[name].sensitivity(CLIENTS).value
-        with pytest.raises(InvalidInput, match="would lose Z"):
-            Plan(FLEET, account(GROWING[name], CLIENTS, noise_multiplier, 1e-8))
+
+
+@pytest.mark.parametrize("stated", STATED)
+@pytest.mark.parametrize("name", GROWING)
+def test_nothing_states_an_epsilon_for_noise_that_float64_cannot_hold(name: str, stated: str):
+    with pytest.raises(InvalidInput, match="would lose Z"):
+        STATED[stated](GROWING[name])
+
+
+def test_more_rounds_of_a_run_are_checked_again():
+    slowly = Toeplitz([1.0, 1.1])
+    run = Run.of(slowly, MinSep(20, 20), 1.0)
+    assert run.with_participation(MinSep(10, 5)) == Run.of(slowly, MinSep(10, 5), 1.0)
+    with pytest.raises(InvalidInput, match="would lose Z"):
+        run.with_participation(MinSep(400, 20))
+
+
+def test_a_file_of_a_guarantee_for_such_noise_does_not_open(tmp_path):
+    path = tmp_path / "guarantee.json"
+    save_guarantee(account(Toeplitz([1.0, 0.7]), CLIENTS, 5.0, 1e-8), path)
+    load_guarantee(path)
+    text = path.read_text()
+    assert text.count("0.7\n") == 1
+    path.write_text(text.replace("0.7\n", "1.5\n"))
+    with pytest.raises(InvalidInput, match="would lose Z"):
+        load_guarantee(path)
 
 
 @pytest.mark.parametrize("name", STEADY)

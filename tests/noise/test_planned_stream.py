@@ -1,10 +1,13 @@
 """A noise stream with a plan refuses what the plan's guarantee does not cover."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import dpftrl
-from dpftrl import ExactSum, Grid, NoiseKey, NoiseStream, clipping
+from dpftrl import ExactSum, Grid, NoiseKey, NoiseStream, Plan, clipping
+from dpftrl.accounting import guarantee_of
 from dpftrl.errors import InvalidInput, RoundsExceeded
 
 KEY = NoiseKey.insecure_for_tests(3)
@@ -17,6 +20,7 @@ def make_plan(rounds=ROUNDS, **options):
 
 
 PLAN = make_plan()
+BLT_PLAN = make_plan(mechanism="blt-b400")
 
 
 def make_stream(plan=PLAN, size=SIZE) -> NoiseStream:
@@ -49,6 +53,41 @@ def test_a_loaded_stream_refuses_the_round_after_the_last_too(tmp_path):
     again = NoiseStream.load(tmp_path / "noise", PLAN, key=KEY, at_least=ROUNDS)
     with pytest.raises(RoundsExceeded):
         again.add_to(clipped_sum(), updates=UPDATES)
+
+
+def test_the_plan_decides_the_number_type_of_the_buffers():
+    with pytest.raises(TypeError, match="dtype"):
+        NoiseStream(PLAN, SIZE, key=KEY, clip_norm=CLIP, dtype="float32")
+    stream = make_stream(BLT_PLAN)
+    stream.add_to(clipped_sum(), updates=UPDATES)
+    assert stream.memory_bytes == 8 * SIZE * BLT_PLAN.mechanism.memory(ROUNDS) > 0
+
+
+def test_saved_float32_buffers_are_refused_with_a_guarantee_for_float64(tmp_path):
+    stream = NoiseStream.unchecked(
+        BLT_PLAN.mechanism,
+        SIZE,
+        noise_multiplier=BLT_PLAN.noise_multiplier,
+        key=KEY,
+        clip_norm=CLIP,
+        dtype="float32",
+    )
+    stream.add_to(clipped_sum())
+    stream.save(tmp_path / "noise")
+    with pytest.raises(InvalidInput, match="buffers in float32"):
+        NoiseStream.load(tmp_path / "noise", BLT_PLAN, key=KEY, at_least=1)
+
+
+def test_a_plan_of_version_0_1_keeps_its_float32_buffers(tmp_path):
+    run = replace(BLT_PLAN.guarantee.runs[0], buffers="float32")
+    old_plan = Plan(BLT_PLAN.fleet, guarantee_of([run], 1e-6))
+    stream = make_stream(old_plan)
+    stream.add_to(clipped_sum(), updates=UPDATES)
+    assert stream.memory_bytes == 4 * SIZE * BLT_PLAN.mechanism.memory(ROUNDS)
+    stream.save(tmp_path / "noise")
+    NoiseStream.load(tmp_path / "noise", old_plan, key=KEY, at_least=1)
+    with pytest.raises(InvalidInput, match="buffers in float32"):
+        NoiseStream.load(tmp_path / "noise", BLT_PLAN, key=KEY, at_least=1)
 
 
 def test_an_unchecked_stream_has_no_limit_of_rounds():

@@ -100,10 +100,24 @@ class Run:
         noise_multiplier: float,
         buffers: BufferType = "float64",
     ) -> Self:
-        """Create a run and compute its sensitivity."""
+        """Create a run and compute its sensitivity.
+
+        Raises:
+            InvalidInput: The noise would grow so large that float64 loses Z in it.
+        """
         scale = positive_number("the noise multiplier", noise_multiplier)
-        mechanism.check_rounds(participation.rounds)
+        mechanism.check_noise(participation.rounds)
         return cls(mechanism, participation, scale, mechanism.sensitivity(participation), buffers)
+
+    def with_participation(self, participation: Participation) -> "Run":
+        """The same noise stream with another participation.
+
+        Its noise is not checked again if there are no more rounds than before.
+        """
+        if participation.rounds > self.participation.rounds:
+            self.mechanism.check_noise(participation.rounds)
+        sensitivity = self.mechanism.sensitivity(participation)
+        return replace(self, participation=participation, sensitivity=sensitivity)
 
     @cached_property
     def mu(self) -> float:
@@ -353,7 +367,7 @@ def calibrate(
         `account` at the returned noise multiplier gives an epsilon of at most `epsilon`.
     """
     epsilon = positive_number("epsilon", epsilon)
-    mechanism.check_rounds(participation.rounds)
+    mechanism.check_noise(participation.rounds)
     sensitivity, group_size = mechanism.sensitivity(participation).value, _check_devices(devices)
     rounds = participation.rounds
     target_mu = _largest_mu(epsilon, delta) / group_size
@@ -380,7 +394,7 @@ def calibrate_rho(
         devices: Devices of one person to protect as one unit.
     """
     rho = positive_number("rho", rho)
-    mechanism.check_rounds(participation.rounds)
+    mechanism.check_noise(participation.rounds)
     sensitivity, group_size = mechanism.sensitivity(participation).value, _check_devices(devices)
     rounds = participation.rounds
     target_mu = math.sqrt(2) * math.sqrt(rho) / group_size  # 2 * rho itself could overflow

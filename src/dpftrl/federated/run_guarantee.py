@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import final
 
-from dpftrl.accounting import Guarantee, Run, guarantee_of
-from dpftrl.accounting.guarantee import CLIPPING, Basis, BufferType, Hypothesis
+from dpftrl.accounting import Guarantee, guarantee_of
+from dpftrl.accounting.guarantee import CLIPPING, Basis, Hypothesis
 from dpftrl.federated.eligibility import Exposure
 from dpftrl.federated.settings import Settings
 from dpftrl.federated.start_model import TEST_KEY, EarlierRun, Start
@@ -41,14 +41,12 @@ class RunGuarantee:
         plan: The plan of the run.
         settings: Its settings; they say whether timers go by rounds or by time, and the budget.
         test_key: Whether the noise key is one for tests.
-        buffers: Precision of the noise buffers.
         start: The model file that the run started from, with the private runs behind it.
     """
 
     plan: Plan
     settings: Settings
     test_key: bool
-    buffers: BufferType
     start: Start | None = None
 
     @property
@@ -78,13 +76,13 @@ class RunGuarantee:
             rounds: Number of rounds.
             exposure: How closely and how often clients were contacted in them.
         """
-        plan, settings, planned = self.plan, self.settings, self.plan.participation
+        settings, planned = self.settings, self.plan.participation
         if settings.timer_hours is None:
             covered = MinSep(rounds, planned.min_sep, planned.max_participations)
         else:
             covered = MinSep(rounds, exposure.min_gap or rounds, max(1, exposure.max_contacts))
-        run = Run.of(plan.mechanism, covered, plan.noise_multiplier, self.buffers)
-        guarantee = guarantee_of([run], plan.guarantee.delta)
+        run = self.plan.guarantee.runs[0].with_participation(covered)
+        guarantee = guarantee_of([run], self.plan.guarantee.delta)
         participation = Hypothesis("participation", run.hypothesis.text, _basis(settings))
         # Zero-out stays assumed: the server cannot see why a client is away, fails or is late.
         known = [participation, ENFORCED_CLIPPING, IDENTITIES[settings.identity]]

@@ -70,9 +70,7 @@ class Server:
         self._open_round: Round | None = None
         self._lock = Lock()
         file = store.file
-        self._guarantee = RunGuarantee(
-            store.plan, store.settings, file.test_key, file.buffers, store.start
-        )
+        self._guarantee = RunGuarantee(store.plan, store.settings, file.test_key, store.start)
         self._grid = Grid.for_noise(store.plan.noise_multiplier, store.settings.clip_norm)
 
     @classmethod

@@ -72,6 +72,11 @@ class NoisePlan(Protocol):
         """The number of rounds, and which of them one client may take part in."""
         ...
 
+    @property
+    def buffers(self) -> Literal["float32", "float64"]:
+        """The number type of the noise buffers that the guarantee covers."""
+        ...
+
 
 @final
 class NoiseStream:
@@ -88,13 +93,12 @@ class NoiseStream:
         was interrupted within a round refuses to continue.
 
     Args:
-        plan: Mechanism, noise multiplier and number of rounds. A round after the last is refused.
+        plan: Mechanism, noise multiplier, number of rounds and number type of the buffers. A round
+            after the last is refused.
         size: Number of coordinates of the model. Size times rounds is at most 2^40, which is what
             a guarantee covers.
         key: The noise key.
         clip_norm: Norm to which each update was clipped.
-        dtype: Type of the buffers. Guarantees cover the rounding of float64 only; float32 exists
-            to resume runs of version 0.1.
         mode: `buffered` keeps the buffers of the mechanism between rounds. `regenerating` keeps no
             buffers, and computes all earlier rows of Z again in every round. `auto` is `buffered`
             unless the buffers take more than 4 GiB or grow by one vector per round.
@@ -108,12 +112,11 @@ class NoiseStream:
         *,
         key: NoiseKey,
         clip_norm: float,
-        dtype: DTypeLike = np.float64,
         mode: Mode = "auto",
         threads: int | None = None,
     ):
         self._setup(
-            plan.mechanism, size, plan.noise_multiplier, key, clip_norm, dtype, mode, threads
+            plan.mechanism, size, plan.noise_multiplier, key, clip_norm, plan.buffers, mode, threads
         )
         self._limit_to(plan)
 
@@ -141,7 +144,8 @@ class NoiseStream:
             noise_multiplier: Standard deviation of Z divided by the clip norm.
             key: The noise key.
             clip_norm: Norm to which each update was clipped.
-            dtype: Type of the buffers, float64 or float32.
+            dtype: Type of the buffers. Guarantees cover the rounding of float64 only; version 0.1
+                used float32.
             mode: As for a stream with a plan.
             threads: Number of threads; by default one per core.
         """
@@ -329,6 +333,11 @@ class NoiseStream:
             raise InvalidInput(
                 f"{path} was saved with noise multiplier {stream._noise_multiplier!r}, the plan "
                 f"has {plan.noise_multiplier!r}"
+            )
+        if stream._dtype != plan.buffers:
+            raise InvalidInput(
+                f"{path} was saved with buffers in {stream._dtype}, and the guarantee of the plan "
+                f"is for buffers in {plan.buffers}; use the plan that the stream was made with"
             )
         stream._limit_to(plan)
         return stream

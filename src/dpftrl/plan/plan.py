@@ -19,6 +19,7 @@ from dpftrl._internal.storage import read_json, replace_file
 from dpftrl.accounting import Guarantee, account
 from dpftrl.accounting.files import GuaranteeFile, guarantee_content, guarantee_from
 from dpftrl.accounting.finite_precision import check_rounding
+from dpftrl.accounting.guarantee import BufferType
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism
 from dpftrl.participation import Participation
@@ -148,7 +149,7 @@ class Plan:
         one part in a million.
         """
         run = self.guarantee.runs[0]
-        if run.buffers == "float64":
+        if self.buffers == "float64":
             return self
         guarantee = account(
             run.mechanism, run.participation, run.noise_multiplier, self.guarantee.delta
@@ -169,6 +170,11 @@ class Plan:
     def noise_multiplier(self) -> float:
         """Standard deviation of Z divided by the clip norm."""
         return self.guarantee.runs[0].noise_multiplier
+
+    @property
+    def buffers(self) -> BufferType:
+        """The number type of the noise buffers: float64, or float32 for plans of version 0.1."""
+        return self.guarantee.runs[0].buffers
 
     @property
     def sigma(self) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, final
 
-from dpftrl.accounting import Guarantee, Hypothesis, Run, guarantee_of
+from dpftrl.accounting import Guarantee, Hypothesis, guarantee_of
 from dpftrl.accounting.logs import Observed
 from dpftrl.errors import InvalidInput
 from dpftrl.participation import FixedEpochs, MinSep, Participation
@@ -142,8 +142,7 @@ def _guarantee_of_log(base: Guarantee, participation: Participation) -> Guarante
 
     The hypothesis about participation is observed; all others are those of `base`.
     """
-    run = base.runs[0]
-    run_in_log = Run.of(run.mechanism, participation, run.noise_multiplier, run.buffers)
+    run_in_log = base.runs[0].with_participation(participation)
     guarantee = guarantee_of([run_in_log], base.delta)
     participation_limit = guarantee.runs[0].hypothesis
     others = (

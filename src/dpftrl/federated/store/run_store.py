@@ -397,8 +397,11 @@ def _witnesses(folder: RunFolder, state_folder: Path | None) -> Path:
 
 
 def _noise(plan: Plan, file: RunFile, layout: Layout, key: NoiseKey) -> NoiseStream:
-    clip_norm = file.settings.clip_norm
-    return NoiseStream(plan, layout.size, key=key, clip_norm=clip_norm, dtype=file.buffers)
+    if file.buffers != plan.buffers:
+        raise UnsafeState(
+            f"the run has noise buffers in {file.buffers}, its plan is for {plan.buffers}"
+        )
+    return NoiseStream(plan, layout.size, key=key, clip_norm=file.settings.clip_norm)
 
 
 def _read_journal(
