@@ -142,7 +142,7 @@ def test_a_training_whose_run_does_not_verify_says_so(folder, tmp_path, monkeypa
     def failing(run: Path, *_: object, **__: object) -> Verdict:
         return Verdict(run.name, (Check("ledger", "failed", "rows are missing"),), 4, None, None)
 
-    monkeypatch.setattr("dpftrl.statement.files.verify_run", failing)
+    monkeypatch.setattr("dpftrl.statement.from_files.verify_run", failing)
     code, _, told = run("train", folder / "small.toml", "--out", tmp_path / "run")
     assert code == 1
     assert "failed verification" in told

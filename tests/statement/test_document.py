@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pages import Page, page_of_markdown
 
 from dpftrl.statement.document import (
+    STYLE,
     Bullets,
     Commands,
     Document,
@@ -16,9 +17,10 @@ from dpftrl.statement.document import (
     Section,
     Span,
     Table,
+    html,
+    markdown,
     plain,
 )
-from dpftrl.statement.render import STYLE, html, markdown
 
 HOSTILE = [
     "<script>alert(1)</script>",

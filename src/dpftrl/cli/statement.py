@@ -8,7 +8,7 @@ import click
 from dpftrl.cli.options import Count
 from dpftrl.cli.output import progress_bar
 from dpftrl.errors import InvalidInput
-from dpftrl.statement.files import GUARANTEE, LEDGER, statement_of_files
+from dpftrl.statement.from_files import GUARANTEE, LEDGER, statement_of_files
 from dpftrl.statement.statement import save_statement, statement_paths
 
 

@@ -28,7 +28,7 @@ from dpftrl.simulation.jax_clients import JaxClients, LocalTraining
 from dpftrl.simulation.metrics import Metrics, Point
 from dpftrl.simulation.population import Clients, Population, next_round
 from dpftrl.simulation.sections import Config, Network, Privacy
-from dpftrl.statement.files import statement_of_files
+from dpftrl.statement.from_files import statement_of_files
 from dpftrl.statement.statement import Statement, save_statement
 from dpftrl.tasks import UNKNOWN, Report, Task, Vocabulary, load_task
 from dpftrl.tasks.evaluation import Evaluation, evaluate, words_to_predict

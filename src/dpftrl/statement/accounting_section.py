@@ -14,10 +14,17 @@ from dpftrl._internal.formatting import in_full, rounded_up
 from dpftrl.accounting import Run
 from dpftrl.participation import FixedEpochs
 from dpftrl.statement.document import Block, Commands, Paragraph, Section, Span, Table, Text
-from dpftrl.statement.facts import Facts, Input, catalogue_name, delta_text, is_empty
-from dpftrl.statement.hypotheses import StatedBasis, StatedHypothesis
-from dpftrl.statement.json_content import matrix_digest
-from dpftrl.statement.wording import basis_counts, formal_sentence, limits_text, number_rows
+from dpftrl.statement.facts import (
+    Facts,
+    Input,
+    StatedBasis,
+    StatedHypothesis,
+    catalogue_name,
+    delta_text,
+    is_empty,
+    matrix_digest,
+)
+from dpftrl.statement.sections import basis_counts, formal_sentence, limits_text, number_rows
 
 # For each kind of input file: the module and the function that load it, and the attribute of the
 # result that is the guarantee.
