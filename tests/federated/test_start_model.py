@@ -18,7 +18,7 @@ from dpftrl.errors import InvalidInput, RunOver, TooLarge, UnsafeState
 from dpftrl.federated import Server, StartModel
 from dpftrl.federated.start_model import PROVENANCE
 from dpftrl.plan import Fleet, Plan
-from dpftrl.verify.gaussian import epsilon_of as epsilon_by_halving
+from dpftrl.verify.epsilon import epsilon_of as epsilon_by_halving
 
 
 @pytest.fixture(autouse=True)

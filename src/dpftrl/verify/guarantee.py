@@ -10,14 +10,13 @@ import numpy as np
 
 from dpftrl._internal.storage import read_json
 from dpftrl.errors import InvalidInput, UnsafeState
-from dpftrl.verify.contacts import Contacts, largest_client_shift, limits_of
+from dpftrl.verify.contacts import Contacts, Ledger, largest_client_shift, limits_of
 from dpftrl.verify.earlier_runs import EarlierRuns
+from dpftrl.verify.epsilon import sampler_delta
 from dpftrl.verify.files import GuaranteeFile, RunFiles, StreamContent, stream_mechanism
-from dpftrl.verify.gaussian import sampler_delta
 from dpftrl.verify.journal import Journal
-from dpftrl.verify.ledger import Ledger
-from dpftrl.verify.patterns import ROUNDING, Limits
-from dpftrl.verify.sensitivity import MOST_ROUNDS, Sensitivity, Strategy
+from dpftrl.verify.sensitivity import ROUNDING, Limits
+from dpftrl.verify.strategy_matrix import MOST_ROUNDS, Sensitivity, Strategy
 from dpftrl.verify.verdict import Check
 
 # A claimed epsilon may exceed the recomputed one by this share: the two solvers differ. It may be

@@ -6,13 +6,25 @@ from pathlib import Path
 from typing import final
 
 from dpftrl.errors import InvalidInput, UnsafeState
-from dpftrl.verify.contacts import Contacts, check_cap, check_cohorts, check_timers
+from dpftrl.verify.contacts import (
+    Contacts,
+    Ledger,
+    check_cap,
+    check_cohorts,
+    check_timers,
+    read_ledger,
+)
 from dpftrl.verify.earlier_runs import EarlierRuns
-from dpftrl.verify.files import RunFiles, check_digest
-from dpftrl.verify.folder import check_checkpoints, check_modes, check_witness, witness_folder
+from dpftrl.verify.files import (
+    RunFiles,
+    check_checkpoints,
+    check_digest,
+    check_modes,
+    check_witness,
+    witness_folder,
+)
 from dpftrl.verify.guarantee import ReleasedRounds
 from dpftrl.verify.journal import Journal, fingerprint, read_journal, read_key
-from dpftrl.verify.ledger import Ledger, read_ledger
 from dpftrl.verify.verdict import Check, Verdict, run_check
 
 

@@ -14,7 +14,7 @@ from recorded_runs import (
     split,
 )
 
-from dpftrl.verify.gaussian import epsilon_of
+from dpftrl.verify.epsilon import epsilon_of
 from dpftrl.verify.journal import Journal, read_journal
 
 

@@ -1,5 +1,9 @@
-"""The cost of rounding that `verify` computes, compared with the library's bound."""
+"""The cost of rounding and the epsilon that `verify` computes.
 
+They are compared with the library's bound and with exact arithmetic.
+"""
+
+import mpmath
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +12,7 @@ import dpftrl
 from conformance import EVERY, Family, draw_case
 from dpftrl import BLT, GeneralBLT, Mechanism
 from dpftrl.accounting.finite_precision import mu_with_rounding
-from dpftrl.verify.rounding import rounding_cost, worst_shift
+from dpftrl.verify.epsilon import epsilon_of, rounding_cost, sampler_delta, worst_shift
 
 every = pytest.mark.parametrize("family", EVERY, ids=str)
 
@@ -59,3 +63,32 @@ def test_buffers_rounded_after_every_product_have_a_larger_shift():
     once, often = BLT([0.9, 0.5], [0.2, 0.05]), GeneralBLT([0.9, 0.5], [0.2, 0.05])
     assert once.strategy(20) == pytest.approx(often.strategy(20))
     assert worst_shift(often, 100) > 2 * worst_shift(once, 100)
+
+
+@pytest.mark.parametrize("mu", [1e-3, 0.05, 1.0, 7.0, 40.0])
+@pytest.mark.parametrize("delta", [1e-3, 1e-10])
+def test_epsilon_agrees_with_exact_arithmetic(mu, delta):
+    with mpmath.workdps(60):
+
+        def excess(epsilon):
+            first = mpmath.ncdf(mpmath.mpf(mu) / 2 - epsilon / mu)
+            return first - mpmath.exp(epsilon) * mpmath.ncdf(-mpmath.mpf(mu) / 2 - epsilon / mu)
+
+        recomputed = epsilon_of(delta, mu)
+        if recomputed == 0:
+            assert excess(0) <= delta
+        else:
+            assert excess(recomputed * (1 + 1e-9)) <= delta <= excess(recomputed * (1 - 1e-9))
+
+
+@pytest.mark.parametrize("mu", [0.5, 3.0, 9.0])
+def test_sampler_delta_agrees_with_exact_arithmetic(mu):
+    radius = mpmath.sqrt(2 * mpmath.log(2) * 76)
+    tail = mpmath.quad(
+        lambda r: (
+            r * mpmath.exp(-((r - mu) ** 2) / 2) * mpmath.besseli(0, mu * r) / mpmath.exp(mu * r)
+        ),
+        [radius, radius + 2, radius + 10, radius + 30],
+    )
+    layers = mu * radius * 2 ** mpmath.mpf(19.5) / 2**76
+    assert sampler_delta(mu) == pytest.approx(float(tail + layers), rel=1e-6)
