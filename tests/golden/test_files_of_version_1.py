@@ -13,7 +13,7 @@ from dpftrl.accounting import load_guarantee
 from dpftrl.federated import Server
 from dpftrl.mechanisms.files import load_mechanism
 from dpftrl.noise import Grid, NoiseKey, NoiseStream
-from dpftrl.noise.state import mechanism_sha256
+from dpftrl.noise.state_file import mechanism_sha256
 from dpftrl.plan import load_plan
 from dpftrl.verify import verify_run
 

@@ -73,7 +73,7 @@ def normals_of_key(key: NoiseKey, size: int) -> Vector:
 
 def key_of_row(stream: NoiseStream, row: int) -> NoiseKey:
     """The key of a row of Z that the stream has taken."""
-    return row_key(stream._row_keys, row, stream._state.digest(row))
+    return row_key(stream._row_keys, row, stream._state.digests[row])
 
 
 def rows_of(stream: NoiseStream, size: int) -> Callable[[int], Vector]:

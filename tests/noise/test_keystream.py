@@ -12,9 +12,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from dpftrl.errors import InvalidInput
 from dpftrl.noise import NoiseKey
-from dpftrl.noise import state as digest_module
-from dpftrl.noise.key import Keystream, Secret, row_key
-from dpftrl.noise.state import NONCE, PIECE, Digest, digest_of_update
+from dpftrl.noise import key as digest_module
+from dpftrl.noise.key import NONCE, PIECE, Digest, Keystream, Secret, digest_of_update, row_key
 
 # NIST SP 800-38A, F.5.5: CTR-AES256.Encrypt.
 NIST_KEY = NoiseKey(

@@ -25,13 +25,11 @@ from noise_pieces import KEY, ONE_OF_EACH, OTHER_KEY, key_of_row, normals_of_key
 
 import dpftrl
 from dpftrl.errors import InvalidInput
-from dpftrl.noise import Grid, NoiseKey, NoiseStream, rounds
-from dpftrl.noise import state as digest_module
-from dpftrl.noise import state as state_module
+from dpftrl.noise import Grid, NoiseKey, NoiseStream, rounds, state_file
+from dpftrl.noise import key as digest_module
 from dpftrl.noise import stream as stream_module
-from dpftrl.noise.key import Keystream, Secret, row_key
+from dpftrl.noise.key import Digest, Keystream, Secret, row_key
 from dpftrl.noise.rounds import CHUNK
-from dpftrl.noise.state import Digest
 
 SOURCE = str(pathlib.Path(stream_module.__file__).parent.parent)
 SIGMA = 3.0
@@ -89,7 +87,7 @@ def secrets_of(*streams: NoiseStream) -> Secrets:
             found.keys.update(spellings(key.secret_bytes()))
         for row, key in enumerate(keys):
             z = normals_of_key(key, stream._size)
-            found.digests.update(spellings(stream._state.digest(row).secret_bytes()))
+            found.digests.update(spellings(stream._state.digests[row].secret_bytes()))
             found.values.update(digits_of(z), digits_of(stream._noise_multiplier * z))
         for buffer in stream._state.buffers:
             found.values.update(digits_of(buffer.array))
@@ -128,7 +126,7 @@ def test_a_secret_that_is_shown_is_noticed():
     stream.add_to(np.ones(300))
     secrets = secrets_of(stream)
     key, row = KEY.secret_bytes(), key_of_row(stream, 0).secret_bytes()
-    digest = stream._state.digest(0).secret_bytes()
+    digest = stream._state.digests[0].secret_bytes()
     z, buffer = normals_of_key(key_of_row(stream, 0), 300), stream._state.buffers[0].array
     leaks = {
         "keys": (key, bytearray(key), key.hex(), list(key), base64.b64encode(key), row),
@@ -293,7 +291,7 @@ EARLY_FAILURES = [
     (stream_module, "transition", "tree", 0),
     (stream_module, "LinearRound", "tree", 0),
     (stream_module, "BltRound", "blt", 0),
-    (state_module, "NoiseState", "blt", 0),
+    (rounds, "NoiseState", "blt", 0),
 ]
 
 
@@ -429,7 +427,7 @@ def test_a_state_that_is_damaged_is_not_shown(name, kind, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["blt", "tree"])
-@pytest.mark.parametrize("call", [(Digest, "finish"), (state_module, "NoiseState")])
+@pytest.mark.parametrize("call", [(Digest, "finish"), (state_file, "NoiseState")])
 @KINDS
 def test_loading_that_fails_shows_no_secret(call, name, kind, tmp_path, monkeypatch):
     stream, secrets, path = saved(tmp_path, name)

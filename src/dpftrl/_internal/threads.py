@@ -47,20 +47,16 @@ def parallel_map(
         for helper in helpers:
             helper.start()
         work()
-        _join(helpers)
+        for helper in helpers:
+            helper.join()
     except BaseException as error:  # such as Ctrl-C: stop the helpers before raising it again
         errors.append(error)
-        _join(helpers)
+        for helper in helpers:
+            if helper.ident is not None:  # it was started
+                helper.join()
     try:
         if errors:
             raise errors[0]
     finally:
         errors.clear()  # breaks the reference cycle between an error and this frame
     return [results[position] for position in range(len(items))]
-
-
-def _join(helpers: Sequence[Thread]) -> None:
-    """Wait for all helpers that were started."""
-    for helper in helpers:
-        if helper.ident is not None:
-            helper.join()

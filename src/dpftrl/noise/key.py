@@ -1,4 +1,4 @@
-"""Noise keys, and the keystreams that they generate.
+"""Noise keys, the keystreams that they generate, and keyed digests of sums.
 
 Whoever has a noise key and a released model can remove the noise from the model. Keys are therefore
 wrapped so that they do not appear in logs, tracebacks or pickles.
@@ -6,15 +6,28 @@ wrapped so that they do not appear in logs, tracebacks or pickles.
 
 import hmac
 import os
+from collections.abc import Sequence
+from functools import partial
 from hashlib import sha256
-from typing import Any, NoReturn, final
+from typing import Any, Final, NoReturn, final
 
+import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from dpftrl._internal.arrays import Array
+from dpftrl._internal.compiled import all_finite
+from dpftrl._internal.threads import parallel_map
 from dpftrl.errors import InvalidInput
 
 KEY_BYTES = 32  # an AES-256 key
 BLOCK_BYTES = 16  # one AES block
+DIGEST_BYTES: Final = 16
+# Coordinates that one thread digests at a time. The number is large because every call has a cost.
+PIECE: Final = 2**19
+# Most bytes in one call of the cipher, which counts them in 31 bits.
+MOST_AT_ONCE: Final = 2**30
+# The nonce is fixed; `Digest` explains why that is safe.
+NONCE: Final = bytes(12)
 
 
 class Secret:
@@ -28,10 +41,6 @@ class Secret:
     def secret_bytes(self) -> bytes:
         """The secret itself, to store where only the server can read it."""
         return self._secret
-
-    def followed_by(self, other: "Secret", times: int) -> "Secret":
-        """The concatenation of this secret and `times` copies of another."""
-        return Secret(self._secret + other._secret * times)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, type(self)) and hmac.compare_digest(self._secret, other._secret)
@@ -128,3 +137,72 @@ class Keystream:
 def row_key(key: NoiseKey, row: int, digest: Secret) -> NoiseKey:
     """Derive the key of one row of Z from the stream's key and the digest that the row covers."""
     return key.derive(b"row", row.to_bytes(8, "big"), digest)
+
+
+@final
+class Digest:
+    """Keyed digest of bytes: GMAC with a fixed nonce.
+
+    Guarantees:
+        GHASH under a secret key is almost universal: two different contents of s bytes have the
+        same digest with probability at most s / 16 / 2^128 over the key (McGrew and Viega 2004).
+        A digest is never published. It is only an input of HMAC, a pseudo-random function, for
+        which universal hashing is enough. Reusing the nonce therefore does no harm.
+    """
+
+    def __init__(self, key: NoiseKey):
+        cipher = Cipher(algorithms.AES256(key.secret_bytes()), modes.GCM(NONCE))
+        self._encryptor = cipher.encryptor()
+
+    def __repr__(self) -> str:
+        return "Digest(secret)"
+
+    def add(self, content: Any) -> None:
+        """Append bytes to the content."""
+        view = memoryview(content)
+        for i in range(0, len(view), MOST_AT_ONCE):
+            self._encryptor.authenticate_additional_data(view[i : i + MOST_AT_ONCE])
+
+    def finish(self) -> Secret:
+        """Digest of the whole content."""
+        self._encryptor.finalize()
+        return Secret(self._encryptor.tag)
+
+
+def digest_of_update(
+    key: NoiseKey, parts: Sequence[Array], scale: float, previous: Secret, threads: int
+) -> Secret:
+    """Digest of a sum and of all sums of earlier rounds.
+
+    The digest covers the values, their unit, their division into arrays, and the digest of the
+    previous round. The last one is necessary: two runs with different sums in one round and equal
+    sums in the next would otherwise share the row of Z of that next round, and the difference of
+    their releases would reveal the noise of the first.
+
+    Threads digest pieces of the sum in parallel; a digest with another key combines the results.
+
+    Args:
+        key: The stream's key.
+        parts: The arrays of the sum.
+        scale: Standard deviation of Z in the unit of the arrays.
+        previous: Digest of the previous round; empty before the first.
+        threads: Number of threads.
+
+    Raises:
+        InvalidInput: The sum contains a NaN or an infinity.
+    """
+    pieces = [part[i : i + PIECE] for part in parts for i in range(0, part.size, PIECE)]
+    of_piece = partial(_digest_of_piece, key.derive(b"piece"))
+    whole = Digest(key.derive(b"update", secret=previous))
+    whole.add(repr((scale, [(part.dtype.name, part.size) for part in parts])).encode())
+    for tag in parallel_map(of_piece, pieces, threads):
+        whole.add(tag.secret_bytes())
+    return whole.finish()
+
+
+def _digest_of_piece(key: NoiseKey, piece: Array) -> Secret:
+    if piece.dtype != np.int64 and not all_finite(piece):
+        raise InvalidInput("the update has a NaN or an infinity; nothing was changed")
+    digest = Digest(key)
+    digest.add(piece.view(np.uint8).data)
+    return digest.finish()

@@ -1,5 +1,6 @@
 """One round of noise: the rows of Z that it uses, how it mixes them with buffers, and its output.
 
+`NoiseState` is what a stream keeps between rounds: digests of the sums so far, and buffers.
 `run_round` divides the coordinates into chunks and computes them in several threads. A `Round` says
 what to compute for one chunk: `BltRound` for buffers that decay, and `LinearRound` for any other
 mechanism, with the weights that `transition` or `DecoderRows` derives from the mechanism's own
@@ -11,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, NoReturn, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl._internal.arrays import Matrix, Vector
+from dpftrl._internal.arrays import Array, Matrix, Vector
 from dpftrl._internal.compiled import TILE
 from dpftrl._internal.threads import parallel_map
 from dpftrl.errors import TooLarge
@@ -29,11 +30,8 @@ from dpftrl.noise.kernels import (
     blt_step_onto,
     mix_buffers,
 )
-from dpftrl.noise.key import BLOCK_BYTES, Keystream, NoiseKey
+from dpftrl.noise.key import BLOCK_BYTES, Keystream, NoiseKey, Secret
 from dpftrl.noise.normals import TILE_BLOCKS
-from dpftrl.noise.state import Buffer
-
-Buffers = Sequence[Buffer]
 
 # Most rows of Z that a mechanism uses in one round: trees use one per level, and have at most 128.
 MOST_FRESH: Final = 128
@@ -46,6 +44,80 @@ SMALL_SHARE: Final = 4
 # Shares per thread. There are several, so that other threads can take over from a slow one.
 SHARES: Final = 4
 ZEROS: Final = bytes(CHUNK_BLOCKS * BLOCK_BYTES)
+# The digest before the first round.
+NO_DIGEST: Final = Secret(b"")
+
+
+@final
+class Buffer:
+    """A model-sized vector that is as secret as the noise, and so never printed."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: Array):
+        self.array = array
+
+    def __repr__(self) -> str:
+        return "Buffer(secret)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Buffer cannot be pickled or copied")
+
+
+@final
+class NoiseState:
+    """State of a noise stream between two rounds.
+
+    Attributes:
+        round: Number of rounds completed.
+        digests: For each row of Z used so far, the digest of the sums that it covers.
+        buffers: The mechanism's buffers, in the order of `StreamState.buffers`.
+        next_row: Number of rows of Z used so far.
+        last_digest: Digest of the last round; empty before the first.
+    """
+
+    __slots__ = ("buffers", "digests", "last_digest", "next_row", "round")
+
+    def __init__(self, round_: int, digests: tuple[Secret, ...], buffers: list[Buffer]):
+        self.round = round_
+        self.digests = digests
+        self.buffers = buffers
+        self.next_row = len(digests)
+        self.last_digest = digests[-1] if digests else NO_DIGEST
+
+    def __repr__(self) -> str:
+        return f"NoiseState(round={self.round}, secret)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a NoiseState cannot be pickled or copied")
+
+    @classmethod
+    def start(cls) -> "NoiseState":
+        """The state before the first round."""
+        return cls(0, (), [])
+
+    def after(self, digest: Secret, fresh: int, buffers: list[Buffer]) -> "NoiseState":
+        """The state after one more round.
+
+        Args:
+            digest: Digest of the round.
+            fresh: Number of new rows of Z that the round used.
+            buffers: The buffers after the round.
+        """
+        return NoiseState(self.round + 1, self.digests + (digest,) * fresh, buffers)
+
+    def tensors(self) -> dict[str, Array]:
+        """The arrays of the state file.
+
+        Never keep the result in a local variable: tracebacks may show local variables.
+        """
+        return {
+            "digests": np.frombuffer(b"".join(d.secret_bytes() for d in self.digests), np.uint8),
+            **{f"buffer-{i}": buffer.array for i, buffer in enumerate(self.buffers)},
+        }
+
+
+Buffers = Sequence[Buffer]
 
 
 @final

@@ -17,26 +17,19 @@ from dpftrl.clipping import ExactSum, Grid, norm_of
 from dpftrl.errors import InvalidInput, RoundsExceeded
 from dpftrl.mechanisms import Mechanism
 from dpftrl.mechanisms.base import DecayingBuffers
-from dpftrl.noise.key import NoiseKey, Secret, row_key
+from dpftrl.noise.key import DIGEST_BYTES, NoiseKey, Secret, digest_of_update, row_key
 from dpftrl.noise.rounds import (
     BltRound,
+    Buffer,
     DecoderRows,
     LinearRound,
+    NoiseState,
     Round,
     Target,
     run_round,
     transition,
 )
-from dpftrl.noise.state import (
-    DIGEST_BYTES,
-    Buffer,
-    Header,
-    NoiseState,
-    digest_of_update,
-    mechanism_sha256,
-    read_state,
-    write_state,
-)
+from dpftrl.noise.state_file import Header, mechanism_sha256, read_state, write_state
 from dpftrl.participation import Participation
 
 Parts = Sequence[NDArray[Any]]
@@ -187,6 +180,8 @@ class NoiseStream:
             ),
         )
         self._rounds: int | None = None
+        self._most_rounds = mechanism.rounds
+        self._decaying = mechanism.decaying_buffers
         self._decoder_rows = DecoderRows(mechanism)
         self._lock = Lock()
         self._interrupted = False
@@ -260,22 +255,21 @@ class NoiseStream:
                 raise InvalidInput(
                     "an ExactSum has its own grid and number of updates; leave out grid and updates"
                 )
-            parts, grid = segments(total.steps), total.grid
+            parts, grid = [total.steps], total.grid
             self._check(parts, grid)
         else:
             parts = segments(total)
             self._check(parts, grid)
             self._check_norm(parts, grid, updates)
-        step = 1.0 if grid is None else grid.step
-        scale = positive_number(
-            "noise multiplier times clip norm", self._noise_multiplier * self._clip_norm / step
-        )
+        scale = self._noise_multiplier * self._clip_norm / (1.0 if grid is None else grid.step)
+        if not 0 < scale < math.inf:
+            raise InvalidInput(f"noise multiplier times clip norm is {scale:g} steps of the sum")
         with self._lock:
             self._add(parts, scale)
 
     def last_digest(self) -> Secret:
         """The digest with which `replay` can repeat the last round; as secret as the noise."""
-        return self._state.last_digest()
+        return self._state.last_digest
 
     def replay(self, digest: Secret) -> None:
         """Repeat a round that was completed before, without its sum.
@@ -387,7 +381,7 @@ class NoiseStream:
     def _add(self, parts: Parts, scale: float) -> None:
         """Digest the sum, and add the noise of the next round to it."""
         self._check_can_continue()
-        previous = self._state.last_digest()
+        previous = self._state.last_digest
         digest = digest_of_update(self._row_keys, parts, scale, previous, self._threads)
         self._run(digest, Target(parts, scale))
 
@@ -411,11 +405,11 @@ class NoiseStream:
                 f"all {self._rounds:,} rounds of the plan are done, and a further round has no "
                 "guarantee; plan for more rounds before training"
             )
-        if self._mechanism.rounds is not None and self.round >= self._mechanism.rounds:
+        if self._most_rounds is not None and self.round >= self._most_rounds:
             raise RoundsExceeded(
-                f"{self._mechanism.name} was built for {self._mechanism.rounds} rounds, and all of "
-                "them are done; build one for more rounds, or use a mechanism without a limit, "
-                "such as blt"
+                f"{self._mechanism.name} was built for {self._most_rounds} rounds, and all of them "
+                "are done; build one for more rounds, or use a mechanism without a limit, such as "
+                "blt"
             )
 
     def _check(self, parts: Parts, grid: Grid | None) -> None:
@@ -458,9 +452,8 @@ class NoiseStream:
         """The work of the next round, and the state after it. The present state does not change."""
         if self._mode == "regenerating":
             return self._regenerated(digest)
-        decaying = self._mechanism.decaying_buffers
-        if decaying is not None:
-            return self._next_of_decaying(decaying, digest)
+        if self._decaying is not None:
+            return self._next_of_decaying(self._decaying, digest)
         return self._next_of_any(digest)
 
     def _next_of_decaying(
@@ -491,7 +484,7 @@ class NoiseStream:
         weights = self._decoder_rows.row(state.round)
         after = state.after(digest, len(weights) - state.next_row, [])
         (used,) = np.nonzero(weights)
-        rows = [row_key(self._row_keys, row, after.digest(row)) for row in used.tolist()]
+        rows = [row_key(self._row_keys, row, after.digests[row]) for row in used.tolist()]
         return LinearRound(rows, weights[None, used], [], [], self._size), after
 
     def _new_buffer(self) -> Buffer:

@@ -20,9 +20,10 @@ from dpftrl._internal import storage
 from dpftrl._internal.storage import replace_file, replace_secretly
 from dpftrl.errors import InvalidInput
 from dpftrl.noise import NoiseKey, NoiseStream
-from dpftrl.noise import state as state_module
+from dpftrl.noise import state_file as state_module
 from dpftrl.noise.key import Secret
-from dpftrl.noise.state import NoiseState, mechanism_sha256
+from dpftrl.noise.rounds import NoiseState
+from dpftrl.noise.state_file import mechanism_sha256
 
 BLT = dpftrl.BLT([0.9, 0.5], [0.2, 0.3])
 
@@ -530,12 +531,12 @@ def test_a_header_is_strict_json(path):
 
 def test_a_state_counts_rows_by_its_digests():
     state = NoiseState.start()
-    assert (state.round, state.next_row, state.last_digest().secret_bytes()) == (0, 0, b"")
+    assert (state.round, state.next_row, state.last_digest.secret_bytes()) == (0, 0, b"")
     for fresh, digest in ((1, b"a" * 16), (3, b"b" * 16), (2, b"c" * 16)):
         state = state.after(Secret(digest), fresh, [])
-        assert state.last_digest() == Secret(digest)
+        assert state.last_digest == Secret(digest)
     assert (state.round, state.next_row) == (3, 6)
-    assert b"".join(state.digest(row).secret_bytes()[:1] for row in range(6)) == b"abbbcc"
+    assert b"".join(state.digests[row].secret_bytes()[:1] for row in range(6)) == b"abbbcc"
 
 
 def test_generated_keys_work_like_test_keys(tmp_path):
