@@ -6,7 +6,7 @@ from dense_oracle import WORKLOADS, brute_sensitivity, errors, lower_toeplitz, s
 
 from dpftrl import BandedInverse, FixedEpochs, MinSep
 from dpftrl.errors import InvalidInput
-from dpftrl.optimize._solvers import minimize_lbfgs
+from dpftrl.optimize._solvers import loss_value, minimize_lbfgs
 from dpftrl.optimize._toeplitz_error import ToeplitzError, workload_loss
 from dpftrl.optimize.band_inverse import (
     by_log_prefixes,
@@ -14,7 +14,6 @@ from dpftrl.optimize.band_inverse import (
     log_loss,
     optimize_band_inverse,
 )
-from dpftrl.optimize.result import loss_value
 from dpftrl.workload import Workload
 
 ROUNDS = 24
@@ -62,15 +61,15 @@ def test_the_function_is_the_loss_that_the_library_reports(objective, participat
 @every_workload
 def test_losses_match_dense_matrices(workload):
     participation = MinSep(ROUNDS, min_sep=8)
-    found = optimize_band_inverse(participation, 4, "rms", workload)
-    C = np.linalg.inv(lower_toeplitz(found.mechanism.c_hat, ROUNDS))
-    assert (found.error_report.max_error, found.error_report.rms_error) == pytest.approx(
+    optimized = optimize_band_inverse(participation, 4, "rms", workload)
+    C = np.linalg.inv(lower_toeplitz(optimized.mechanism.c_hat, ROUNDS))
+    assert (optimized.error_report.max_error, optimized.error_report.rms_error) == pytest.approx(
         errors(C, workload)
     )
     truth = brute_sensitivity(np.abs(C), participation)
-    assert found.error_report.sensitivity.value >= truth * (1 - 1e-9)
-    if found.error_report.sensitivity.kind == "exact":
-        assert found.error_report.sensitivity.value == pytest.approx(truth, rel=1e-9)
+    assert optimized.error_report.sensitivity.value >= truth * (1 - 1e-9)
+    if optimized.error_report.sensitivity.kind == "exact":
+        assert optimized.error_report.sensitivity.value == pytest.approx(truth, rel=1e-9)
 
 
 @both_objectives
@@ -88,14 +87,14 @@ def test_losses_match_dense_matrices(workload):
 def test_the_loss_is_never_larger_than_that_of_known_mechanisms(
     participation, workload, bands, objective
 ):
-    found = optimize_band_inverse(participation, bands, objective, workload)
+    optimized = optimize_band_inverse(participation, bands, objective, workload)
     known = [BandedInverse.square_root(bands)]
     if bands > 1:
         known += [BandedInverse.one_parameter(x) for x in np.linspace(0, 1, 51)]
     for mechanism in known:
         other = loss_value(workload_loss(mechanism, participation, workload), objective)
-        assert found.value <= other * (1 + 1e-9)
-    assert len(found.mechanism.c_hat) <= bands
+        assert optimized.value <= other * (1 + 1e-9)
+    assert len(optimized.mechanism.c_hat) <= bands
 
 
 def test_a_start_that_overflows_gives_a_huge_value():
@@ -114,16 +113,18 @@ def test_losses_at_the_size_of_the_paper():
 @both_objectives
 def test_one_to_three_rounds(rounds, objective):
     for bands in range(1, rounds + 1):
-        found = optimize_band_inverse(MinSep(rounds, 1), bands, objective)
+        optimized = optimize_band_inverse(MinSep(rounds, 1), bands, objective)
         independent = BandedInverse([1.0]).error_report(MinSep(rounds, 1))
-        assert found.value <= loss_value(independent, objective) * (1 + 1e-9)
+        assert optimized.value <= loss_value(independent, objective) * (1 + 1e-9)
 
 
 def test_the_result_is_deterministic_and_progress_is_reported():
     progress_calls = []
     first, second = (
         optimize_band_inverse(
-            MinSep(64, 8), 4, progress=lambda done, message: progress_calls.append((done, message))
+            MinSep(64, 8),
+            4,
+            on_progress=lambda done, message: progress_calls.append((done, message)),
         )
         for _ in range(2)
     )

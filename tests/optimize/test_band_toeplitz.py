@@ -39,16 +39,16 @@ def test_derivatives_of_many_bands_match_finite_differences(objective):
 @pytest.mark.parametrize("bands", [1, 3, 8, ROUNDS])
 def test_losses_match_dense_matrices(workload, bands):
     participation = MinSep(ROUNDS, min_sep=8, max_participations=3)
-    found = optimize_band_toeplitz(participation, bands, "rms", workload)
-    C = lower_toeplitz(found.mechanism.c, ROUNDS)
+    optimized = optimize_band_toeplitz(participation, bands, "rms", workload)
+    C = lower_toeplitz(optimized.mechanism.c, ROUNDS)
     sensitivity = brute_sensitivity(C, participation)
-    assert found.error_report.sensitivity.kind == "exact"
-    assert found.error_report.sensitivity.value == pytest.approx(sensitivity, rel=1e-12)
-    assert (found.error_report.max_error, found.error_report.rms_error) == pytest.approx(
+    assert optimized.error_report.sensitivity.kind == "exact"
+    assert optimized.error_report.sensitivity.value == pytest.approx(sensitivity, rel=1e-12)
+    assert (optimized.error_report.max_error, optimized.error_report.rms_error) == pytest.approx(
         errors(C, workload)
     )
-    assert found.mechanism.c[0] == 1
-    assert found.seconds > 0
+    assert optimized.mechanism.c[0] == 1
+    assert optimized.seconds > 0
 
 
 @every_workload
@@ -56,8 +56,8 @@ def test_losses_match_dense_matrices(workload, bands):
 @pytest.mark.parametrize("bands", [4, ROUNDS])
 def test_no_nearby_strategy_is_better(workload, objective, bands):
     participation = MinSep(ROUNDS, min_sep=6)
-    found = optimize_band_toeplitz(participation, bands, objective, workload)
-    c = np.array(found.mechanism.c)
+    optimized = optimize_band_toeplitz(participation, bands, objective, workload)
+    c = np.array(optimized.mechanism.c)
     random = np.random.default_rng(1)
     # Where the largest row changes, the optimum is only as sharp as the p-norm that finds it.
     exact = objective == "rms" or workload.is_toeplitz
@@ -65,33 +65,33 @@ def test_no_nearby_strategy_is_better(workload, objective, bands):
         nearby = falling(c + size * random.standard_normal(bands))
         loss = workload_loss(Toeplitz(nearby.tolist()), participation, workload)
         other = loss.max_loss if objective == "max" else loss.rms_loss
-        assert found.value <= other * (1 + (1e-9 if exact else 1e-3))
+        assert optimized.value <= other * (1 + (1e-9 if exact else 1e-3))
 
 
 def test_the_losses_of_the_paper():
     participation = MinSep(rounds=2052, min_sep=342, max_participations=6)
-    found = optimize_band_toeplitz(participation, bands=342)
-    assert found.error_report.rms_loss == pytest.approx(8.8041, abs=1e-4)
-    assert found.error_report.max_loss == pytest.approx(10.53, abs=0.005)
-    assert found.gradient_norm < 1e-6
+    optimized = optimize_band_toeplitz(participation, bands=342)
+    assert optimized.error_report.rms_loss == pytest.approx(8.8041, abs=1e-4)
+    assert optimized.error_report.max_loss == pytest.approx(10.53, abs=0.005)
+    assert optimized.gradient_norm < 1e-6
     for_max = optimize_band_toeplitz(participation, bands=342, objective="max")
     assert for_max.error_report.max_loss == pytest.approx(10.4046, abs=1e-4)
 
 
 def test_as_many_bands_as_rounds_beat_the_square_root_and_every_band():
     participation = MinSep(rounds=100, min_sep=2)
-    found = optimize_band_toeplitz(participation, bands=100)
+    optimized = optimize_band_toeplitz(participation, bands=100)
     # The best BLT with one buffer is this good (36.639) already.
-    assert found.error_report.rms_loss == pytest.approx(36.6389, abs=1e-4)
+    assert optimized.error_report.rms_loss == pytest.approx(36.6389, abs=1e-4)
     fewer = optimize_band_toeplitz(participation, bands=10)
-    assert found.error_report.rms_loss <= fewer.error_report.rms_loss * (1 + 1e-9)
+    assert optimized.error_report.rms_loss <= fewer.error_report.rms_loss * (1 + 1e-9)
     assert fewer.error_report.rms_loss <= SquareRoot(10).error_report(participation).rms_loss
 
 
 def test_many_rounds_need_no_dense_matrix():
-    found = optimize_band_toeplitz(MinSep(50_000, min_sep=500), bands=100)
+    optimized = optimize_band_toeplitz(MinSep(50_000, min_sep=500), bands=100)
     assert (
-        found.error_report.rms_loss
+        optimized.error_report.rms_loss
         < SquareRoot(100).error_report(MinSep(50_000, min_sep=500)).rms_loss
     )
 
@@ -101,8 +101,8 @@ def test_many_rounds_need_no_dense_matrix():
 def test_one_to_three_rounds(rounds, objective):
     for bands in range(1, rounds + 1):
         for participation in (MinSep(rounds, 1), MinSep(rounds, 2), FixedEpochs(rounds, 2)):
-            found = optimize_band_toeplitz(participation, bands, objective)
-            assert found.value <= SquareRoot(bands).error_report(participation).max_loss * (
+            optimized = optimize_band_toeplitz(participation, bands, objective)
+            assert optimized.value <= SquareRoot(bands).error_report(participation).max_loss * (
                 1 + 1e-12
             )
 
@@ -111,7 +111,9 @@ def test_the_result_is_deterministic_and_progress_is_reported():
     progress_calls = []
     first, second = (
         optimize_band_toeplitz(
-            MinSep(64, 8), 8, progress=lambda done, message: progress_calls.append((done, message))
+            MinSep(64, 8),
+            8,
+            on_progress=lambda done, message: progress_calls.append((done, message)),
         )
         for _ in range(2)
     )

@@ -11,8 +11,7 @@ from dpftrl._internal.cache import cache_folder
 from dpftrl.errors import InvalidInput, TooLarge
 from dpftrl.optimize import bandmf
 from dpftrl.optimize.band_toeplitz import optimize_band_toeplitz
-from dpftrl.optimize.bandmf import optimize_bandmf, smaller_problem, stretched_columns
-from dpftrl.optimize.bandmf_objective import BandedError
+from dpftrl.optimize.bandmf import BandedError, optimize_bandmf, smaller_problem, stretched_columns
 from dpftrl.workload import Workload
 
 ROUNDS = 24
@@ -45,41 +44,41 @@ def test_derivatives_match_differences_with_several_blocks():
 @pytest.mark.parametrize("bands", [1, 3, 8, ROUNDS])
 def test_losses_match_dense_matrices(workload, bands, tmp_path):
     participation = MinSep(ROUNDS, min_sep=8, max_participations=3)
-    found = optimize_bandmf(participation, bands, workload, cache=tmp_path)
-    C = found.mechanism.strategy(ROUNDS)
+    optimized = optimize_bandmf(participation, bands, workload, cache=tmp_path)
+    C = optimized.mechanism.strategy(ROUNDS)
     np.testing.assert_allclose(np.linalg.norm(C, axis=0), 1, rtol=1e-12)
-    assert (found.error_report.max_error, found.error_report.rms_error) == pytest.approx(
+    assert (optimized.error_report.max_error, optimized.error_report.rms_error) == pytest.approx(
         errors(C, workload)
     )
     if bands <= 8:
-        assert found.error_report.sensitivity.value == pytest.approx(3**0.5, rel=1e-12)
-        assert found.error_report.sensitivity.kind == "exact"
+        assert optimized.error_report.sensitivity.value == pytest.approx(3**0.5, rel=1e-12)
+        assert optimized.error_report.sensitivity.kind == "exact"
     else:
         assert (
-            found.error_report.sensitivity.value
+            optimized.error_report.sensitivity.value
             >= brute_sensitivity(np.abs(C), participation) - 1e-9
         )
     toeplitz = optimize_band_toeplitz(MinSep(ROUNDS, ROUNDS), bands, "rms", workload)
-    assert found.error_report.rms_error <= toeplitz.value * (1 + 1e-9)
+    assert optimized.error_report.rms_error <= toeplitz.value * (1 + 1e-9)
 
 
 def test_the_result_is_near_a_local_optimum(tmp_path):
-    found = optimize_bandmf(MinSep(96, 24), 24, cache=tmp_path)
-    assert found.gradient_norm < 1e-2
+    optimized = optimize_bandmf(MinSep(96, 24), 24, cache=tmp_path)
+    assert optimized.gradient_norm < 1e-2
     error = BandedError(96, 24, Workload())
-    columns, random = found.mechanism.columns.T, np.random.default_rng(0)
+    columns, random = optimized.mechanism.columns.T, np.random.default_rng(0)
     for size in (1e-2, 1e-3):
         nearby = error(columns + size * random.standard_normal(columns.shape))[0]
-        assert np.log(found.error_report.rms_error) < nearby
+        assert np.log(optimized.error_report.rms_error) < nearby
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_one_to_three_rounds(rounds, tmp_path):
     for bands in range(1, rounds + 1):
-        found = optimize_bandmf(MinSep(rounds, rounds), bands, cache=tmp_path)
-        assert found.mechanism.columns.shape == (bands, rounds)
+        optimized = optimize_bandmf(MinSep(rounds, rounds), bands, cache=tmp_path)
+        assert optimized.mechanism.columns.shape == (bands, rounds)
         start = Banded.square_root(bands, rounds).error_report(MinSep(rounds, rounds))
-        assert found.error_report.rms_loss <= start.rms_loss * (1 + 1e-12)
+        assert optimized.error_report.rms_loss <= start.rms_loss * (1 + 1e-12)
 
 
 def test_a_smaller_problem_is_a_good_start(tmp_path):
@@ -102,7 +101,7 @@ def test_a_finished_result_comes_from_the_cache(tmp_path):
     messages = []
     first = optimize_bandmf(MinSep(64, 8, 2), 8, cache=tmp_path)
     again = optimize_bandmf(
-        MinSep(64, 16, 3), 8, cache=tmp_path, progress=lambda *line: messages.append(line)
+        MinSep(64, 16, 3), 8, cache=tmp_path, on_progress=lambda *line: messages.append(line)
     )
     assert again.mechanism == first.mechanism  # how often clients take part does not matter
     assert again.gradient_norm == first.gradient_norm
@@ -150,11 +149,11 @@ def test_an_interrupted_search_is_resumed(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        optimize_bandmf(MinSep(64, 16), 16, cache=tmp_path, progress=interrupt)
+        optimize_bandmf(MinSep(64, 16), 16, cache=tmp_path, on_progress=interrupt)
     reached = float(lines[-1].split()[-1])
     later = []
     resumed = optimize_bandmf(
-        MinSep(64, 16), 16, cache=tmp_path, progress=lambda _, message: later.append(message)
+        MinSep(64, 16), 16, cache=tmp_path, on_progress=lambda _, message: later.append(message)
     )
     assert float(later[0].split()[-1]) <= reached
     whole = optimize_bandmf(MinSep(64, 16), 16, cache=tmp_path / "other")
@@ -169,7 +168,7 @@ def test_a_search_that_ran_out_of_time_is_resumed(tmp_path, monkeypatch):
         32,
         cache=tmp_path,
         seconds=0.0,
-        progress=lambda share, _: shares.append(share),
+        on_progress=lambda share, _: shares.append(share),
     )
     assert shares == [1.0]
     longer = optimize_bandmf(MinSep(128, 32), 32, cache=tmp_path)
@@ -181,8 +180,8 @@ def test_a_search_that_ran_out_of_time_is_resumed(tmp_path, monkeypatch):
 
 def test_a_cache_folder_that_cannot_be_written_to_is_ignored(tmp_path):
     (tmp_path / "file").write_text("not a folder")
-    found = optimize_bandmf(MinSep(16, 4), 4, cache=tmp_path / "file")
-    assert found.error_report.rms_loss > 0
+    optimized = optimize_bandmf(MinSep(16, 4), 4, cache=tmp_path / "file")
+    assert optimized.error_report.rms_loss > 0
 
 
 def test_location_of_the_cache_folder(tmp_path, monkeypatch):
@@ -216,7 +215,7 @@ def test_too_many_rounds_are_refused(tmp_path):
 
 @pytest.mark.slow
 def test_the_loss_of_the_paper(tmp_path):
-    found = optimize_bandmf(MinSep(2052, 342, 6), 342, cache=tmp_path)
-    assert found.error_report.rms_loss <= 8.600
-    assert found.error_report.max_loss == pytest.approx(10.2, abs=0.05)
-    assert found.error_report.sensitivity.kind == "exact"
+    optimized = optimize_bandmf(MinSep(2052, 342, 6), 342, cache=tmp_path)
+    assert optimized.error_report.rms_loss <= 8.600
+    assert optimized.error_report.max_loss == pytest.approx(10.2, abs=0.05)
+    assert optimized.error_report.sensitivity.kind == "exact"

@@ -59,11 +59,11 @@ def test_free_numbers_invert_the_chain():
     [(2, "max", 10.8063), (3, "max", 10.752), (4, "max", 10.7342), (4, "rms", 9.1714)],
 )
 def test_benchmark_targets(buffers, objective, target):
-    found = optimize_blt(BENCHMARK, buffers, objective)
-    assert found.value <= target
-    assert found.gradient_norm < 1e-6
-    assert found.error_report.sensitivity.kind == "exact"
-    assert sum(found.mechanism.omega) <= 1
+    optimized = optimize_blt(BENCHMARK, buffers, objective)
+    assert optimized.value <= target
+    assert optimized.gradient_norm < 1e-6
+    assert optimized.error_report.sensitivity.kind == "exact"
+    assert sum(optimized.mechanism.omega) <= 1
 
 
 @pytest.mark.parametrize(
@@ -71,17 +71,17 @@ def test_benchmark_targets(buffers, objective, target):
     [("blt-b100", (2000, 100, 10)), ("blt-b400", (4000, 400, 5)), ("blt-b1000", (4000, 1000, 2))],
 )
 def test_never_worse_than_the_appendix(name, setting):
-    found = optimize_blt(MinSep(*setting), 4)
+    optimized = optimize_blt(MinSep(*setting), 4)
     printed = mechanism(name).error_report(MinSep(*setting)).max_loss
-    assert found.error_report.max_loss < printed
+    assert optimized.error_report.max_loss < printed
     if name == "blt-b100":
-        assert found.error_report.max_loss < 0.93 * printed
+        assert optimized.error_report.max_loss < 0.93 * printed
 
 
 def test_small_min_seps_want_a_negative_decay_of_the_inverse():
-    found = optimize_blt(MinSep(100, 2, 50), 1, "rms")
-    assert found.error_report.rms_loss == pytest.approx(36.639, abs=5e-4)
-    assert found.mechanism.inverse_parameters()[0][0] == pytest.approx(-0.76, abs=5e-3)
+    optimized = optimize_blt(MinSep(100, 2, 50), 1, "rms")
+    assert optimized.error_report.rms_loss == pytest.approx(36.639, abs=5e-4)
+    assert optimized.mechanism.inverse_parameters()[0][0] == pytest.approx(-0.76, abs=5e-3)
 
 
 def grid() -> list[tuple[int, int, int]]:
@@ -107,14 +107,14 @@ def test_random_restarts_find_nothing_better_by_a_ten_thousandth(setting, object
     participation = MinSep(*setting)
     random = np.random.default_rng([GRID.index(setting), objective == "rms"])
     buffers = 1 + (GRID.index(setting) + (objective == "rms")) % 6
-    found = optimize_blt(participation, buffers, objective)
+    optimized = optimize_blt(participation, buffers, objective)
     function = free_function(BltObjective(participation, objective))
     others = minimize(function, random.normal(0, 3, (10, 2 * buffers)), tolerance=1e-9)
-    assert found.value <= np.exp(others.values.min()) * (1 + 1e-4)
-    assert found.error_report.sensitivity.kind == "exact"
+    assert optimized.value <= np.exp(others.values.min()) * (1 + 1e-4)
+    assert optimized.error_report.sensitivity.kind == "exact"
     if buffers > 1:
         fewer = optimize_blt(participation, buffers - 1, objective)
-        assert found.value <= fewer.value * (1 + 1e-9)
+        assert optimized.value <= fewer.value * (1 + 1e-9)
 
 
 def test_the_same_input_gives_the_same_bits():
@@ -123,26 +123,26 @@ def test_the_same_input_gives_the_same_bits():
 
 
 def test_auto_takes_the_fewest_buffers_within_a_thousandth():
-    found = optimize_blt(MinSep(2000, 400), "auto")
+    optimized = optimize_blt(MinSep(2000, 400), "auto")
     more = optimize_blt(MinSep(2000, 400), 6)
-    fewer = optimize_blt(MinSep(2000, 400), found.mechanism.buffers - 1)
-    assert found.value <= more.value * 1.001
+    fewer = optimize_blt(MinSep(2000, 400), optimized.mechanism.buffers - 1)
+    assert optimized.value <= more.value * 1.001
     assert fewer.value > more.value * 1.001
 
 
 def test_the_search_converges_for_any_number_of_rounds():
     for rounds in (2 * 10**3, 10**9):
-        found = optimize_blt(MinSep(rounds, rounds // 5, 5), 4)
-        assert found.gradient_norm < 1e-5
+        optimized = optimize_blt(MinSep(rounds, rounds // 5, 5), 4)
+        assert optimized.gradient_norm < 1e-5
         assert (
-            found.error_report.max_loss
-            < mechanism("blt-b400").error_report(found.participation).max_loss
+            optimized.error_report.max_loss
+            < mechanism("blt-b400").error_report(optimized.participation).max_loss
         )
 
 
 def test_best_toeplitz_ratio():
-    found = optimize_blt(MinSep(60, 10), 2, "rms")
-    ratio = best_toeplitz_ratio(found)
+    optimized = optimize_blt(MinSep(60, 10), 2, "rms")
+    ratio = best_toeplitz_ratio(optimized)
     assert ratio is not None
     assert 1 - 1e-6 <= ratio <= 1.1
     assert best_toeplitz_ratio(optimize_blt(MinSep(1000, 100), 1)) is None
@@ -161,17 +161,17 @@ def test_best_toeplitz_ratio():
 def test_optimising_for_a_workload_reduces_its_loss(workload, objective):
     participation = MinSep(60, 12)
     plain = optimize_blt(participation, 2, objective)
-    found = optimize_blt(participation, 2, objective, workload)
+    optimized = optimize_blt(participation, 2, objective, workload)
     before = workload_loss(plain.mechanism, participation, workload)
-    assert found.value < 0.999 * (before.max_loss if objective == "max" else before.rms_loss)
-    dense = workload.matrix(60) @ np.linalg.inv(found.mechanism.strategy(60))
+    assert optimized.value < 0.999 * (before.max_loss if objective == "max" else before.rms_loss)
+    dense = workload.matrix(60) @ np.linalg.inv(optimized.mechanism.strategy(60))
     errors = np.linalg.norm(dense, axis=1)
-    assert found.error_report.max_error == pytest.approx(errors.max(), rel=1e-9)
-    assert found.error_report.rms_error == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-9)
+    assert optimized.error_report.max_error == pytest.approx(errors.max(), rel=1e-9)
+    assert optimized.error_report.rms_error == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-9)
     function = free_function(BltWorkloadObjective(participation, objective, workload))
     random = np.random.default_rng(3)
     others = minimize(function, random.normal(0, 2, (6, 4)), steps=40, tolerance=1e-8)
-    assert found.value <= np.exp(others.values.min()) * (1 + 1e-3)
+    assert optimized.value <= np.exp(others.values.min()) * (1 + 1e-3)
 
 
 @pytest.mark.parametrize("buffers", [0, -1, 11, 2.5, True, "two"])

@@ -1,12 +1,12 @@
 """Optimisers: each finds the mechanism of one family with the smallest loss."""
 
+from dpftrl.optimize._solvers import Objective, Optimized, check_objective
 from dpftrl.optimize._toeplitz_error import workload_loss
 from dpftrl.optimize.band_inverse import optimize_band_inverse
 from dpftrl.optimize.band_toeplitz import best_toeplitz_ratio, optimize_band_toeplitz
 from dpftrl.optimize.bandmf import optimize_bandmf
 from dpftrl.optimize.blt import optimize_blt
 from dpftrl.optimize.generalized_blt import optimize_general_blt
-from dpftrl.optimize.result import Objective, Optimized, check_objective
 from dpftrl.optimize.robust import Regret, RobustBlt, optimize_robust_blt
 
 __all__ = [

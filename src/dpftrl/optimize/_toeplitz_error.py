@@ -16,7 +16,7 @@ import numpy as np
 from dpftrl._internal.arrays import Vector
 from dpftrl.mechanisms import ErrorReport, Mechanism, ToeplitzMechanism
 from dpftrl.mechanisms._sensitivity import all_columns_apart, column_sum, non_increasing_majorant
-from dpftrl.optimize.result import Objective
+from dpftrl.optimize._solvers import Objective
 from dpftrl.participation import Participation
 from dpftrl.workload import Workload
 

@@ -10,24 +10,26 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from dpftrl._internal.arrays import Vector
+from dpftrl._internal.deprecation import renamed_argument
 from dpftrl._internal.progress import Progress
 from dpftrl.mechanisms import BandedInverse
 from dpftrl.mechanisms.square_root import inverse_square_root_series
-from dpftrl.optimize._solvers import Function, minimize_lbfgs
-from dpftrl.optimize._toeplitz_error import (
-    ToeplitzError,
-    log_majorant_sensitivity,
-    reciprocal,
-    reciprocal_pull_back,
-    workload_loss,
-)
-from dpftrl.optimize.result import (
+from dpftrl.optimize._solvers import (
+    Function,
     Objective,
     Optimized,
     check_bands,
     check_objective,
     check_workload,
     loss_value,
+    minimize_lbfgs,
+)
+from dpftrl.optimize._toeplitz_error import (
+    ToeplitzError,
+    log_majorant_sensitivity,
+    reciprocal,
+    reciprocal_pull_back,
+    workload_loss,
 )
 from dpftrl.participation import Participation
 from dpftrl.workload import PREFIX_SUM, Workload
@@ -98,12 +100,13 @@ class _Point(NamedTuple):
     value: float
 
 
+@renamed_argument("progress", "on_progress")
 def optimize_band_inverse(
     participation: Participation,
     bands: int,
     objective: Objective = "rms",
     workload: Workload = PREFIX_SUM,
-    progress: Progress | None = None,
+    on_progress: Progress | None = None,
 ) -> Optimized[BandedInverse]:
     """Find the mechanism with `bands` coefficients of C^-1 that has the smallest loss.
 
@@ -117,7 +120,7 @@ def optimize_band_inverse(
         bands: Number of coefficients of C^-1 (the first is 1).
         objective: `max` for MaxLoss, `rms` for RmsLoss.
         workload: How the server turns updates into the model.
-        progress: Called after the search from each start.
+        on_progress: Called after the search from each start.
 
     >>> from dpftrl.participation import MinSep
     >>> optimized = optimize_band_inverse(MinSep(rounds=256, min_sep=32), bands=4)
@@ -130,7 +133,7 @@ def optimize_band_inverse(
     check_workload(workload, participation.rounds)
     error = ToeplitzError(workload, participation.rounds, objective)
     function = log_loss(error, participation)
-    solutions = _search(by_log_prefixes(function), bands, progress)
+    solutions = _search(by_log_prefixes(function), bands, on_progress)
     candidates = [*solutions, inverse_square_root_series(bands)]
 
     def value(c_hat: Vector) -> float:
@@ -151,7 +154,7 @@ def optimize_band_inverse(
     )
 
 
-def _search(function: Function, bands: int, progress: Progress | None) -> list[Vector]:
+def _search(function: Function, bands: int, on_progress: Progress | None) -> list[Vector]:
     """Optimise for about 2 bands, then about twice as many, and so on up to `bands`.
 
     The solution for fewer bands is one of the starts for the next size.
@@ -170,12 +173,12 @@ def _search(function: Function, bands: int, progress: Progress | None) -> list[V
             fewer = solutions[-1]
             starts.append(np.append(fewer, np.full(size - 1 - len(fewer), fewer[-1])))
         nearby = NEARBY if size in (2, bands) else ()
-        solutions.append(_best_of(function, starts, nearby, progress))
+        solutions.append(_best_of(function, starts, nearby, on_progress))
     return [from_log_prefixes(free) for free in solutions]
 
 
 def _best_of(
-    function: Function, starts: list[Vector], nearby: Sequence[float], progress: Progress | None
+    function: Function, starts: list[Vector], nearby: Sequence[float], on_progress: Progress | None
 ) -> Vector:
     """The best end of searches from the starts, and then from random points near the best end."""
     best = _Point(starts[0], np.inf)
@@ -184,10 +187,10 @@ def _best_of(
         move = number - len(starts)
         start = starts[number] if move < 0 else _moved(best.free, nearby[move], random)
         best = min(best, _descend(function, start), key=lambda point: point.value)
-        if progress is not None:
+        if on_progress is not None:
             bands, total = len(start) + 1, len(starts) + len(nearby)
             loss = np.exp(best.value)
-            progress(None, f"{bands} bands, start {number + 1} of {total}: loss {loss:.6g}")
+            on_progress(None, f"{bands} bands, start {number + 1} of {total}: loss {loss:.6g}")
     return best.free
 
 

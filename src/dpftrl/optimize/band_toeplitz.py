@@ -5,23 +5,27 @@ import time
 import numpy as np
 
 from dpftrl._internal.arrays import Vector
+from dpftrl._internal.deprecation import renamed_argument
 from dpftrl._internal.progress import Progress
 from dpftrl.mechanisms import BLT, Toeplitz
 from dpftrl.mechanisms.square_root import square_root_series
-from dpftrl.optimize._solvers import Function, Projected, minimize_projected, scipy_optimize
+from dpftrl.optimize._solvers import (
+    Function,
+    Objective,
+    Optimized,
+    Projected,
+    check_bands,
+    check_objective,
+    check_workload,
+    minimize_projected,
+    scipy_optimize,
+)
 from dpftrl.optimize._toeplitz_error import (
     ToeplitzError,
     log_sensitivity,
     reciprocal,
     reciprocal_pull_back,
     workload_loss,
-)
-from dpftrl.optimize.result import (
-    Objective,
-    Optimized,
-    check_bands,
-    check_objective,
-    check_workload,
 )
 from dpftrl.participation import Participation
 from dpftrl.workload import PREFIX_SUM, Workload
@@ -33,12 +37,13 @@ SHARPNESS = (30.0, 300.0, 3000.0)
 MOST_ROUNDS = 256
 
 
+@renamed_argument("progress", "on_progress")
 def optimize_band_toeplitz(
     participation: Participation,
     bands: int,
     objective: Objective = "rms",
     workload: Workload = PREFIX_SUM,
-    progress: Progress | None = None,
+    on_progress: Progress | None = None,
 ) -> Optimized[Toeplitz]:
     """Find the Toeplitz strategy with `bands` non-negative coefficients and the smallest loss.
 
@@ -52,7 +57,7 @@ def optimize_band_toeplitz(
         bands: Number of coefficients. The first is 1, and the last ones may be zero.
         objective: `max` for MaxLoss, `rms` for RmsLoss.
         workload: How the server turns updates into the model.
-        progress: Called after each step.
+        on_progress: Called after each step.
 
     >>> from dpftrl.participation import MinSep
     >>> optimized = optimize_band_toeplitz(MinSep(rounds=256, min_sep=32), bands=32)
@@ -64,7 +69,7 @@ def optimize_band_toeplitz(
     check_objective(objective)
     bands = check_bands(bands, participation.rounds)
     check_workload(workload, participation.rounds)
-    end = _search(participation, bands, objective, workload, progress)
+    end = _search(participation, bands, objective, workload, on_progress)
     mechanism = Toeplitz((end.point / end.point[0]).tolist())
     return Optimized(
         mechanism,
@@ -81,7 +86,7 @@ def _search(
     bands: int,
     objective: Objective,
     workload: Workload,
-    progress: Progress | None,
+    on_progress: Progress | None,
 ) -> Projected:
     """Minimise the log loss, for increasing sharpness where the objective is not smooth."""
     project = falling if bands > participation.min_sep else non_negative
@@ -90,7 +95,7 @@ def _search(
     for sharpness in SHARPNESS[-1:] if smooth else SHARPNESS:
         error = ToeplitzError(workload, participation.rounds, objective, sharpness)
         function = log_loss(error, participation)
-        end = minimize_projected(function, project, end.point, progress=progress)
+        end = minimize_projected(function, project, end.point, on_progress=on_progress)
     return end
 
 
@@ -125,7 +130,8 @@ def falling(c: Vector) -> Vector:
     return np.maximum(np.minimum.accumulate(nearest), 0.0)
 
 
-def best_toeplitz_ratio(found: Optimized[BLT], workload: Workload = PREFIX_SUM) -> float | None:
+@renamed_argument("found", "optimized")
+def best_toeplitz_ratio(optimized: Optimized[BLT], workload: Workload = PREFIX_SUM) -> float | None:
     """The loss of an optimised BLT divided by that of the best Toeplitz mechanism.
 
     A BLT is a Toeplitz mechanism whose coefficients do not increase. The ratio is thus the price of
@@ -134,10 +140,10 @@ def best_toeplitz_ratio(found: Optimized[BLT], workload: Workload = PREFIX_SUM) 
     Returns:
         The ratio; None for more than 256 rounds, where the optimisation would be slow.
     """
-    participation = found.participation
+    participation = optimized.participation
     if participation.rounds > MOST_ROUNDS:
         return None
     best = optimize_band_toeplitz(
-        participation, participation.rounds, found.objective, workload=workload
+        participation, participation.rounds, optimized.objective, workload=workload
     )
-    return found.value / best.value
+    return optimized.value / best.value

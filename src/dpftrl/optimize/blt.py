@@ -17,10 +17,16 @@ from dpftrl._internal.arrays import FloatArray
 from dpftrl._internal.checks import whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import BLT
-from dpftrl.optimize._solvers import BatchFunction, Minimum, minimize
+from dpftrl.optimize._solvers import (
+    BatchFunction,
+    Minimum,
+    Objective,
+    Optimized,
+    check_objective,
+    minimize,
+)
 from dpftrl.optimize._toeplitz_error import workload_loss
 from dpftrl.optimize.blt_objective import BltObjective, BltWorkloadObjective, output_scales
-from dpftrl.optimize.result import Objective, Optimized, check_objective
 from dpftrl.participation import Participation
 from dpftrl.workload import PREFIX_SUM, Workload
 

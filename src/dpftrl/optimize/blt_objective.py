@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl._internal.arrays import FloatArray
-from dpftrl.optimize.result import Objective
+from dpftrl.optimize._solvers import Objective
 from dpftrl.participation import Participation
 from dpftrl.workload import Workload
 

@@ -15,10 +15,15 @@ from numpy.typing import NDArray
 from dpftrl._internal.arrays import FloatArray
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import GeneralBLT
-from dpftrl.optimize._solvers import scipy_optimize
+from dpftrl.optimize._solvers import (
+    Objective,
+    Optimized,
+    check_objective,
+    loss_value,
+    scipy_optimize,
+)
 from dpftrl.optimize._toeplitz_error import log_majorant_sensitivity
 from dpftrl.optimize.blt import Chain, check_buffers, finished, search
-from dpftrl.optimize.result import Objective, Optimized, check_objective, loss_value
 from dpftrl.participation import Participation
 
 Complex = NDArray[np.complex128]
@@ -257,8 +262,7 @@ def _finished(free: FloatArray) -> GeneralBLT:
     """The generalised BLT with these free numbers."""
     half = len(free) // 2
     r, s = rates(free[:half]).values, rates(free[half:]).values
-    among = r[None, :] - r[:, None] + np.eye(half)
-    omega = ((s[None, :] - r[:, None]) / among).prod(axis=1)
+    omega = ((s[None, :] - r[:, None]) / _differences(r)).prod(axis=1)
     theta: list[complex] = []
     scales: list[complex] = []
     for decay, scale in zip((1 - r).tolist(), omega.tolist(), strict=True):

@@ -15,7 +15,14 @@ from dpftrl._internal.arrays import FloatArray
 from dpftrl._internal.checks import whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import BLT
-from dpftrl.optimize._solvers import BatchFunction, minimize, scipy_optimize
+from dpftrl.optimize._solvers import (
+    BatchFunction,
+    Objective,
+    check_objective,
+    loss_value,
+    minimize,
+    scipy_optimize,
+)
 from dpftrl.optimize.blt import (
     SPREAD,
     Chain,
@@ -29,7 +36,6 @@ from dpftrl.optimize.blt import (
     starts,
 )
 from dpftrl.optimize.blt_objective import BltObjective
-from dpftrl.optimize.result import Objective, check_objective, loss_value
 from dpftrl.participation import UNCAPPED, MinSep
 
 # The search first minimises smooth approximations of the largest regret with these sharpnesses.

@@ -91,12 +91,12 @@ def _costs(sizes: Sizes, on_progress: Progress) -> dict[str, tuple[float, float 
 
 
 def _optimize_toeplitz(rounds: int, bands: int, on_step: Progress) -> None:
-    optimize_band_toeplitz(MinSep(rounds, bands), bands, progress=on_step)
+    optimize_band_toeplitz(MinSep(rounds, bands), bands, on_progress=on_step)
 
 
 def _optimize_bandmf(rounds: int, bands: int, on_step: Progress) -> None:
     with tempfile.TemporaryDirectory() as empty:
-        optimize_bandmf(MinSep(rounds, bands), bands, progress=on_step, cache=empty)
+        optimize_bandmf(MinSep(rounds, bands), bands, on_progress=on_step, cache=empty)
 
 
 def _step_time(work: Callable[[Progress], None]) -> float:
