@@ -28,7 +28,7 @@ from dpftrl.simulation.jax_clients import JaxClients, LocalTraining
 from dpftrl.simulation.training import make_plan
 from dpftrl.tasks import load_task
 from dpftrl.tasks.language_model import Lstm
-from dpftrl.tasks.users import Users
+from dpftrl.tasks.task import Users
 
 PRESET = PRESETS["stackoverflow"]
 LOCAL = LocalTraining(PRESET.client.learning_rate, PRESET.client.batch_size, PRESET.client.epochs)

@@ -14,7 +14,7 @@ from dpftrl.errors import InvalidInput
 from dpftrl.federated.layout import Layout
 from dpftrl.simulation.jax_clients import JaxClients, LocalTraining, client_batches, client_order
 from dpftrl.tasks.language_model import Lstm, Window, logits
-from dpftrl.tasks.users import Users
+from dpftrl.tasks.task import Users
 from dpftrl.tasks.vocabulary import BEGIN, PAD, UNKNOWN
 
 COUNTS = {"ann": 1, "bob": 4, "cy": 5, "dee": 11, "eve": 23}

@@ -20,12 +20,12 @@ SCORES = jax.jit(logits, static_argnums=0)
 
 def ragged(sentences: int, steps: int, vocabulary: int = 23, seed: int = 0):
     draws = np.random.default_rng(seed)
-    made = np.full((sentences, steps + 1), PAD, np.int32)
-    made[:, 0] = BEGIN
-    for row, length in zip(made, draws.integers(1, steps + 1, sentences), strict=True):
+    rows = np.full((sentences, steps + 1), PAD, np.int32)
+    rows[:, 0] = BEGIN
+    for row, length in zip(rows, draws.integers(1, steps + 1, sentences), strict=True):
         row[1 : length + 1] = draws.integers(4, vocabulary, length)
         row[length + 1 : length + 2] = END
-    return made
+    return rows
 
 
 def test_the_paper_s_model_has_the_paper_s_size():
@@ -60,10 +60,10 @@ def test_lstm_is_equinox_s_cell_step_by_step():
     network = jax.tree.map(jnp.asarray, LSTM.network(parameters))
     cell = jax.jit(lambda word, state: network.lstm(network.embedding.weight[word], state))
     last = jax.jit(lambda h: network.output(network.projection(h)))
-    found_all = SCORES(LSTM, parameters, inputs)
-    for row, found in zip(inputs, found_all, strict=True):
+    all_scores = SCORES(LSTM, parameters, inputs)
+    for row, scores_of_row in zip(inputs, all_scores, strict=True):
         state = (jnp.zeros(7), jnp.zeros(7))
-        for word, scores in zip(row, found, strict=True):
+        for word, scores in zip(row, scores_of_row, strict=True):
             state = cell(word, state)
             np.testing.assert_allclose(scores, last(state[0]), rtol=1e-5, atol=1e-6)
 
@@ -72,10 +72,10 @@ def test_window_reads_the_last_words_and_no_others():
     parameters, inputs = WINDOW.init(1), ragged(3, 6)[:, :-1]
     network = jax.tree.map(jnp.asarray, WINDOW.network(parameters))
     layers = jax.jit(lambda seen: network.output(jnp.tanh(network.hidden(seen))))
-    found_all = SCORES(WINDOW, parameters, inputs)
-    for row, found in zip(inputs, found_all, strict=True):
+    all_scores = SCORES(WINDOW, parameters, inputs)
+    for row, scores_of_row in zip(inputs, all_scores, strict=True):
         padded = [PAD, PAD, *row.tolist()]
-        for step, scores in enumerate(found):
+        for step, scores in enumerate(scores_of_row):
             seen = np.ravel(network.embedding.weight[np.array(padded[step : step + 3])])
             expected = layers(seen)
             np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-6)

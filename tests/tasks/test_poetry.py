@@ -10,7 +10,7 @@ from dpftrl._internal.cache import cache_folder
 from dpftrl.errors import InvalidInput
 from dpftrl.tasks import UNKNOWN, Vocabulary, load_task, poetry
 from dpftrl.tasks.poetry import Tarball
-from dpftrl.tasks.users import chance
+from dpftrl.tasks.task import chance
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_a_cached_tarball_is_used(tarball, cache):
 
 def test_progress_is_reported(tarball):
     progress = []
-    load(tarball, report=lambda done, what: progress.append((done, what)))
+    load(tarball, on_progress=lambda done, what: progress.append((done, what)))
     assert progress[-1] == (None, "encoding the poems")
     assert all(0 < done <= 1 and what == "reading the poems" for done, what in progress[:-1])
     assert len(progress) == 4

@@ -87,7 +87,7 @@ def test_only_the_selected_users_are_read(tmp_path):
 
 def test_progress_is_reported(path):
     progress = []
-    load(path, report=lambda done, what: progress.append((done, what)))
+    load(path, on_progress=lambda done, what: progress.append((done, what)))
     assert progress == [(0.0, "0 of 3 users of train"), (0.0, "0 of 1 users of heldout")]
 
 

@@ -20,7 +20,7 @@ from dpftrl._internal.arrays import Float32Vector
 from dpftrl._internal.checks import positive_number, whole_number
 from dpftrl.errors import InvalidInput
 from dpftrl.tasks.language_model import Model, loss
-from dpftrl.tasks.users import Users
+from dpftrl.tasks.task import Users
 
 
 @final

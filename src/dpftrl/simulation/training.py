@@ -15,6 +15,7 @@ from typing import Self, final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl._internal.progress import Progress as Report
 from dpftrl._internal.storage import replace_file
 from dpftrl.accounting import account, calibrate
 from dpftrl.errors import InvalidInput, RunOver
@@ -30,10 +31,9 @@ from dpftrl.simulation.population import Clients, Population, next_round
 from dpftrl.simulation.sections import Config, Network, Privacy
 from dpftrl.statement.from_files import statement_of_files
 from dpftrl.statement.statement import Statement, save_statement
-from dpftrl.tasks import UNKNOWN, Report, Task, Vocabulary, load_task
+from dpftrl.tasks import UNKNOWN, Task, Vocabulary, load_task
 from dpftrl.tasks.evaluation import Evaluation, evaluate, words_to_predict
-from dpftrl.tasks.language_model import Lstm, Window, language_model
-from dpftrl.tasks.pretraining import pretrain
+from dpftrl.tasks.language_model import Lstm, Window, language_model, pretrain
 
 Arrays = dict[str, NDArray[np.float32]]
 # A progress callback of pre-training, called with the step and its loss.
@@ -321,7 +321,7 @@ def starting_model(
                 f"{task.name} has no public text for pre-training; set pretraining_steps=0"
             )
         steps, rate = settings.pretraining_steps, settings.pretraining_rate
-        return pretrain(model, task.public, seed, steps=steps, learning_rate=rate, report=report)
+        return pretrain(model, task.public, seed, steps=steps, learning_rate=rate, on_step=report)
     arrays = dict(model.init(seed))
     arrays["output.bias"] = _zipf_log_frequencies(len(task.vocabulary))
     return arrays
@@ -388,7 +388,7 @@ def load_training_task(config: Config, report: Report | None = None) -> Task:
         most_users=data.most_users,
         path=data.path,
         vocabulary=vocabulary,
-        report=report,
+        on_progress=report,
     )
 
 

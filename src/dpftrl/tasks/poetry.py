@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl._internal.cache import cache_folder, load_tensors, store_tensors
+from dpftrl._internal.progress import Progress
 from dpftrl._internal.storage import read_file
 from dpftrl.errors import InvalidInput
-from dpftrl.tasks.task import Options, Report, Task
-from dpftrl.tasks.users import Encoder, Users, collect_users
+from dpftrl.tasks.task import Encoder, Options, Task, Users, collect_users
 from dpftrl.tasks.vocabulary import Vocabulary, cut_verse
 
 # Part of the names of cached files. Increase it when the way text is split or encoded changes.
@@ -76,8 +76,8 @@ def load_poetry(options: Options) -> Task:
     encoded = store.load()
     if encoded is None:
         if content is None:
-            content = TARBALL.read_or_fetch(cache_folder(), options.report)
-        tang, song = read_poems(content, options.report)
+            content = TARBALL.read_or_fetch(cache_folder(), options.on_progress)
+        tang, song = read_poems(content, options.on_progress)
         encoded = _encode(tang, song, options)
         store.save(encoded)
     source = f"{TARBALL.package} {TARBALL.version} of npm, MIT: Tang poems public, Song poets users"
@@ -85,7 +85,7 @@ def load_poetry(options: Options) -> Task:
     return Task("poetry", source, encoded.vocabulary, *users, encoded.public)
 
 
-def read_poems(tarball: bytes, on_progress: Report) -> tuple[Poems, Poems]:
+def read_poems(tarball: bytes, on_progress: Progress) -> tuple[Poems, Poems]:
     """Return the Tang poems and the Song poems, in the order of their files' numbers."""
     decoder = msgspec.json.Decoder(list[Poem])
     files: dict[str, dict[int, list[Poem]]] = {"tang": {}, "song": {}}
@@ -106,7 +106,7 @@ def read_poems(tarball: bytes, on_progress: Report) -> tuple[Poems, Poems]:
 
 def _encode(tang: Poems, song: Poems, options: Options) -> Encoded:
     """Encode the Tang poems as public text, and the Song poems by user."""
-    options.report(None, "encoding the poems")
+    options.on_progress(None, "encoding the poems")
     public = [line for poem in tang for line in poem.paragraphs]
     vocabulary = options.vocabulary or Vocabulary.of_public_text(
         _letters(public), options.vocabulary_size
@@ -229,7 +229,7 @@ class Tarball:
             )
         return content
 
-    def read_or_fetch(self, folder: Path, on_progress: Report) -> bytes:
+    def read_or_fetch(self, folder: Path, on_progress: Progress) -> bytes:
         """Return the bytes of the tarball in a folder; fetch it with npm first if it is missing."""
         target = folder / self.file_name
         with contextlib.suppress(InvalidInput):

@@ -13,8 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from dpftrl.errors import InvalidInput
-from dpftrl.tasks.task import Options, Task
-from dpftrl.tasks.users import Encoder, Users, collect_users, sample
+from dpftrl.tasks.task import Encoder, Options, Task, Users, collect_users, sample
 from dpftrl.tasks.vocabulary import cut_spaces
 
 # The paper's values.
@@ -22,7 +21,7 @@ VOCABULARY_SIZE = 10_000
 SENTENCE_LENGTH = 20
 
 # Users between two calls of the progress callback.
-USERS_PER_REPORT = 500
+USERS_PER_PROGRESS_CALL = 500
 
 _CLIENTS = "SELECT DISTINCT client_id FROM client_metadata WHERE split_name = ?"
 _EXAMPLES = (
@@ -69,8 +68,10 @@ def _texts(
 ) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each example, user by user."""
     for done, client in enumerate(clients):
-        if done % USERS_PER_REPORT == 0:
-            options.report(done / len(clients), f"{done:,} of {len(clients):,} users of {split}")
+        if done % USERS_PER_PROGRESS_CALL == 0:
+            options.on_progress(
+                done / len(clients), f"{done:,} of {len(clients):,} users of {split}"
+            )
         for row in database.execute(_EXAMPLES, (split, client, options.sentences_per_user)):
             yield client, _text(row[0], client)
 

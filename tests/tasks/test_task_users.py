@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dpftrl.errors import InvalidInput
 from dpftrl.tasks import BEGIN, Users, Vocabulary
-from dpftrl.tasks.users import Encoder, chance, collect_users, safe_name, sample
+from dpftrl.tasks.task import Encoder, chance, collect_users, safe_name, sample
 from dpftrl.tasks.vocabulary import cut_chat
 
 ENCODER = Encoder(Vocabulary(("a", "b", "c")), cut_chat, 3)

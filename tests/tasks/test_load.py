@@ -1,21 +1,16 @@
-"""Options of load_task, and the checks of a Task."""
+"""The options of load_task."""
 
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
+import dpftrl.tasks
 from dpftrl.errors import InvalidInput
-from dpftrl.tasks import TASKS, Task, Users, Vocabulary, load_task
+from dpftrl.tasks import TASKS, Progress, Vocabulary, load_task
+from dpftrl.tasks.language_model import Window, pretrain
 
 WORDS = Vocabulary(("hello", "you"))
-ROWS = np.array([[1, 4, 2], [1, 5, 2]], np.int32)
-BEYOND = np.array([[1, 6, 2]], np.int32)
-
-
-def users(*names: str, rows=ROWS) -> Users:
-    return Users(names, rows[: len(names)], np.arange(len(names) + 1))
 
 
 @pytest.fixture
@@ -61,31 +56,32 @@ def test_a_share_that_leaves_nobody_to_train_on_is_refused(path):
         load_task("jsonl", path=path, vocabulary=WORDS, heldout_share=1 - 1e-9)
 
 
-def test_a_consistent_task_is_accepted():
-    task = Task("ours", "nowhere", WORDS, users("ann"), users("bob"), ROWS)
-    assert "Users(1 people, 1 sentences)" in repr(task)
-    assert not task.public.flags.writeable
-
-
-@pytest.mark.parametrize(
-    ("train", "heldout", "public", "message"),
-    [
-        (users(), users("ann"), None, "nobody to train on"),
-        (users("ann", "bob"), users("bob"), None, "1 users are both held out and trained on"),
-        (users("ann", rows=BEYOND), users(), None, "beyond the vocabulary"),
-        (users("ann"), users(), BEYOND, "beyond the vocabulary"),
-        (users("ann"), users(), ROWS[:, :2], "different lengths"),
-        (users("ann"), users("bob", rows=ROWS[:, :2]), None, "different lengths"),
-        (users("ann"), users(), ROWS.astype(np.int64), "public text must be"),
-    ],
-)
-def test_inconsistent_tasks_are_refused(train, heldout, public, message):
-    with pytest.raises(InvalidInput, match=message):
-        Task("ours", "nowhere", WORDS, train, heldout, public)
-
-
 def test_importing_tasks_loads_no_heavy_packages():
     heavy = ["jax", "equinox", "wordfreq", "chitchat_dataset", "matplotlib", "polars", "flwr"]
     code = f"import sys, dpftrl.tasks; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_old_names_of_progress_callbacks_still_work(path):
+    with pytest.warns(DeprecationWarning, match=r"dpftrl\.tasks\.Report is now .*Progress"):
+        assert dpftrl.tasks.Report is Progress
+    messages, steps = [], []
+    with pytest.warns(DeprecationWarning, match="report of load_task is now on_progress"):
+        task = load_task(
+            "jsonl",
+            path=path,
+            vocabulary=WORDS,
+            heldout_share=0,
+            report=lambda _, message: messages.append(message),
+        )
+    assert messages == ["reading texts.jsonl"]
+    with pytest.warns(DeprecationWarning, match="report of pretrain is now on_step"):
+        pretrain(
+            Window(len(WORDS), 2, 2, 2),
+            task.train.sentences,
+            0,
+            steps=1,
+            report=lambda step, _: steps.append(step),
+        )
+    assert steps == [1]

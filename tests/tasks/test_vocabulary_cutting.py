@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpftrl.tasks import BEGIN, END, PAD, UNKNOWN, Vocabulary
-from dpftrl.tasks.users import Encoder
+from dpftrl.tasks.task import Encoder
 from dpftrl.tasks.vocabulary import cut_chat, cut_lines, cut_spaces, cut_verse, plain_words
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from dpftrl.errors import InvalidInput
 from dpftrl.tasks.evaluation import evaluate
-from dpftrl.tasks.language_model import Window, loss
-from dpftrl.tasks.pretraining import pretrain
+from dpftrl.tasks.language_model import Window, loss, pretrain
 from dpftrl.tasks.vocabulary import BEGIN, END
 
 MODEL = Window(vocabulary=12, embedding=4, words=2, hidden=8)
@@ -19,17 +18,17 @@ HOW = {"batch_size": 8, "learning_rate": 0.03}
 
 
 def test_pretraining_lowers_the_loss_and_reports_progress():
-    seen = []
+    steps_and_losses = []
     after = pretrain(
         MODEL,
         ROWS,
         0,
         steps=150,
         **HOW,
-        report=lambda step, value: seen.append((step, value)),
+        on_step=lambda step, value: steps_and_losses.append((step, value)),
     )
-    assert [step for step, _ in seen] == list(range(1, 151))
-    assert seen[-1][1] < 0.7 < seen[0][1]
+    assert [step for step, _ in steps_and_losses] == list(range(1, 151))
+    assert steps_and_losses[-1][1] < 0.7 < steps_and_losses[0][1]
     # Only the first word of a sentence cannot be predicted.
     assert evaluate(MODEL, after, ROWS).accuracy >= 0.75
 

@@ -19,9 +19,11 @@ def _declare() -> descriptor_pb2.FileDescriptorProto:
     )
 
     def message(name: str, *fields: tuple[str, int, int, int, str | None]) -> None:
-        made = file.message_type.add(name=name)
+        message_type = file.message_type.add(name=name)
         for label, number, kind, repeated, of in fields:
-            made.field.add(name=label, number=number, type=kind, label=repeated, type_name=of)
+            message_type.field.add(
+                name=label, number=number, type=kind, label=repeated, type_name=of
+            )
 
     one, many = Field.LABEL_OPTIONAL, Field.LABEL_REPEATED
     message("BytesList", ("value", 1, Field.TYPE_BYTES, many, None))
@@ -35,8 +37,8 @@ def _declare() -> descriptor_pb2.FileDescriptorProto:
     )
     kinds = file.message_type[-1]
     kinds.oneof_decl.add(name="kind")
-    for made in kinds.field:
-        made.oneof_index = 0
+    for field_type in kinds.field:
+        field_type.oneof_index = 0
     entry = ".tensorflow.Features.FeatureEntry"
     message("Features", ("feature", 1, Field.TYPE_MESSAGE, many, entry))
     pair = file.message_type[-1].nested_type.add(name="FeatureEntry")
@@ -62,14 +64,14 @@ NAMES = st.sampled_from(["tokens", "token", "my tokens", "score", "", "é"])
 
 
 def as_google_writes(features: dict[str, list]) -> bytes:
-    made = Example()
+    message = Example()
     for name, values in features.items():
-        feature_ = made.features.feature[name]
+        feature_ = message.features.feature[name]
         kind = {int: "int64_list", float: "float_list"}.get(
             type((values or [b""])[0]), "bytes_list"
         )
         getattr(feature_, kind).value.extend(values)
-    return made.SerializeToString()
+    return message.SerializeToString()
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=6), NAMES)
@@ -81,9 +83,9 @@ def test_it_reads_what_google_writes(features, name):
 
 @given(st.text(max_size=400))
 def test_google_reads_what_the_tests_assemble(text):
-    made = Example.FromString(example(text))
-    assert made.features.feature["tokens"].bytes_list.value == [text.encode()]
-    assert made.features.feature["score"].int64_list.value == [6]
+    message = Example.FromString(example(text))
+    assert message.features.feature["tokens"].bytes_list.value == [text.encode()]
+    assert message.features.feature["score"].int64_list.value == [6]
     assert bytes_feature(example(text), b"tokens") == [text.encode()]
 
 

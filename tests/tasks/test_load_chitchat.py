@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from dpftrl.errors import InvalidInput
-from dpftrl.tasks import BEGIN, END, PAD, UNKNOWN, chitchat, load_task
+from dpftrl.tasks import BEGIN, END, PAD, UNKNOWN, load, load_task
 from dpftrl.tasks.vocabulary import cut_chat
 
 
 @pytest.fixture(scope="module")
 def utterances():
-    return list(chitchat.read_utterances())
+    return list(load.read_utterances())
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +38,10 @@ def test_sentences_are_those_of_their_sender_in_order(task, utterances):
     for place in (0, len(task.train) // 2, len(task.train) - 1):
         name = task.train.names[place]
         texts = [cut_chat(text) for sender, text in utterances if sender == name]
-        said = [words for words in chain(*texts) if words][:256]
+        sentences = [words for words in chain(*texts) if words][:256]
         rows = task.train.of(place)
-        assert len(rows) == len(said)
-        for row, words in zip(rows, said, strict=True):
+        assert len(rows) == len(sentences)
+        for row, words in zip(rows, sentences, strict=True):
             known = task.vocabulary.encode(words[:20])
             assert np.array_equal(row[1 : 1 + len(known)], known)
 
@@ -79,6 +79,6 @@ def test_it_takes_no_path(tmp_path):
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(chitchat.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(load.util, "find_spec", lambda _: None)
     with pytest.raises(InvalidInput, match=r"pip install 'dpftrl\[train\]'"):
         load_task("chitchat")
