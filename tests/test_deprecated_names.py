@@ -61,3 +61,11 @@ def test_server_open_resumes(tmp_path):
         dpftrl.Server.open(tmp_path / "run", state_folder=state) as server,
     ):
         assert server.rounds == 0
+
+
+def test_progress_is_still_taken_as_an_argument():
+    calls = []
+    with pytest.warns(DeprecationWarning, match="on_progress"):
+        old = dpftrl.optimize_band_toeplitz(CLIENTS, 5, progress=lambda *call: calls.append(call))
+    assert calls
+    assert old.mechanism == dpftrl.optimize_band_toeplitz(CLIENTS, 5).mechanism
