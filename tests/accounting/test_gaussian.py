@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dpftrl.accounting import delta_of, epsilon_of, log_delta_of, mu_of, rho_of, sampler_delta
-from dpftrl.accounting import finite_precision as sampler
+from dpftrl.accounting import gaussian as sampler
 from dpftrl.accounting.gaussian import FAR, NARROW, REMOTE
 from dpftrl.errors import InvalidInput
 

@@ -8,7 +8,7 @@ from noise_pieces import KEY, ONE_OF_EACH, rows_of
 
 from dpftrl import BLT, Mechanism
 from dpftrl._internal.compiled import TILE
-from dpftrl.accounting.finite_precision import FARTHEST_NORMAL
+from dpftrl.accounting.gaussian import FARTHEST_NORMAL
 from dpftrl.noise import NoiseStream
 from dpftrl.noise.normals import TILE_WORDS, tile_of_normals
 from rounded_streams import Arithmetic, Plain, float32, float64

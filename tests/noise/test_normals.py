@@ -23,7 +23,7 @@ from scipy import special, stats
 
 import dpftrl
 from dpftrl._internal.compiled import TILE
-from dpftrl.accounting.finite_precision import RADIUS_BITS, largest_normal
+from dpftrl.accounting.gaussian import RADIUS_BITS, largest_normal
 from dpftrl.noise import Grid, NoiseStream
 from dpftrl.noise.key import Secret, row_key
 from dpftrl.noise.normals import PAIRS, tile_of_normals

@@ -2,8 +2,14 @@
 
 from dpftrl.accounting.composition import compose, dp_event
 from dpftrl.accounting.files import load_guarantee, save_guarantee
-from dpftrl.accounting.finite_precision import sampler_delta
-from dpftrl.accounting.gaussian import delta_of, epsilon_of, log_delta_of, mu_of, rho_of
+from dpftrl.accounting.gaussian import (
+    delta_of,
+    epsilon_of,
+    log_delta_of,
+    mu_of,
+    rho_of,
+    sampler_delta,
+)
 from dpftrl.accounting.guarantee import (
     Guarantee,
     Hypothesis,

@@ -1,21 +1,25 @@
 """Privacy guarantees: their numbers, the hypotheses they rest on, and calibration to a target."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Literal, Self, final
 
 from dpftrl._internal.checks import positive_number, whole_number
 from dpftrl._internal.deprecation import renamed_argument, warn
-from dpftrl.accounting.finite_precision import (
+from dpftrl.accounting.gaussian import (
     RADIUS_BITS,
+    ULP,
+    delta_of,
+    epsilon_as_drawn,
+    epsilon_of,
     ideal_delta,
     mu_before_rounding,
+    mu_of,
     mu_with_rounding,
     sampler_delta,
 )
-from dpftrl.accounting.gaussian import ULP, delta_of, epsilon_of, mu_of
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism
 from dpftrl.mechanisms._sensitivity import ROUNDING, Sensitivity
@@ -174,6 +178,8 @@ class Guarantee:
             such limit was used.
         adjacency: The neighbouring relation: one client's updates are replaced by zeros.
         epsilon: The smallest epsilon at `delta`.
+        sampler_delta: The part of delta that is due to the finite range of the sampler, at any
+            epsilon.
 
     Guarantees:
         The releases are mu-Gaussian DP (Dong, Roth and Su 2022) and rho-zCDP (Bun and Steinke 2016)
@@ -191,12 +197,17 @@ class Guarantee:
     common_cap: int | None = None
     adjacency: Literal["zero-out"] = field(default="zero-out", init=False)
     epsilon: float = field(init=False)
+    sampler_delta: float = field(init=False, repr=False)
+    _ideal_delta: float = field(init=False, repr=False)  # what is left for ideal Gaussians
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "delta", float(self.delta))
-        object.__setattr__(self, "epsilon", epsilon_of(self._ideal_delta, _padded(self.mu)))
-        if not math.isfinite(self.epsilon):
+        drawn = epsilon_as_drawn(self.delta, self.mu, ROUNDING, with_sampler=not self._is_v1)
+        if not math.isfinite(drawn.epsilon):
             raise InvalidInput(f"so little noise gives no guarantee: mu is {self.mu:g}")
+        object.__setattr__(self, "epsilon", drawn.epsilon)
+        object.__setattr__(self, "sampler_delta", drawn.sampler_delta)
+        object.__setattr__(self, "_ideal_delta", drawn.ideal_delta)
 
     @property
     def mu(self) -> float:
@@ -209,11 +220,6 @@ class Guarantee:
         return self.mu * (self.mu / 2)
 
     @property
-    def sampler_delta(self) -> float:
-        """The part of delta that is due to the finite range of the sampler, at any epsilon."""
-        return sampler_delta(self.mu)
-
-    @property
     def total_delta(self) -> float:
         """The delta of the guarantee: `delta`, except with almost no noise or for old runs.
 
@@ -224,11 +230,6 @@ class Guarantee:
         if total <= self.delta * (1 + ULP) and not self._is_v1:
             return self.delta
         return min(1.0, total)
-
-    @property
-    def _ideal_delta(self) -> float:
-        """The part of delta that is left for ideal Gaussians."""
-        return self.delta if self._is_v1 else ideal_delta(self.delta, _padded(self.mu))
 
     @property
     def _is_v1(self) -> bool:
@@ -263,9 +264,7 @@ class Guarantee:
 
     def resting_on(self, *known: Hypothesis) -> "Guarantee":
         """The same guarantee, with these hypotheses in place of those with the same names."""
-        names = {hypothesis.name for hypothesis in known}
-        others = tuple(other for other in self.hypotheses if other.name not in names)
-        return replace(self, hypotheses=(*known, *others))
+        return replace(self, hypotheses=_with_known(known, self.hypotheses))
 
 
 @renamed_argument("sigma", "noise_multiplier")
@@ -289,12 +288,13 @@ def account(
     return guarantee_of([Run.of(mechanism, participation, noise_multiplier)], delta)
 
 
-def guarantee_of(runs: Iterable[Run], delta: float) -> Guarantee:
+def guarantee_of(runs: Iterable[Run], delta: float, known: Sequence[Hypothesis] = ()) -> Guarantee:
     """Compute the guarantee of runs in which the same clients may take part.
 
     Args:
         runs: One or more runs.
         delta: The delta at which to state epsilon.
+        known: Hypotheses that stand in place of the usual ones with the same names.
 
     Guarantees:
         Gaussian mechanisms compose by the sum of their mu^2, even if later ones are chosen by what
@@ -313,7 +313,7 @@ def guarantee_of(runs: Iterable[Run], delta: float) -> Guarantee:
         SECRECY,
         *([ROUNDING_NOT_COVERED] if any(r.buffers == "float32" for r in covered_runs) else []),
     )
-    return Guarantee(covered_runs, total_mu, delta, hypotheses)
+    return Guarantee(covered_runs, total_mu, delta, _with_known(known, hypotheses))
 
 
 @renamed_argument("sigma", "noise_multiplier")
@@ -407,6 +407,12 @@ def calibrate_rho(
     while (mu := group_mu()) * (mu / 2) > rho:
         noise_multiplier, step = noise_multiplier * (1 + step), 2 * step
     return noise_multiplier
+
+
+def _with_known(known: Sequence[Hypothesis], usual: Sequence[Hypothesis]) -> tuple[Hypothesis, ...]:
+    """The known hypotheses, then the usual ones with other names."""
+    names = {hypothesis.name for hypothesis in known}
+    return (*known, *(other for other in usual if other.name not in names))
 
 
 def _is_within(mu: float, epsilon: float, delta: float) -> bool:

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 from dpftrl._internal.checks import positive_number, whole_number
 from dpftrl._internal.deprecation import renamed_argument
-from dpftrl.accounting.finite_precision import ideal_delta, mu_with_rounding
-from dpftrl.accounting.gaussian import epsilon_of
+from dpftrl.accounting.gaussian import epsilon_of, ideal_delta, mu_with_rounding
 from dpftrl.mechanisms import Mechanism
 from dpftrl.mechanisms._sensitivity import ROUNDING
 from dpftrl.participation import UNCAPPED

@@ -76,17 +76,18 @@ class RunGuarantee:
             rounds: Number of rounds.
             exposure: How closely and how often clients were contacted in them.
         """
-        settings, planned = self.settings, self.plan.participation
+        settings, planned_run = self.settings, self.plan.guarantee.runs[0]
+        planned = planned_run.participation
         if settings.timer_hours is None:
             covered = MinSep(rounds, planned.min_sep, planned.max_participations)
         else:
             covered = MinSep(rounds, exposure.min_gap or rounds, max(1, exposure.max_contacts))
-        run = self.plan.guarantee.runs[0].with_participation(covered)
-        guarantee = guarantee_of([run], self.plan.guarantee.delta)
+        run = planned_run.with_participation(covered)
         participation = Hypothesis("participation", run.hypothesis.text, _basis(settings))
         # Zero-out stays assumed: the server cannot see why a client is away, fails or is late.
         known = [participation, ENFORCED_CLIPPING, IDENTITIES[settings.identity]]
-        return guarantee.resting_on(*known, *([TEST_KEY] if self.test_key else []))
+        known += [TEST_KEY] if self.test_key else []
+        return guarantee_of([run], self.plan.guarantee.delta, known)
 
     def over_budget(self, rounds: int, exposure: Exposure) -> str | None:
         """Why so many rounds would exceed the budget, or None if they would not."""

@@ -18,7 +18,7 @@ from dpftrl._internal.deprecation import warn
 from dpftrl._internal.storage import read_json, replace_file
 from dpftrl.accounting import Guarantee, account
 from dpftrl.accounting.files import GuaranteeFile, guarantee_content, guarantee_from
-from dpftrl.accounting.finite_precision import check_rounding
+from dpftrl.accounting.gaussian import check_rounding
 from dpftrl.accounting.guarantee import BufferType
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism

@@ -22,7 +22,7 @@ from dpftrl.accounting import (
     save_guarantee,
     spending,
 )
-from dpftrl.accounting.finite_precision import (
+from dpftrl.accounting.gaussian import (
     FARTHEST_NORMAL,
     MOST_DRAWS,
     MOST_ROUNDING,
