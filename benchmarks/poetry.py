@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dpftrl.simulation.config import read_config
-from dpftrl.simulation.training import Progress, Training
+from dpftrl.simulation.training import Training, TrainingProgress
 
 HERE = Path(__file__).parent
 MECHANISMS = ("blt", "tree")
@@ -49,9 +49,9 @@ def one_run(name: str, seed: int, changes: list[str], runs: Path) -> dict:
     if (folder / "private" / "journal.jsonl").exists():
         training = Training.resume(folder)
     else:
-        training = Training.begin(read_config(None, chosen), folder)
+        training = Training.create(read_config(None, chosen), folder)
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: TrainingProgress) -> None:
         if progress.point.accuracy is not None:
             left = f"{progress.seconds_left:.0f} s left"
             print(

@@ -69,3 +69,16 @@ def test_progress_is_still_taken_as_an_argument():
         old = dpftrl.optimize_band_toeplitz(CLIENTS, 5, progress=lambda *call: calls.append(call))
     assert calls
     assert old.mechanism == dpftrl.optimize_band_toeplitz(CLIENTS, 5).mechanism
+
+
+def test_old_names_in_simulation(tmp_path):
+    from dpftrl import simulation
+
+    with pytest.warns(DeprecationWarning, match="TrainingProgress"):
+        assert simulation.Progress is simulation.TrainingProgress
+    without_a_file = simulation.read_config(None, ['task="jsonl"'])
+    with (
+        pytest.warns(DeprecationWarning, match=r"Training\.create"),
+        pytest.raises(dpftrl.InvalidInput, match="path"),
+    ):
+        simulation.Training.begin(without_a_file, tmp_path / "run")

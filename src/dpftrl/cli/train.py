@@ -20,7 +20,7 @@ from dpftrl.plan import Plan, load_plan
 
 if TYPE_CHECKING:
     from dpftrl.federated import Server
-    from dpftrl.simulation.training import Progress, Training
+    from dpftrl.simulation.training import Training, TrainingProgress
 
 
 @click.command("train")
@@ -97,16 +97,16 @@ def train_command(
     with progress_bar("preparing") as on_progress:
         if resume:
             training = Training.resume(
-                out, state_folder=state_folder, trust_folder=trust_folder, report=on_progress
+                out, state_folder=state_folder, trust_folder=trust_folder, on_progress=on_progress
             )
         else:
-            training = Training.begin(
+            training = Training.create(
                 config,
                 out,
                 plan=plan,
                 state_folder=state_folder,
                 insecure_test_key=insecure_test_key,
-                report=on_progress,
+                on_progress=on_progress,
             )
     with training, _interruptible() as was_interrupted:
         if not as_json:
@@ -187,7 +187,7 @@ def _interruptible() -> Generator[Callable[[], bool]]:
 
 
 @contextmanager
-def _show_progress(quiet: bool) -> Generator[Callable[["Progress"], None]]:
+def _show_progress(quiet: bool) -> Generator[Callable[["TrainingProgress"], None]]:
     """Yield a callback per round: a bar on a terminal, else one line per evaluation."""
     if quiet:
         yield lambda _: None
@@ -198,19 +198,19 @@ def _show_progress(quiet: bool) -> Generator[Callable[["Progress"], None]]:
         with Bar(*columns, console=Console()) as bar:
             task = bar.add_task("", total=None)
 
-            def on_round(progress: "Progress") -> None:
+            def on_round(progress: "TrainingProgress") -> None:
                 done, total = progress.point.round, progress.rounds
                 bar.update(task, completed=done, total=total, description=_progress_text(progress))
 
             yield on_round
 
 
-def _print_evaluation(progress: "Progress") -> None:
+def _print_evaluation(progress: "TrainingProgress") -> None:
     if progress.point.accuracy is not None:
         click.echo(f"{_progress_text(progress)}  {progress.seconds_left:.0f} s left")
 
 
-def _progress_text(progress: "Progress") -> str:
+def _progress_text(progress: "TrainingProgress") -> str:
     return (
         f"round {progress.point.round:,}/{progress.rounds:,}  {progress.reports:,} clients  "
         f"accuracy {progress.accuracy:.2%}  epsilon {rounded_up(progress.point.epsilon)}"

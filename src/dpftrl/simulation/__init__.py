@@ -3,14 +3,15 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dpftrl._internal.deprecation import warn
+
 if TYPE_CHECKING:
-    from dpftrl.simulation.config import read_config
+    from dpftrl.simulation.config import Config, read_config
     from dpftrl.simulation.metrics import Point, read_points
-    from dpftrl.simulation.python_clients import PythonClients
-    from dpftrl.simulation.sections import Config
+    from dpftrl.simulation.population import PythonClients
     from dpftrl.simulation.training import (
-        Progress,
         Training,
+        TrainingProgress,
         load_training_task,
         starting_arrays,
         starting_model,
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Config",
     "Point",
-    "Progress",
     "PythonClients",
     "Training",
+    "TrainingProgress",
     "load_training_task",
     "read_config",
     "read_points",
@@ -30,11 +31,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Config": "sections",
+    "Config": "config",
     "Point": "metrics",
-    "Progress": "training",
-    "PythonClients": "python_clients",
+    "PythonClients": "population",
     "Training": "training",
+    "TrainingProgress": "training",
     "load_training_task": "training",
     "read_config": "config",
     "read_points": "metrics",
@@ -44,6 +45,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Progress":
+        name = "TrainingProgress"
+        warn("dpftrl.simulation.Progress", f"dpftrl.simulation.{name}")
     # Imported on first use, so that a config can be read without loading JAX.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

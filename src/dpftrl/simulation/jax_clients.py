@@ -3,9 +3,7 @@
 import hashlib
 import json
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
@@ -18,9 +16,15 @@ from numpy.typing import NDArray
 
 from dpftrl._internal.arrays import Float32Vector
 from dpftrl._internal.checks import positive_number, whole_number
+from dpftrl._internal.threads import parallel_map
 from dpftrl.errors import InvalidInput
 from dpftrl.tasks.language_model import Model, loss
 from dpftrl.tasks.task import Users
+
+# Updates that are computed at once. All threads wait for the last of them, so there are many; but
+# never more than this memory holds, or one per thread.
+UPDATES_PER_THREAD = 16
+MOST_UPDATE_BYTES = 2**28  # 256 MB
 
 
 @final
@@ -149,7 +153,9 @@ class JaxClients:
                 raise InvalidInput(f"the cohort has {name!r:.60}, which is not one of the users")
         # A copy, because the server may change its vector while clients still read it.
         received = jnp.array(model, copy=True)
-        return _in_parallel(partial(self._update, received, round_number), cohort)
+        return _in_parallel(
+            partial(self._update, received, round_number), cohort, update_bytes=model.nbytes
+        )
 
     def _update(self, received: jax.Array, round_number: int, name: str) -> Float32Vector:
         sentences = self._users.of(self._index[name])
@@ -180,22 +186,15 @@ def _train(
 
 
 def _in_parallel(
-    update: Callable[[str], Float32Vector], cohort: Sequence[str]
+    update: Callable[[str], Float32Vector], cohort: Sequence[str], update_bytes: int
 ) -> Iterator[tuple[str, Float32Vector]]:
-    """Compute updates in threads; yield them in cohort order, with only a few of them waiting."""
+    """Compute updates in threads, some at a time; yield them in cohort order.
+
+    A round that has enough reports does not need the remaining updates: they are not computed.
+    """
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    waiting: deque[tuple[str, Future[Float32Vector]]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for name in cohort:
-                waiting.append((name, pool.submit(update, name)))
-                # Two per thread: one that trains, and one that is ready or next.
-                if len(waiting) > 2 * threads:
-                    client, future = waiting.popleft()
-                    yield client, future.result()
-            while waiting:
-                client, future = waiting.popleft()
-                yield client, future.result()
-        finally:
-            # A round that has enough reports does not need the remaining updates.
-            pool.shutdown(cancel_futures=True)
+    fitting = MOST_UPDATE_BYTES // update_bytes
+    at_once = max(threads, min(UPDATES_PER_THREAD * threads, fitting))
+    for start in range(0, len(cohort), at_once):
+        names = cohort[start : start + at_once]
+        yield from zip(names, parallel_map(update, names, threads), strict=True)

@@ -1,23 +1,27 @@
-"""A simulated population of clients, and one round of training on it.
+"""A simulated population of clients, clients in plain Python, and one round of training.
 
 The population decides which clients are available at what hour, which drop out, and in what order
 the others report. Everything depends only on the seed, the client's name, and the hour or the
 number of the attempt. It does not depend on earlier calls, so a resumed run meets the same
 population.
+
+`Clients` is what computes updates. `PythonClients` calls any Python function for that: PyTorch,
+numpy or another framework. Those that train a JAX model are in `jax_clients`.
 """
 
 import contextlib
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl._internal.arrays import Float32Vector
 from dpftrl._internal.checks import as_float, whole_number
 from dpftrl.errors import InvalidInput, TooFewClients
-from dpftrl.federated import Released, Round, Server
+from dpftrl.federated import Layout, Released, Round, Server
 
 # Availability is highest at this hour of a client's local time, when most phones are idle.
 PEAK_HOUR = 2
@@ -33,6 +37,7 @@ MAX_ABANDONED = 50
 
 Keys = NDArray[np.uint64]
 Shares = NDArray[np.float64]
+Arrays = dict[str, NDArray[Any]]
 
 
 @final
@@ -148,6 +153,54 @@ class Clients(Protocol):
     ) -> Iterator[tuple[str, Any]]:
         """Yield each client's name and update: its trained model minus the given one."""
         ...
+
+
+@final
+class PythonClients:
+    """Clients that are trained by a Python function, one after the other.
+
+    >>> import numpy as np
+    >>> def train(model, client, round_number):
+    ...     return {"w": model["w"] + len(client)}
+    >>> clients = PythonClients(train, {"w": np.zeros(2, np.float32)})
+    >>> [update.tolist() for _, update in clients.updates(np.ones(2, np.float32), ["ann"], 0)]
+    [[3.0, 3.0]]
+    """
+
+    def __init__(
+        self,
+        train: Callable[[Arrays, str, int], Mapping[str, NDArray[Any]]],
+        model: Mapping[str, NDArray[Any]],
+    ):
+        """Use a training function for models of one layout.
+
+        Args:
+            train: Called with named arrays (its own copy), a client's name and the round number.
+                Returns the trained arrays (not the difference).
+            model: Any model with the right names and shapes.
+        """
+        self._train = train
+        self._layout = Layout.of(model)
+
+    def updates(
+        self, model: Float32Vector, cohort: Sequence[str], round_number: int
+    ) -> Iterator[tuple[str, Float32Vector]]:
+        """Yield each client's name and update (trained model minus given model), in cohort order.
+
+        Raises:
+            InvalidInput: The model has another size, or `train` returns arrays that do not fit.
+        """
+        if model.shape != (self._layout.size,):
+            raise InvalidInput(
+                f"the model must have {self._layout.size:,} numbers, got {model.shape}"
+            )
+        for name in cohort:
+            trained = self._train(self._layout.arrays(model.copy()), name, round_number)
+            if mismatch := self._layout.misfit(trained):
+                raise InvalidInput(
+                    f"the model that came back from training {name!r:.60} does not fit: {mismatch}"
+                )
+            yield name, self._layout.flat(trained) - model
 
 
 def next_round(

@@ -10,12 +10,13 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, final
+from typing import Any, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl._internal.progress import Progress as Report
+from dpftrl._internal.deprecation import renamed_argument, warn
+from dpftrl._internal.progress import Progress
 from dpftrl._internal.storage import replace_file
 from dpftrl.accounting import account, calibrate
 from dpftrl.errors import InvalidInput, RunOver
@@ -24,11 +25,10 @@ from dpftrl.mechanisms import Mechanism, load_mechanism, mechanism
 from dpftrl.optimize import optimize_blt
 from dpftrl.participation import UNCAPPED, MinSep
 from dpftrl.plan import Fleet, Plan
-from dpftrl.simulation.config import config_text, read_config
+from dpftrl.simulation.config import Config, Network, Privacy, config_text, read_config
 from dpftrl.simulation.jax_clients import JaxClients, LocalTraining
 from dpftrl.simulation.metrics import Metrics, Point
 from dpftrl.simulation.population import Clients, Population, next_round
-from dpftrl.simulation.sections import Config, Network, Privacy
 from dpftrl.statement.from_files import statement_of_files
 from dpftrl.statement.statement import Statement, save_statement
 from dpftrl.tasks import UNKNOWN, Task, Vocabulary, load_task
@@ -49,8 +49,8 @@ SPECIAL_TOKEN_WEIGHT = 1e-5
 
 @final
 @dataclass(frozen=True)
-class Progress:
-    """Progress of a training.
+class TrainingProgress:
+    """How far a training is.
 
     Attributes:
         point: Metrics of the last round.
@@ -69,7 +69,7 @@ class Progress:
 
 @final
 class Training:
-    """A training that was created with `begin` or opened again with `resume`.
+    """A training that was created with `create` or resumed with `resume`.
 
     Use it as a context manager: leaving it closes the server.
 
@@ -83,7 +83,7 @@ class Training:
     def __init__(
         self, config: Config, task: Task, server: Server, state_folder: Path | None = None
     ):
-        """Use `begin` or `resume` instead."""
+        """Use `create` or `resume` instead."""
         local = config.client
         self.config = config
         self.task = task
@@ -106,7 +106,8 @@ class Training:
         self._metrics = Metrics(server.folder.root, server.rounds)
 
     @classmethod
-    def begin(
+    @renamed_argument("report", "on_progress")
+    def create(
         cls,
         config: Config,
         folder: Path,
@@ -114,7 +115,7 @@ class Training:
         plan: Plan | None = None,
         state_folder: Path | None = None,
         insecure_test_key: int | None = None,
-        report: Report | None = None,
+        on_progress: Progress | None = None,
     ) -> Self:
         """Load the task, make the plan and the first model, and create a run.
 
@@ -124,17 +125,17 @@ class Training:
             plan: Plan to use instead of one made from the configuration's [privacy] table.
             state_folder: Folder for the witness.
             insecure_test_key: Seed of a noise key that anybody can guess. For tests only.
-            report: Progress callback for the work before the first round.
+            on_progress: Called while the work before the first round goes on.
 
         Raises:
             InvalidInput: The folder already holds a run, or the settings do not fit together.
         """
         RunFolder(folder).refuse_if_begun()
-        task = load_training_task(config, report)
+        task = load_training_task(config, on_progress)
         plan = plan or make_plan(config.privacy, len(task.train))
         _check_population(plan, task)
         words_to_predict(task.heldout.sentences, config.evaluate_sentences)
-        model = starting_model(config.model, task, config.seed, _on_step(config, report))
+        model = starting_model(config.model, task, config.seed, _on_step(config, on_progress))
         settings = Settings(
             clip_norm=config.clip_norm,
             optimizer=config.server,
@@ -156,13 +157,14 @@ class Training:
         return cls(config, task, server, state_folder)
 
     @classmethod
+    @renamed_argument("report", "on_progress")
     def resume(
         cls,
         folder: Path,
         *,
         state_folder: Path | None = None,
         trust_folder: bool = False,
-        report: Report | None = None,
+        on_progress: Progress | None = None,
     ) -> Self:
         """Resume a run with the configuration in its folder.
 
@@ -170,7 +172,7 @@ class Training:
             folder: Folder with the run's files.
             state_folder: Folder with the witness.
             trust_folder: Resume even if the witness is missing.
-            report: Progress callback for loading the task.
+            on_progress: Called while the task is loaded.
 
         Raises:
             InvalidInput: The folder holds no run.
@@ -180,10 +182,16 @@ class Training:
         config = read_config(folder / CONFIG)
         server = Server.resume(folder, state_folder=state_folder, trust_folder=trust_folder)
         try:
-            return cls(config, load_training_task(config, report), server, state_folder)
+            return cls(config, load_training_task(config, on_progress), server, state_folder)
         except BaseException:
             server.close()
             raise
+
+    @classmethod
+    def begin(cls, config: Config, folder: Path, **options: Any) -> Self:
+        """The old name of `create`."""
+        warn("Training.begin", "Training.create")
+        return cls.create(config, folder, **options)
 
     def __enter__(self) -> Self:
         return self
@@ -191,15 +199,16 @@ class Training:
     def __exit__(self, *_: object) -> None:
         self.server.close()
 
+    @renamed_argument("report", "on_round")
     def run(
         self,
-        report: Callable[[Progress], None] = lambda _: None,
+        on_round: Callable[[TrainingProgress], None] = lambda _: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> str | None:
         """Train until the rounds or the privacy budget are used up, or `should_stop` returns True.
 
         Args:
-            report: Progress callback, called after every round.
+            on_round: Called after every round.
             should_stop: Called before every round.
 
         Returns:
@@ -217,7 +226,7 @@ class Training:
                     return str(reason)
                 self._measure()
                 seconds_per_round = (time.monotonic() - started) / (self.server.rounds - first)
-                report(self._progress(seconds_per_round))
+                on_round(self._progress(seconds_per_round))
         return self.server.ended()
 
     def evaluate(self) -> Evaluation:
@@ -234,11 +243,11 @@ class Training:
             point = Point(server.rounds, server.epsilon, result.accuracy, result.perplexity)
         self._metrics.add(point)
 
-    def _progress(self, seconds_per_round: float) -> Progress:
+    def _progress(self, seconds_per_round: float) -> TrainingProgress:
         server, points = self.server, self._metrics.points
         rounds = server.plan.participation.rounds
         measured = [point.accuracy for point in points if point.accuracy is not None]
-        return Progress(
+        return TrainingProgress(
             points[-1],
             rounds,
             server.plan.fleet.report_goal,
@@ -266,8 +275,9 @@ def network(settings: Network, task: Task) -> Lstm | Window:
     return language_model(settings.name, len(task.vocabulary), **settings.sizes)
 
 
+@renamed_argument("report", "on_step")
 def starting_arrays(
-    settings: Network, task: Task, seed: int, report: OnStep | None = None
+    settings: Network, task: Task, seed: int, on_step: OnStep | None = None
 ) -> Arrays:
     """Return the arrays of `starting_model`, if no private run trained them.
 
@@ -275,13 +285,13 @@ def starting_arrays(
         settings: The model and where it starts from.
         task: Task that the model is for.
         seed: Seed of the parameters.
-        report: Progress callback of pre-training, called with each step and its loss.
+        on_step: Called with each step of pre-training and its loss.
 
     Raises:
         InvalidInput: A private run trained the model. The arrays alone do not record that, so a run
             that starts from them would state too small an epsilon.
     """
-    model = starting_model(settings, task, seed, report)
+    model = starting_model(settings, task, seed, on_step)
     if not isinstance(model, StartModel):
         return model
     if model.start.earlier:
@@ -292,8 +302,9 @@ def starting_arrays(
     return dict(model.arrays)
 
 
+@renamed_argument("report", "on_step")
 def starting_model(
-    settings: Network, task: Task, seed: int, report: OnStep | None = None
+    settings: Network, task: Task, seed: int, on_step: OnStep | None = None
 ) -> StartModel | Arrays:
     """Return a model from a file, a model pre-trained on the task's public text, or a new one.
 
@@ -304,7 +315,7 @@ def starting_model(
         settings: The model and where it starts from.
         task: Task that the model is for.
         seed: Seed of the parameters.
-        report: Progress callback of pre-training, called with each step and its loss.
+        on_step: Called with each step of pre-training and its loss.
 
     Raises:
         InvalidInput: The file holds another kind of model, or the task has no public text.
@@ -321,7 +332,7 @@ def starting_model(
                 f"{task.name} has no public text for pre-training; set pretraining_steps=0"
             )
         steps, rate = settings.pretraining_steps, settings.pretraining_rate
-        return pretrain(model, task.public, seed, steps=steps, learning_rate=rate, on_step=report)
+        return pretrain(model, task.public, seed, steps=steps, learning_rate=rate, on_step=on_step)
     arrays = dict(model.init(seed))
     arrays["output.bias"] = _zipf_log_frequencies(len(task.vocabulary))
     return arrays
@@ -375,8 +386,9 @@ def _mechanism(privacy: Privacy, participation: MinSep) -> Mechanism:
     return mechanism(privacy.mechanism, participation)
 
 
-def load_training_task(config: Config, report: Report | None = None) -> Task:
-    """Load the task that a configuration names; `report` is a progress callback."""
+@renamed_argument("report", "on_progress")
+def load_training_task(config: Config, on_progress: Progress | None = None) -> Task:
+    """Load the task that a configuration names; `on_progress` is called meanwhile."""
     data = config.data
     vocabulary = None if data.vocabulary is None else Vocabulary.from_file(data.vocabulary)
     return load_task(
@@ -388,7 +400,7 @@ def load_training_task(config: Config, report: Report | None = None) -> Task:
         most_users=data.most_users,
         path=data.path,
         vocabulary=vocabulary,
-        on_progress=report,
+        on_progress=on_progress,
     )
 
 
@@ -401,13 +413,13 @@ def _check_population(plan: Plan, task: Task) -> None:
         )
 
 
-def _on_step(config: Config, report: Report | None) -> OnStep | None:
-    """Return a callback that reports the steps of pre-training as progress."""
-    if report is None:
+def _on_step(config: Config, on_progress: Progress | None) -> OnStep | None:
+    """Return a callback that shows the steps of pre-training as progress."""
+    if on_progress is None:
         return None
     total = config.model.pretraining_steps
 
     def on_step(step: int, loss: float) -> None:
-        report(step / total, f"training on public text, loss {loss:.2f}")
+        on_progress(step / total, f"training on public text, loss {loss:.2f}")
 
     return on_step

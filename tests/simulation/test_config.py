@@ -6,8 +6,18 @@ import msgspec
 import pytest
 
 from dpftrl.errors import InvalidInput
-from dpftrl.simulation.config import EXAMPLES, PRESETS, check_beside_plan, config_text, read_config
-from dpftrl.simulation.sections import Config, Data, Local, Privacy, Simulation
+from dpftrl.simulation.config import (
+    EXAMPLES,
+    PRESETS,
+    Config,
+    Data,
+    Local,
+    Privacy,
+    Simulation,
+    check_beside_plan,
+    config_text,
+    read_config,
+)
 from dpftrl.simulation.training import make_plan
 
 
