@@ -18,7 +18,6 @@ from flwr.supercore import log
 from dpftrl._internal.formatting import rounded_up
 from dpftrl.errors import InvalidInput, ReportRefused, RunOver, TooFewClients, UnsafeState
 from dpftrl.federated import Round, Server, Settings, StartModel
-from dpftrl.flower.identity import identity_of, named_nodes
 from dpftrl.flower.in_process import InProcessGrid
 from dpftrl.flower.messages import (
     ARRAYS,
@@ -33,7 +32,7 @@ from dpftrl.flower.messages import (
     update_of,
 )
 from dpftrl.flower.replies import replies_to
-from dpftrl.flower.run import Model, Patience, RunClock, RunLocation
+from dpftrl.flower.run import Model, Patience, RunClock, RunLocation, identity_of, named_nodes
 from dpftrl.plan import Plan
 
 # Between two looks at the nodes that are online.
