@@ -10,9 +10,8 @@ from dpftrl._internal.checks import whole_number
 from dpftrl._internal.client_ids import canonical_ids, shown
 from dpftrl._internal.deprecation import renamed_argument
 from dpftrl._internal.progress import Progress, ignore_progress
-from dpftrl.accounting.logs.patterns import Contacts, merge_contacts
+from dpftrl.accounting.logs.partitions import Contacts, Partitions, merge_contacts
 from dpftrl.accounting.logs.reading import (
-    Partitions,
     Source,
     clean,
     client_ids,

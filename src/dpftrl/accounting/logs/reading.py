@@ -1,34 +1,23 @@
-"""Read a participation log: from a file of any supported format to checked, partitioned rows.
+"""Read a participation log: from a file of any supported format to checked rows.
 
-The steps, in the order of this file:
-
-1. `open_source` and `stream`: hand over the file in batches of rows.
-2. `clean`: check a batch, and encode its rounds and statuses as integers.
-3. `Partitions`: collect the rows so that all rows of a client are together.
-4. `count_csv_lines`, `count_json` and `check_json_lines`: look at the bytes of a text file, to find
-   what polars does not report, such as joined lines and repeated JSON keys.
+`open_source` and `stream` hand over the file in batches of rows. `clean` checks a batch, and
+encodes its rounds and statuses as integers. What polars does not report about a text file, such as
+joined lines and repeated JSON keys, is found by `text_lines`.
 
 Polars is imported inside the functions that need it, because importing it is slow.
 """
 
 import glob
-import gzip
-import io
-import json
 import os
 import re
 import stat
-import tempfile
 import zlib
-from array import array
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
-
-import msgspec
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dpftrl._internal.client_ids import (
     EXACT_FLOATS,
@@ -37,7 +26,14 @@ from dpftrl._internal.client_ids import (
     first_unfit,
     shown,
 )
-from dpftrl.errors import InvalidInput, TooLarge
+from dpftrl.accounting.logs.text_lines import (
+    check_json_lines,
+    count_csv_lines,
+    count_json,
+    json_lines,
+    json_object,
+)
+from dpftrl.errors import InvalidInput
 from dpftrl.participation import MOST_ROUNDS
 
 if TYPE_CHECKING:
@@ -49,10 +45,6 @@ COUNTED: Final = "counted"
 STATUSES: Final = (COUNTED, "contacted", "abandoned")
 
 ROWS_PER_BATCH = 500_000  # some ten MB per batch
-BYTES_PER_PIECE: Final = 2**23  # 8 MB of text at a time
-# With more partitions, each batch would be cut into very small pieces. Logs of more than some
-# billion rows have larger partitions instead.
-MOST_PARTITIONS: Final = 1000
 
 # For each file ending: the format, and the fewest bytes that a row is likely to take. The estimate
 # is low because too many partitions cost less than too few. Parquet states its number of rows.
@@ -68,17 +60,8 @@ ENDINGS: Final = {
 }
 FORMAT_NAMES: Final = {"csv": "CSV", "json": "JSON lines", "parquet": "Parquet"}
 
-BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 # Bytes that decode to text with one of these are shown in hexadecimal instead.
 CONTROL_CHARACTERS: Final = re.compile(r"[\x00-\x1f\x7f]")
-
-# The two usual ways to write an id as text in JSON. If every line has one, no id is unusual.
-_COMPACT_TEXT_ID: Final = b'"client":"'
-_SPACED_TEXT_ID: Final = b'"client": "'
-# Ids that different programs read differently, such as 7.0 and 1e20, and values that are no ids.
-_UNUSUAL_ID: Final = re.compile(rb'"client"\s*:\s*(?:[^\s"0-9-]|-?[0-9]+[.eE])')
-# JSON keys can contain escapes, such as \u0063lient. The letters of our keys are \u0061 to \u0075.
-_ESCAPED_LETTER: Final = re.compile(rb"\\u00[67]")
 
 
 class Source(NamedTuple):
@@ -230,9 +213,9 @@ def _scan_json(path: Path) -> tuple["pl.LazyFrame", None]:
     """All columns are read as text, since one column may hold both 7 and "7"."""
     import polars as pl
 
-    first = next(_json_lines(path), None)
+    first = next(json_lines(path), None)
     if first is not None:
-        _present_columns(path, list(_json_object(path, *first)))
+        _present_columns(path, list(json_object(path, *first)))
     # `scan_ndjson` has no `glob=False`. Without the escape, a name with brackets would match no
     # file, and polars would not report that.
     pattern = glob.escape(str(path))
@@ -255,25 +238,6 @@ def _present_columns(path: Path, names: list[str]) -> list[str]:
     return [name for name in COLUMNS if name in names]
 
 
-def _json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers."""
-    with _open_bytes(path) as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield number, line
-
-
-def _json_object(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """The JSON object in a line."""
-    try:
-        return msgspec.json.decode(line, type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        text = line.strip()[:60].decode(errors="replace")
-        raise InvalidInput(
-            f"{path}: line {number:,} is not one JSON object, got {text!r}"
-        ) from None
-
-
 @contextmanager
 def _errors_in_one_line(path: Path, kind: str) -> Generator[None]:
     """Turn errors of polars or the system about a bad file into InvalidInput with one line."""
@@ -285,8 +249,8 @@ def _errors_in_one_line(path: Path, kind: str) -> Generator[None]:
     except (*polars_errors, OSError, EOFError, zlib.error) as error:
         if kind == "json" and isinstance(error, polars_errors):
             # Polars does not say which line is wrong: read the lines again to find it.
-            for number, line in _json_lines(path):
-                _json_object(path, number, line)
+            for number, line in json_lines(path):
+                json_object(path, number, line)
         reason = _reason(error)
         raise InvalidInput(f"{path} cannot be read as {FORMAT_NAMES[kind]}: {reason}") from None
 
@@ -489,235 +453,4 @@ def _refuse_statuses(status: "pl.Series", rows_before: int) -> None:
         raise InvalidInput(
             f"row {rows_before + bad[0] + 1:,}: a status is {', '.join(STATUSES)} or empty, "
             f"got {status[bad[0]]!r:.60}"
-        )
-
-
-class Partitions:
-    """The rows of a log, split so that all rows of a client are in the same partition.
-
-    All ids with the same canonical form are in the same partition too. A single partition is held
-    in memory, several are held in one temporary file. The file has no name in its folder, so the
-    system removes it however the program ends.
-    """
-
-    def __init__(self, number: int):
-        self._number = min(number, MOST_PARTITIONS)
-        self._frames: list[pl.DataFrame] = []
-        self._file: IO[bytes] | None = None
-        if self._number > 1:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
-        self._end = 0
-        # For each partition, the start and the length of each of its pieces, alternating.
-        self._pieces = [array("q") for _ in range(self._number)]
-
-    def __len__(self) -> int:
-        return self._number
-
-    def add(self, rows: "pl.DataFrame", forms: "pl.Series") -> None:
-        """Add rows to their partitions.
-
-        Args:
-            rows: The columns `client` and `contact`.
-            forms: The canonical form of each row's client id.
-        """
-        if self._file is None:
-            self._frames.append(rows)
-            return
-        # The hash only chooses the partition. Clients are distinguished by their ids.
-        partitions = (forms.hash() % self._number).alias("partition")
-        labelled = rows.with_columns(partitions)
-        parts = labelled.partition_by("partition", as_dict=True, include_key=False)
-        for (partition,), part in parts.items():
-            self._write(self._file, partition, part)
-
-    def _write(self, file: IO[bytes], partition: int, part: "pl.DataFrame") -> None:
-        """Append rows of one partition to the temporary file."""
-        packed = io.BytesIO()
-        part.rechunk().write_ipc_stream(packed)
-        try:
-            file.write(packed.getbuffer())
-            file.flush()
-        except OSError as error:
-            raise TooLarge(
-                f"the log is sorted on disk in {tempfile.gettempdir()}, which failed "
-                f"({error.strerror}); point TMPDIR to a folder with room for twice the log"
-            ) from None
-        self._pieces[partition].extend((self._end, packed.tell()))
-        self._end += packed.tell()
-
-    def rows(self, partition: int) -> "pl.DataFrame":
-        """All rows of one partition, in no particular order."""
-        import polars as pl
-
-        if self._file is None:
-            parts = self._frames
-        else:
-            parts: list[pl.DataFrame] = []
-            pieces = self._pieces[partition]
-            for start, length in zip(pieces[::2], pieces[1::2], strict=True):
-                self._file.seek(start)
-                parts.append(pl.read_ipc_stream(io.BytesIO(self._file.read(length))))
-        empty = pl.DataFrame(schema={"client": pl.String, "contact": pl.Int64})
-        return pl.concat([empty, *parts], rechunk=True)
-
-    def close(self) -> None:
-        """Release the memory and the temporary file."""
-        self._frames.clear()
-        if self._file is not None:
-            self._file.close()
-
-
-def count_csv_lines(path: Path) -> int:
-    """The number of lines after the header of a CSV.
-
-    Empty lines before the header do not count, since polars skips them.
-    """
-    breaks, started, last = 0, False, b"\n"
-    with _open_bytes(path) as file:
-        while block := file.read(BYTES_PER_PIECE):
-            if not started:
-                block = block.removeprefix(BYTE_ORDER_MARK).lstrip(b"\r\n")
-                started = bool(block)
-            _refuse_nul(path, breaks + 1, block)
-            breaks += block.count(b"\n")
-            last = block[-1:] or last
-    return breaks + (last != b"\n") - 1
-
-
-class JsonCounts(NamedTuple):
-    """Counts of byte strings in a file of JSON lines: fast, and enough for almost all logs.
-
-    Attributes:
-        lines: Number of lines, including blank ones.
-        keys: How often each key occurs in quotes.
-        text_ids: How often a client id is written as text.
-        escapes: Whether there is any backslash.
-    """
-
-    lines: int
-    keys: Counter[str]
-    text_ids: int
-    escapes: bool
-
-    def exclude_ambiguity(self, rows: int, nulls: Counter[str]) -> bool:
-        """Whether the counts prove that no row repeats a key and that every id is text.
-
-        Every row has a round and a client: other rows were refused. So a key that occurs twice in
-        one line makes its count larger than the number of values.
-
-        Args:
-            rows: Number of rows that polars read from the lines.
-            nulls: For each key, the number of rows without a value.
-        """
-        return (
-            not self.escapes
-            and self.lines == self.text_ids == rows
-            and all(count == rows - nulls[key] for key, count in self.keys.items())
-        )
-
-
-def count_json(path: Path, keys: tuple[str, ...]) -> JsonCounts:
-    """Count the lines, the given keys and the text ids in a file of JSON lines."""
-    lines, text_ids, escapes = 0, 0, False
-    key_counts = Counter[str]()
-    for first_line, piece_lines, content in _pieces(path):
-        lines = first_line + piece_lines - 1
-        key_counts.update({key: content.count(_quoted(key)) for key in keys})
-        compact = content.count(_COMPACT_TEXT_ID)
-        spaced = 0 if compact == piece_lines else content.count(_SPACED_TEXT_ID)
-        text_ids += compact + spaced
-        escapes |= b"\\" in content
-    return JsonCounts(lines, key_counts, text_ids, escapes)
-
-
-def check_json_lines(path: Path, keys: tuple[str, ...]) -> int:
-    """Check every line that may be ambiguous, and return the number of lines that are not blank.
-
-    Raises:
-        InvalidInput: A line has one of the keys twice, or an id that is neither text nor a number
-            that all programs read in the same way.
-    """
-    repeated_key = b"|".join(b"%b[^\\n]*%b" % (_quoted(key), _quoted(key)) for key in keys)
-    suspicious = (re.compile(repeated_key), _UNUSUAL_ID, _ESCAPED_LETTER)
-    not_blank = 0
-    for first_line, _, content in _pieces(path):
-        lines = content.split(b"\n")
-        not_blank += sum(bool(line.strip()) for line in lines)
-        if any(pattern.search(content) for pattern in suspicious):
-            for position, line in enumerate(lines):
-                _refuse_ambiguous(path, first_line + position, line, keys)
-    return not_blank
-
-
-def _quoted(key: str) -> bytes:
-    return b'"%b"' % key.encode()
-
-
-def _refuse_ambiguous(path: Path, number: int, line: bytes, keys: tuple[str, ...]) -> None:
-    """Refuse a line with a repeated key, or with an id that two programs may read differently."""
-    try:
-        pairs: Any = json.loads(line, object_pairs_hook=_Pairs)
-    except (ValueError, RecursionError):
-        return  # polars reports what is wrong with the line
-    if not isinstance(pairs, _Pairs):
-        return
-    given_keys = [key for key, _ in pairs]
-    for key in keys:
-        if given_keys.count(key) > 1:
-            values = " and ".join(f"{value!a:.40}" for name, value in pairs if name == key)
-            raise InvalidInput(
-                f"{path}: line {number:,} has the key {key!r} {given_keys.count(key)} times, with "
-                f"{values:.120}; keep one of them"
-            )
-    client = dict(pairs).get("client")
-    if isinstance(client, list):
-        raise InvalidInput(
-            f"{path}: line {number:,}: a client's id is a text or a number, got a JSON array or "
-            "object; write it as text"
-        )
-    if isinstance(client, float) and not abs(client) < EXACT_FLOATS:
-        raise InvalidInput(
-            f"{path}: line {number:,}: client {client} is a float of 2^53 or more, which may be "
-            "rounded; write the number in digits alone, or as text"
-        )
-
-
-class _Pairs(list[tuple[str, Any]]):
-    """The (key, value) pairs of a JSON object as written: a key may occur twice."""
-
-
-def _open_bytes(path: Path) -> IO[bytes]:
-    """Open a file for reading, and decompress it if its name ends in .gz."""
-    is_compressed = path.suffix.lower() == ".gz"
-    return cast("IO[bytes]", gzip.open(path)) if is_compressed else path.open("rb")
-
-
-class Piece(NamedTuple):
-    """Some whole lines of a file: the number of the first line, their count, and their bytes."""
-
-    first_line: int
-    lines: int
-    content: bytes
-
-
-def _pieces(path: Path) -> Iterator[Piece]:
-    """Read a file in pieces of about BYTES_PER_PIECE; a NUL byte is refused."""
-    first_line = 1
-    with _open_bytes(path) as file:
-        while content := file.read(BYTES_PER_PIECE):
-            content += file.readline()
-            _refuse_nul(path, first_line, content)
-            lines = content.count(b"\n") + (not content.endswith(b"\n"))
-            yield Piece(first_line, lines, content)
-            first_line += lines
-
-
-def _refuse_nul(path: Path, first_line: int, content: bytes) -> None:
-    """Refuse bytes that contain NUL; `first_line` is the number of the first line in them."""
-    position = content.find(b"\0")
-    if position >= 0:
-        line = first_line + content.count(b"\n", 0, position)
-        raise InvalidInput(
-            f"{path}: line {line:,} has a NUL byte, which happens when a file was not completely "
-            "written; write the log again, or delete everything from that line on"
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 import numpy as np
 
 from dpftrl._internal.checks import whole_number
-from dpftrl.accounting.logs.patterns import NO_GAP, Contacts, Integers, Patterns
+from dpftrl.accounting.logs.partitions import NO_GAP, Contacts, Integers, Patterns
 from dpftrl.mechanisms._sensitivity import Kind
 from dpftrl.participation import FixedEpochs, MinSep, Participation, Pattern
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
-from dpftrl.accounting.logs.patterns import Contacts, Integers, Patterns
+from dpftrl.accounting.logs.partitions import Contacts, Integers, Patterns
 from dpftrl.accounting.logs.summary import WorstPattern
 from dpftrl.mechanisms._sensitivity import ROUNDING, Sensitivity
 from dpftrl.mechanisms.base import Matrix, Mechanism, Vector

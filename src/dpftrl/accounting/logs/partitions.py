@@ -1,12 +1,20 @@
-"""Participation patterns of the clients in one partition of a log."""
+"""The partitions of a log, and the participation patterns of the clients in each of them.
 
+`Partitions` collects the checked rows so that all rows of a client are together. `merge_contacts`
+turns the rows of one partition into `Contacts`, and these into `Patterns`: one per client.
+"""
+
+import io
+import tempfile
+from array import array
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import IO, TYPE_CHECKING, Final, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl.errors import TooLarge
 from dpftrl.participation import Pattern
 
 if TYPE_CHECKING:
@@ -16,6 +24,84 @@ Integers = NDArray[np.int64]
 
 # The smallest gap of a client that took part only once: larger than any real gap.
 NO_GAP = np.iinfo(np.int64).max
+# With more partitions, each batch would be cut into very small pieces. Logs of more than some
+# billion rows have larger partitions instead.
+MOST_PARTITIONS: Final = 1000
+
+
+class Partitions:
+    """The rows of a log, split so that all rows of a client are in the same partition.
+
+    All ids with the same canonical form are in the same partition too. A single partition is held
+    in memory, several are held in one temporary file. The file has no name in its folder, so the
+    system removes it however the program ends.
+    """
+
+    def __init__(self, number: int):
+        self._number = min(number, MOST_PARTITIONS)
+        self._frames: list[pl.DataFrame] = []
+        self._file: IO[bytes] | None = None
+        if self._number > 1:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
+        self._end = 0
+        # For each partition, the start and the length of each of its pieces, alternating.
+        self._pieces = [array("q") for _ in range(self._number)]
+
+    def __len__(self) -> int:
+        return self._number
+
+    def add(self, rows: "pl.DataFrame", forms: "pl.Series") -> None:
+        """Add rows to their partitions.
+
+        Args:
+            rows: The columns `client` and `contact`.
+            forms: The canonical form of each row's client id.
+        """
+        if self._file is None:
+            self._frames.append(rows)
+            return
+        # The hash only chooses the partition. Clients are distinguished by their ids.
+        partitions = (forms.hash() % self._number).alias("partition")
+        labelled = rows.with_columns(partitions)
+        parts = labelled.partition_by("partition", as_dict=True, include_key=False)
+        for (partition,), part in parts.items():
+            self._write(self._file, partition, part)
+
+    def _write(self, file: IO[bytes], partition: int, part: "pl.DataFrame") -> None:
+        """Append rows of one partition to the temporary file."""
+        packed = io.BytesIO()
+        part.rechunk().write_ipc_stream(packed)
+        try:
+            file.write(packed.getbuffer())
+            file.flush()
+        except OSError as error:
+            raise TooLarge(
+                f"the log is sorted on disk in {tempfile.gettempdir()}, which failed "
+                f"({error.strerror}); point TMPDIR to a folder with room for twice the log"
+            ) from None
+        self._pieces[partition].extend((self._end, packed.tell()))
+        self._end += packed.tell()
+
+    def rows(self, partition: int) -> "pl.DataFrame":
+        """All rows of one partition, in no particular order."""
+        import polars as pl
+
+        if self._file is None:
+            parts = self._frames
+        else:
+            parts: list[pl.DataFrame] = []
+            pieces = self._pieces[partition]
+            for start, length in zip(pieces[::2], pieces[1::2], strict=True):
+                self._file.seek(start)
+                parts.append(pl.read_ipc_stream(io.BytesIO(self._file.read(length))))
+        empty = pl.DataFrame(schema={"client": pl.String, "contact": pl.Int64})
+        return pl.concat([empty, *parts], rechunk=True)
+
+    def close(self) -> None:
+        """Release the memory and the temporary file."""
+        self._frames.clear()
+        if self._file is not None:
+            self._file.close()
 
 
 @final
