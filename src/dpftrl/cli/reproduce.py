@@ -8,6 +8,7 @@ from typing import Any
 import click
 from rich.table import Table
 
+from dpftrl._internal.progress import ignore_progress
 from dpftrl.cli.options import json_option
 from dpftrl.cli.output import print_json, print_table, progress_bar
 from dpftrl.paper import Result, chosen, reproduce, shown
@@ -41,12 +42,7 @@ def reproduce_command(
         return
     results: list[Result] = []
     with progress_bar("reproducing") as on_progress:
-
-        def on_message(message: str) -> None:
-            if on_progress is not None:
-                on_progress(len(results) / len(items), message)
-
-        for result in reproduce(items, out, quick, on_message):
+        for result in reproduce(items, out, quick, on_progress or ignore_progress):
             results.append(result)
             if not as_json:
                 click.echo(_line(result), err=True)

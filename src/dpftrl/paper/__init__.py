@@ -1,7 +1,6 @@
-"""Recomputes the tables and figures of the paper: one file per item, by the public API only."""
+"""Recomputes the tables and figures of the paper, mostly one file each, by the public API only."""
 
-from dpftrl.paper.findings import Claim, Findings, Item
-from dpftrl.paper.items import ITEMS, chosen
-from dpftrl.paper.output import Result, reproduce, shown
+from dpftrl.paper.item import Claim, Findings, Item
+from dpftrl.paper.results import ITEMS, Result, chosen, reproduce, shown
 
 __all__ = ["ITEMS", "Claim", "Findings", "Item", "Result", "chosen", "reproduce", "shown"]

@@ -1,8 +1,9 @@
-"""Table `sonwp`, accuracy columns: real trainings on poetry.
+"""Accuracy in real trainings on poetry: table `sonwp`, accuracy columns, and its privacy curves.
 
 The paper trains on StackOverflow, which is not available here. Poems of the Song dynasty replace
 it, with one client per poet. The claims about mechanisms are checked, but not the numbers, which
-depend on the text.
+depend on the text. All items here use the same trainings: the table, the learning rates behind it,
+and accuracy against the privacy spent, as in the paper's production figures.
 """
 
 import math
@@ -11,8 +12,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpftrl._internal.progress import Progress
-from dpftrl.paper.findings import Claim, Findings, Item, Row, column, holds, series_of
-from dpftrl.paper.pictures import looks, panels
+from dpftrl.accounting import rho_of
+from dpftrl.paper.item import (
+    Claim,
+    Findings,
+    Item,
+    Row,
+    column,
+    curves,
+    holds,
+    legend_below,
+    log_ticks,
+    looks,
+    panels,
+    series_of,
+)
 from dpftrl.paper.trainings import (
     FULL,
     QUICK,
@@ -22,6 +36,7 @@ from dpftrl.paper.trainings import (
     averaged,
     deviation,
     trainings,
+    tunings,
 )
 
 # Printed accuracy in percent, for epsilon 2 and 8.
@@ -43,7 +58,7 @@ BySeed = Mapping[str, Sequence[float]]
 Means = Mapping[str, float]
 
 
-def compute(recipe: Recipe, on_progress: Progress) -> Findings:
+def accuracies(recipe: Recipe, on_progress: Progress) -> Findings:
     """Accuracy of each mechanism at each epsilon, with its standard deviation over the seeds."""
     runs = list(trainings(recipe, on_progress))
     rows: list[Row] = []
@@ -53,17 +68,17 @@ def compute(recipe: Recipe, on_progress: Progress) -> Findings:
             name: [run for run in runs if (run.mechanism, run.epsilon) == (name, epsilon)]
             for name in recipe.mechanisms
         }
-        rows += [_row(name, seeds, recipe) for name, seeds in by_mechanism.items()]
+        rows += [_accuracy_row(name, seeds, recipe) for name, seeds in by_mechanism.items()]
         if len(by_mechanism) == len(PRINTED):
             accuracy = {
                 name: _accuracies(seeds, recipe.rounds - REACH)
                 for name, seeds in by_mechanism.items()
             }
-            claims += compared(epsilon, accuracy)
+            claims += accuracy_claims(epsilon, accuracy)
     return Findings(rows, claims)
 
 
-def _row(name: str, seeds: Sequence[Trained], recipe: Recipe) -> Row:
+def _accuracy_row(name: str, seeds: Sequence[Trained], recipe: Recipe) -> Row:
     """The row of one mechanism, from its trainings with all seeds at one epsilon."""
     last, epsilon = recipe.rounds - REACH, seeds[0].epsilon
     accuracy = _accuracies(seeds, last)
@@ -86,7 +101,7 @@ def _accuracies(seeds: Sequence[Trained], last: int) -> list[float]:
     return [100 * averaged(run, last, "accuracy") for run in seeds]
 
 
-def compared(epsilon: float, accuracy: BySeed) -> list[Claim]:
+def accuracy_claims(epsilon: float, accuracy: BySeed) -> list[Claim]:
     """The claims at one epsilon; a difference counts if it exceeds two standard errors."""
     ours = {name: statistics.fmean(values) for name, values in accuracy.items()}
     paper = {name: PRINTED[name][epsilon] for name in accuracy}
@@ -131,7 +146,7 @@ def compared(epsilon: float, accuracy: BySeed) -> list[Claim]:
     return claims
 
 
-def draw(figure: Any, rows: Sequence[Row]) -> None:
+def _draw_accuracies(figure: Any, rows: Sequence[Row]) -> None:
     """Draw the accuracy of each mechanism, in one panel per epsilon."""
     parts = series_of(rows, "epsilon")
     axes = panels(figure, len(parts), sharey=True)
@@ -164,6 +179,113 @@ ACCURACY = Item(
     "Accuracy after training on poetry with each mechanism, at epsilon 2 and 8",
     FULL,
     QUICK,
-    compute,
-    draw,
+    accuracies,
+    _draw_accuracies,
+)
+
+
+def tuned_rates(recipe: Recipe, on_progress: Progress) -> Findings:
+    """The accuracy with each learning rate, and whether the trainings use the best rate."""
+    last = recipe.rounds - REACH
+    rows: list[Row] = [
+        {
+            "epsilon": training.epsilon,
+            "mechanism": training.mechanism,
+            "learning_rate": rate,
+            "accuracy": 100 * averaged(training, last, "accuracy"),
+            "perplexity": averaged(training, last, "perplexity"),
+        }
+        for rate, training in tunings(recipe, on_progress)
+    ]
+    claims: list[Claim] = []
+    for epsilon, rate in recipe.rates:
+        tried = [row for row in rows if row["epsilon"] == epsilon]
+        best = max(tried, key=lambda row: float(row["accuracy"] or 0))["learning_rate"]
+        text = f"Epsilon {epsilon:g}: the learning rate of all trainings is the best that was tried"
+        claims.append(holds(text, best == rate, float(best or 0), "not in the paper"))
+    return Findings(rows, claims)
+
+
+TUNING = Item(
+    "accuracy-tuning",
+    "The learning rates behind the accuracies, tuned once on a BLT",
+    FULL,
+    QUICK,
+    tuned_rates,
+)
+
+
+POINTS = 9  # per curve
+
+
+def privacy_utility_curves(recipe: Recipe, on_progress: Progress) -> Findings:
+    """Accuracy and the rho spent, at evenly spaced rounds of each training."""
+    runs = list(trainings(recipe, on_progress))
+    step = (recipe.rounds - REACH) / POINTS
+    middles = [round(step * (number + 1)) for number in range(POINTS)]
+    rows: list[Row] = []
+    for name in recipe.mechanisms:
+        for epsilon, _ in recipe.rates:
+            seeds = [run for run in runs if (run.mechanism, run.epsilon) == (name, epsilon)]
+            rows += [_curve_point(recipe, name, epsilon, seeds, middle) for middle in middles]
+    return Findings(rows, _curve_claims(rows))
+
+
+def _curve_point(
+    recipe: Recipe, name: str, epsilon: float, seeds: Sequence[Trained], middle: int
+) -> Row:
+    """One point of a curve: rho and mean accuracy over all seeds, around the round `middle`."""
+    around = [look for run in seeds for look in run.around(middle, REACH)]
+    accuracy = [100 * look.accuracy for look in around]
+    spent = min(seeds[0].looks, key=lambda look: abs(look.round - middle))
+    return {
+        "epsilon_of_run": epsilon,
+        "series": name,
+        "round": middle,
+        "rho": rho_of(spent.epsilon, recipe.delta) / recipe.stands_for**2,
+        "accuracy": statistics.fmean(accuracy),
+        "deviation": deviation(accuracy),
+    }
+
+
+def _curve_claims(rows: Sequence[Row]) -> list[Claim]:
+    """The claims about the accuracy at the end of training, where all have spent the same rho."""
+    claims: list[Claim] = []
+    for epsilon, part in series_of(rows, "epsilon_of_run").items():
+        ends = {name: float(curve[-1]["accuracy"] or 0) for name, curve in series_of(part).items()}
+        blts = [ends[name] for name in ends if name.startswith("BLT") and name.endswith("k=6)")]
+        if blts and "TreeAgg-Full" in ends:
+            claims.append(
+                holds(
+                    f"BLTs have the better privacy-utility curve than TreeAgg (end of the run of "
+                    f"epsilon {float(epsilon):g}, points of accuracy)",
+                    max(blts) > ends["TreeAgg-Full"],
+                    max(blts) - ends["TreeAgg-Full"],
+                    "better",
+                )
+            )
+    return claims
+
+
+def _draw_curves(figure: Any, rows: Sequence[Row]) -> None:
+    """Draw one panel per epsilon of the whole training."""
+    parts, look = series_of(rows, "epsilon_of_run"), looks(rows)
+    axes = panels(figure, len(parts))
+    for panel, (epsilon, part) in zip(axes, parts.items(), strict=True):
+        curves(panel, part, "rho", "accuracy", look)
+        log_ticks(panel.xaxis)
+        panel.set_title(f"runs of epsilon = {epsilon}")
+        panel.set_xlabel("rho spent (zCDP)")
+        panel.set_ylabel("accuracy (%)")
+    legend_below(figure, axes[0])
+
+
+UTILITY = Item(
+    "fig-utility",
+    "Accuracy against the privacy spent, while training on poetry",
+    FULL,
+    QUICK,
+    privacy_utility_curves,
+    _draw_curves,
+    height=5.2,
 )

@@ -1,29 +1,33 @@
-"""Figure `blt_coeff`: the coefficients of the three production BLTs, and of their inverses."""
+"""Toeplitz coefficients of BLTs: figure `blt_coeff` and table `c_inv_coef`.
 
-from collections.abc import Sequence
+The figure shows the coefficients of the three production BLTs and of their inverses. The table has
+the time of computing the coefficients of C^-1, by solving or in closed form.
+"""
+
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
 
-from dpftrl import BLT, mechanism
+from dpftrl import BLT, Toeplitz, mechanism
 from dpftrl._internal.progress import Progress
-from dpftrl.paper.findings import Findings, Item, Row, holds
-from dpftrl.paper.pictures import curves, looks, panels
+from dpftrl.paper.item import Claim, Findings, Item, Row, curves, holds, looks, panels
 
 PRESETS = ("blt-b100", "blt-b400", "blt-b1000")
 
 
 @final
 @dataclass(frozen=True)
-class Sizes:
+class CurveSizes:
     """The number of lags to compute, and of lags to keep as points of the curves."""
 
     lags: int
     points: int
 
 
-def compute(sizes: Sizes, on_progress: Progress) -> Findings:
+def coefficient_curves(sizes: CurveSizes, on_progress: Progress) -> Findings:
     """The coefficients of C and C^-1 at lags that are spread evenly on a logarithmic scale."""
     lags = np.unique(np.geomspace(1, sizes.lags - 1, sizes.points).round().astype(int))
     rows: list[Row] = []
@@ -73,8 +77,103 @@ def _draw(figure: Any, rows: Sequence[Row]) -> None:
 COEFFICIENTS = Item(
     "fig-blt-coeff",
     "Toeplitz coefficients of the three production BLTs",
-    Sizes(4000, 60),
-    Sizes(1500, 20),
-    compute,
+    CurveSizes(4000, 60),
+    CurveSizes(1500, 20),
+    coefficient_curves,
     _draw,
+)
+
+
+# By rounds: printed seconds by brute force and in closed form, and speedup (compiled, on a V100).
+PRINTED = {
+    2000: ("0.021", "3.8e-5", "550"),
+    20000: ("0.258", "3.6e-5", "7176"),
+    200000: ("4.772", "4.5e-5", "104884"),
+}
+
+
+@final
+@dataclass(frozen=True)
+class TimeSizes:
+    """Numbers of rounds; brute force is measured up to `solved_to` rounds."""
+
+    rounds: tuple[int, ...]
+    solved_to: int
+
+
+def inverse_times(sizes: TimeSizes, on_progress: Progress) -> Findings:
+    """Seconds of both methods, the shortest of a few runs, and the difference of their results."""
+    blt = mechanism("blt-b400")
+    if not isinstance(blt, BLT):
+        raise TypeError("the preset is a BLT")
+    rows: list[Row] = []
+    claims: list[Claim] = []
+    for n in sizes.rounds:
+        on_progress(None, f"{n:,} coefficients")
+        closed = _seconds(lambda n=n: _closed(blt, n), 5)
+        brute = agree = None
+        if n <= sizes.solved_to:
+            brute = _seconds(lambda n=n: _solved(blt, n), 5 if n < 10_000 else 2)
+            agree = float(np.abs(_closed(blt, n) - _solved(blt, n)).max()) if n < 10**5 else None
+        speedup = None if brute is None else brute / closed
+        rows.append(
+            {"rounds": n, "solved": brute, "closed": closed, "speedup": speedup, "differ_by": agree}
+        )
+        if brute is not None and n in PRINTED:
+            claims += _time_claims(n, brute, closed)
+    return Findings(rows, claims)
+
+
+def _closed(blt: BLT, rounds: int) -> Any:
+    """The coefficients of C^-1 in closed form."""
+    theta_hat, omega_hat = blt.inverse_parameters()
+    # Equation 2 applied to the inverse BLT; powers by logarithms, with one exponential per entry.
+    powers = np.exp(np.multiply.outer(np.arange(rounds - 1.0), np.log(theta_hat)))
+    return np.append(1.0, powers @ omega_hat)
+
+
+def _solved(blt: BLT, rounds: int) -> Any:
+    """The coefficients of C^-1 by solving a Toeplitz system."""
+    return Toeplitz(blt.coefficients(rounds).tolist()).inverse_coefficients(rounds)
+
+
+def _seconds(work: Callable[[], Any], runs: int) -> float:
+    """The shortest time of several runs."""
+    times: list[float] = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _time_claims(rounds: int, brute: float, closed: float) -> list[Claim]:
+    printed_brute, _, printed_speedup = PRINTED[rounds]
+    quicker = brute < float(printed_brute)
+    return [
+        Claim(
+            f"Seconds to solve for {rounds:,} coefficients",
+            printed_brute,
+            brute,
+            "better" if quicker else "does not",
+            "a dot product a step on one core, instead of a scan on a GPU"
+            if quicker
+            else "a shared core here, a V100 there",
+        ),
+        holds(
+            f"Times faster in closed form, {rounds:,} coefficients",
+            brute > 100 * closed,
+            brute / closed,
+            printed_speedup,
+            "one core computes the closed form entry by entry, a GPU all at once",
+        ),
+    ]
+
+
+CINV = Item(
+    "tab-cinv",
+    "Seconds for n Toeplitz coefficients of the inverse",
+    TimeSizes((2000, 20_000, 200_000, 2_000_000), 200_000),
+    TimeSizes((500, 2500), 2500),
+    inverse_times,
 )

@@ -10,8 +10,18 @@ from numpy.typing import NDArray
 from dpftrl import BandedInverse, Mechanism, MinSep, SquareRoot, mechanism
 from dpftrl._internal.progress import Progress
 from dpftrl.optimize import optimize_band_inverse, optimize_band_toeplitz, optimize_general_blt
-from dpftrl.paper.findings import Claim, Findings, Item, Row, holds
-from dpftrl.paper.pictures import FINE_STEPS, curves, log_ticks, looks, panels
+from dpftrl.paper.item import (
+    FINE_STEPS,
+    Claim,
+    Findings,
+    Item,
+    Row,
+    curves,
+    holds,
+    log_ticks,
+    looks,
+    panels,
+)
 from dpftrl.paper.shared_mechanisms import bandmf, blt
 
 BOUND = "lower bound"

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from dpftrl._internal.storage import read_file, replace_file
 from dpftrl.errors import DpftrlError, InvalidInput
-from dpftrl.paper.items import ITEMS
-from dpftrl.paper.output import Result, claim_cells, load_results, rows_table, shown, table
+from dpftrl.paper.results import ITEMS, Result, claim_cells, load_results, rows_table, shown, table
 from dpftrl.paper.trainings import Recipe
 
 BLOCK = re.compile(r"(<!-- begin ([\w-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)

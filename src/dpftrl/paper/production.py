@@ -6,7 +6,7 @@ from typing import final
 from dpftrl import Mechanism, MinSep, mechanism
 from dpftrl._internal.progress import Progress
 from dpftrl.accounting import Run, epsilon_of
-from dpftrl.paper.findings import Claim, Findings, Item, Row, printed, rounds_to
+from dpftrl.paper.item import Claim, Findings, Item, Row, printed, rounds_to
 from dpftrl.paper.shared_mechanisms import bandmf
 
 DELTA = 1e-10
@@ -93,7 +93,7 @@ def table(sizes: Sizes, on_progress: Progress) -> Findings:
             {
                 "model": row.model,
                 "mechanism": row.mechanism,
-                "sigma": row.noise_multiplier,
+                "noise_multiplier": row.noise_multiplier,
                 "rho": rho,
                 "printed_rho": row.rho,
                 "epsilon": epsilon,
@@ -101,7 +101,7 @@ def table(sizes: Sizes, on_progress: Progress) -> Findings:
             }
         )
         because = REASONS.get((row.model, row.mechanism), "")
-        label = f"{row.model}, {row.mechanism}, sigma {row.noise_multiplier:g}"
+        label = f"{row.model}, {row.mechanism}, noise multiplier {row.noise_multiplier:g}"
         claims += [
             _strict(printed(f"{label}: rho", row.rho, rho, because, up=True)),
             _strict(printed(f"{label}: epsilon", row.epsilon, epsilon, because, up=True)),

@@ -7,8 +7,21 @@ from typing import Any, final
 from dpftrl import FullTree, Mechanism, MinSep
 from dpftrl._internal.progress import Progress
 from dpftrl.optimize import Objective
-from dpftrl.paper.findings import Claim, Draw, Findings, Item, Row, holds, series_of
-from dpftrl.paper.pictures import FINE_STEPS, curves, legend_below, log_ticks, looks, panels
+from dpftrl.paper.item import (
+    FINE_STEPS,
+    Claim,
+    Draw,
+    Findings,
+    Item,
+    Row,
+    curves,
+    holds,
+    legend_below,
+    log_ticks,
+    looks,
+    panels,
+    series_of,
+)
 from dpftrl.paper.shared_mechanisms import bandmf, blt, losses
 
 BUFFERS = 4

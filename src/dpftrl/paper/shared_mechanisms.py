@@ -13,7 +13,7 @@ from dpftrl.optimize import (
     optimize_bandmf,
     optimize_blt,
 )
-from dpftrl.paper.findings import Row
+from dpftrl.paper.item import Row
 
 
 @lru_cache

@@ -1,6 +1,7 @@
-"""Trainings that differ in the mechanism, epsilon and seed only. Each is run only once.
+"""Trainings that differ in the mechanism, epsilon and seed only, and their recipes.
 
-An interrupted training is resumed. The numbers of a finished training are kept in the cache.
+Each training is run only once. An interrupted training is resumed. The numbers of a finished
+training are kept in the cache.
 """
 
 import hashlib
@@ -23,7 +24,6 @@ from dpftrl._internal.storage import read_json, replace_file
 from dpftrl.accounting import account, calibrate
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import RunFolder
-from dpftrl.paper.findings import Claim, Findings, Item, Row, holds
 from dpftrl.paper.shared_mechanisms import TABLE_MECHANISMS
 from dpftrl.plan import Fleet, Plan
 
@@ -158,8 +158,7 @@ def _train(
     """Run a training in a folder, or resume the one that is there."""
     if find_spec("jax") is None or find_spec("equinox") is None:
         raise InvalidInput("training needs JAX: pip install 'dpftrl[train]'")
-    from dpftrl.simulation import Progress as TrainingProgress
-    from dpftrl.simulation import Training
+    from dpftrl.simulation import Training, TrainingProgress
 
     started = time.monotonic()
     on_progress(None, ": preparing")
@@ -171,7 +170,7 @@ def _train(
         shutil.rmtree(folder, ignore_errors=True)  # it was interrupted before its first round
         config = _config(settings, folder.parent, on_progress)
         plan = _plan(recipe, TABLE_MECHANISMS[name](recipe.participation), epsilon)
-        training = Training.begin(config, folder / "run", plan=plan, state_folder=witness)
+        training = Training.create(config, folder / "run", plan=plan, state_folder=witness)
 
     def on_round(progress: TrainingProgress) -> None:
         on_progress(None, f": round {progress.point.round}, {progress.accuracy:.2%}")
@@ -297,34 +296,3 @@ def averaged(training: Trained, middle: int, metric: str) -> float:
 def deviation(values: Sequence[float]) -> float:
     """The standard deviation; 0 for a single value."""
     return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-def compute(recipe: Recipe, on_progress: Progress) -> Findings:
-    """The accuracy with each learning rate, and whether the trainings use the best rate."""
-    last = recipe.rounds - REACH
-    rows: list[Row] = [
-        {
-            "epsilon": training.epsilon,
-            "mechanism": training.mechanism,
-            "learning_rate": rate,
-            "accuracy": 100 * averaged(training, last, "accuracy"),
-            "perplexity": averaged(training, last, "perplexity"),
-        }
-        for rate, training in tunings(recipe, on_progress)
-    ]
-    claims: list[Claim] = []
-    for epsilon, rate in recipe.rates:
-        tried = [row for row in rows if row["epsilon"] == epsilon]
-        best = max(tried, key=lambda row: float(row["accuracy"] or 0))["learning_rate"]
-        text = f"Epsilon {epsilon:g}: the learning rate of all trainings is the best that was tried"
-        claims.append(holds(text, best == rate, float(best or 0), "not in the paper"))
-    return Findings(rows, claims)
-
-
-TUNING = Item(
-    "accuracy-tuning",
-    "The learning rates behind the accuracies, tuned once on a BLT",
-    FULL,
-    QUICK,
-    compute,
-)

@@ -7,7 +7,7 @@ from typing import final
 from dpftrl import BinaryTree, MinSep, mechanism
 from dpftrl._internal.progress import Progress
 from dpftrl.accounting import epsilon_of
-from dpftrl.paper.findings import Claim, Findings, Item, holds
+from dpftrl.paper.item import Claim, Findings, Item, holds
 from dpftrl.paper.shared_mechanisms import blt
 
 # Each preset of the appendix with the rounds, min-sep and participations it was optimised for.

@@ -6,14 +6,11 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from dpftrl._internal.progress import ignore_progress
 from dpftrl.cli.reproduce import reproduce_command
 from dpftrl.paper import ITEMS, chosen, reproduce
 
 NAMES = [item.name for item in ITEMS]
-
-
-def silent(line):
-    """Nobody looks."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,9 +47,9 @@ def test_every_item_leaves_a_table_a_page_and_its_picture(quick, item):
 
 
 def test_json_has_every_item_and_gives_no_verdict_at_reduced_size(quick):
-    _, said = quick
-    assert [one["item"] for one in said["items"]] == NAMES
-    for one in said["items"]:
+    _, printed = quick
+    assert [one["item"] for one in printed["items"]] == NAMES
+    for one in printed["items"]:
         full_size = one["item"] == "launches"  # which is as quick in full
         assert one["quick"] != full_size
         for claim in one["claims"]:
@@ -71,7 +68,7 @@ def test_existing_results_are_not_computed_again(quick):
     folder, _ = quick
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     messages = []
-    again = list(reproduce(ITEMS, folder, quick=True, on_message=messages.append))
+    again = list(reproduce(ITEMS, folder, True, lambda _, message: messages.append(message)))
     assert messages == []
     assert [one.item for one in again] == NAMES
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
@@ -79,20 +76,28 @@ def test_existing_results_are_not_computed_again(quick):
 
 def test_other_settings_and_damaged_results_are_computed_again(tmp_path):
     (item,) = chosen(["fig-blt-coeff"])
-    (first,) = reproduce([item], tmp_path, quick=True, on_message=silent)
-    (other,) = reproduce([item], tmp_path, quick=False, on_message=silent)
+    (first,) = reproduce([item], tmp_path, quick=True, on_progress=ignore_progress)
+    (other,) = reproduce([item], tmp_path, quick=False, on_progress=ignore_progress)
     assert other.settings != first.settings
     assert len(other.rows) > len(first.rows)
     (tmp_path / "fig-blt-coeff.json").write_text("{")
-    (again,) = reproduce([item], tmp_path, quick=False, on_message=silent)
+    (again,) = reproduce([item], tmp_path, quick=False, on_progress=ignore_progress)
     assert again.rows == other.rows
+
+
+def test_progress_is_the_share_of_items_that_are_done(tmp_path):
+    progress = []
+    items = chosen(["launches", "fig-blt-coeff"])
+    list(reproduce(items, tmp_path, True, lambda *call: progress.append(call)))
+    assert {done for done, _ in progress} == {0.0, 0.5}
+    assert all(message.startswith(f"{items[int(2 * done)].name}: ") for done, message in progress)
 
 
 def test_the_same_rows_give_the_same_picture(tmp_path):
     (item,) = chosen(["fig-blt-coeff"])
     pictures = []
     for name in ("a", "b"):
-        list(reproduce([item], tmp_path / name, quick=True, on_message=silent))
+        list(reproduce([item], tmp_path / name, quick=True, on_progress=ignore_progress))
         pictures.append((tmp_path / name / "fig-blt-coeff.svg").read_bytes())
     assert pictures[0] == pictures[1]
 

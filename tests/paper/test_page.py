@@ -1,24 +1,23 @@
-"""The page holds what the saved results say, and nothing that was typed."""
+"""The page holds the numbers of the saved results, and no number that was typed by hand."""
 
 from pathlib import Path
 
 import pytest
 
+from dpftrl._internal.progress import ignore_progress
 from dpftrl.errors import InvalidInput
 from dpftrl.paper import chosen, reproduce
-from dpftrl.paper.output import load_results
 from dpftrl.paper.page import insert
+from dpftrl.paper.results import load_results
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def silent(line):
-    """Nobody looks."""
-
-
 @pytest.fixture
 def results(tmp_path):
-    list(reproduce(chosen(["launches", "fig-blt-coeff"]), tmp_path / "paper", True, silent))
+    list(
+        reproduce(chosen(["launches", "fig-blt-coeff"]), tmp_path / "paper", True, ignore_progress)
+    )
     return tmp_path / "paper"
 
 
@@ -46,7 +45,7 @@ def test_a_block_without_a_result_is_refused(results, tmp_path):
         insert(results, page)
 
 
-def test_the_page_in_the_docs_holds_what_the_saved_results_say(tmp_path):
+def test_the_page_in_the_docs_equals_the_saved_results(tmp_path):
     copy = tmp_path / "paper.md"
     (tmp_path / "paper").symlink_to(DOCS / "paper")
     copy.write_text((DOCS / "paper.md").read_text())
@@ -72,5 +71,5 @@ def test_the_page_names_what_is_missing(results, tmp_path):
 
 def test_recomputed_claims_equal_the_saved_ones(tmp_path):
     saved = {one.item: one for one in load_results(DOCS / "paper")}
-    for fresh in reproduce(chosen(["launches", "fig-blt-coeff"]), tmp_path, False, silent):
+    for fresh in reproduce(chosen(["launches", "fig-blt-coeff"]), tmp_path, False, ignore_progress):
         assert fresh.claims == saved[fresh.item].claims

@@ -10,8 +10,7 @@ import numpy as np
 from dpftrl import MinSep
 from dpftrl._internal.progress import Progress
 from dpftrl.optimize import optimize_bandmf, optimize_blt
-from dpftrl.paper.findings import Findings, Item, Row, column, holds, series_of
-from dpftrl.paper.pictures import curves, looks, panels
+from dpftrl.paper.item import Findings, Item, Row, column, curves, holds, looks, panels, series_of
 
 
 @final
