@@ -240,10 +240,14 @@ def _delta(run: Run, devices: int, delta: float | None, epsilon: float | None) -
         return delta
     if epsilon is None or delta is not None:
         raise InvalidInput("give one of --delta and --epsilon")
-    found = delta_for(run.mechanism, run.participation, run.noise_multiplier, epsilon, devices)
-    if not 0 < found < 1:
-        raise InvalidInput(f"delta at epsilon {epsilon:g} is {found:g}: give a --delta instead")
-    return found
+    smallest_delta = delta_for(
+        run.mechanism, run.participation, run.noise_multiplier, epsilon, devices
+    )
+    if not 0 < smallest_delta < 1:
+        raise InvalidInput(
+            f"delta at epsilon {epsilon:g} is {smallest_delta:g}: give a --delta instead"
+        )
+    return smallest_delta
 
 
 def _as_json(

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from dpftrl._internal.formatting import rounded_up
+from dpftrl.cli.options import state_folder_option
 from dpftrl.cli.output import print_json, working
 from dpftrl.federated import Server
 
@@ -12,12 +13,7 @@ from dpftrl.federated import Server
 @click.command("export")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("model", metavar="MODEL.safetensors", type=click.Path(path_type=Path))
-@click.option(
-    "--state-folder",
-    type=click.Path(path_type=Path),
-    help="Folder with the witness of the run.",
-    show_default="$DPFTRL_STATE, or ~/.local/state/dpftrl",
-)
+@state_folder_option
 @click.option(
     "--trust-folder",
     is_flag=True,

@@ -170,15 +170,7 @@ def band_toeplitz(
     bands: int, objective: str, as_json: bool, out: Path | None, **target: Any
 ) -> None:
     """Optimize BandToep: a banded Toeplitz matrix."""
-    with progress_bar("optimizing") as on_progress:
-        optimized = optimize_band_toeplitz(
-            _participation(target),
-            bands,
-            check_objective(objective),
-            _workload(target),
-            on_progress,
-        )
-    _print(optimized, {}, as_json, out)
+    _optimize_bands(optimize_band_toeplitz, bands, objective, as_json, out, target)
 
 
 @optimize.command()
@@ -216,8 +208,20 @@ def band_inverse(
     bands: int, objective: str, as_json: bool, out: Path | None, **target: Any
 ) -> None:
     """Optimize BandInvMF: a Toeplitz matrix whose inverse is banded."""
+    _optimize_bands(optimize_band_inverse, bands, objective, as_json, out, target)
+
+
+def _optimize_bands(
+    optimizer: Callable[..., Optimized[Mechanism]],
+    bands: int,
+    objective: str,
+    as_json: bool,
+    out: Path | None,
+    target: dict[str, Any],
+) -> None:
+    """Optimize a family that is described by its bands, with a progress bar, and print it."""
     with progress_bar("optimizing") as on_progress:
-        optimized = optimize_band_inverse(
+        optimized = optimizer(
             _participation(target),
             bands,
             check_objective(objective),

@@ -151,6 +151,17 @@ def _participation(rounds: int, given: dict[str, Any]) -> Participation | None:
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+state_folder_option = click.option(
+    "--state-folder",
+    type=click.Path(path_type=Path),
+    help="Folder with the witness of the run.",
+    show_default="$DPFTRL_STATE, or ~/.local/state/dpftrl",
+)
+no_witness_option = click.option(
+    "--no-witness",
+    is_flag=True,
+    help="Verify the run without its witness. The folder may then be an older copy of the run.",
+)
 
 
 def is_plan(name: str) -> bool:

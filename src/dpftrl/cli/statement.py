@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from dpftrl.cli.options import Count
+from dpftrl.cli.options import Count, no_witness_option, state_folder_option
 from dpftrl.cli.output import progress_bar
 from dpftrl.errors import InvalidInput
 from dpftrl.statement.from_files import GUARANTEE, LEDGER, statement_of_files
@@ -13,7 +13,7 @@ from dpftrl.statement.statement import save_statement, statement_paths
 
 
 @click.command("statement")
-@click.argument("promise", metavar="PLAN|GUARANTEE", type=click.Path(path_type=Path))
+@click.argument("promised", metavar="PLAN|GUARANTEE", type=click.Path(path_type=Path))
 @click.option(
     "--run",
     type=click.Path(path_type=Path),
@@ -30,22 +30,13 @@ from dpftrl.statement.statement import save_statement, statement_paths
     "--devices", type=Count(), help="Also state the guarantee for this many devices of one person."
 )
 @click.option("--date", help="Date to print, such as 2026-01-31.  [default: no date]")
-@click.option(
-    "--state-folder",
-    type=click.Path(path_type=Path),
-    help="Folder with the witness of the run.",
-    show_default="$DPFTRL_STATE, or ~/.local/state/dpftrl",
-)
-@click.option(
-    "--no-witness",
-    is_flag=True,
-    help="Verify the run without its witness. The folder may then be an older copy of the run.",
-)
+@state_folder_option
+@no_witness_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the summary.")
 @click.pass_context
 def statement_command(
     context: click.Context,
-    promise: Path,
+    promised: Path,
     run: Path | None,
     out: Path | None,
     devices: int | None,
@@ -68,11 +59,11 @@ def statement_command(
     is 1.
     """
     checked_date = _check_date(date)
-    stem = out or (promise.parent if run is None else run) / "statement"
-    _check_overwrite(statement_paths(stem), promise, run)
+    stem = out or (promised.parent if run is None else run) / "statement"
+    _check_overwrite(statement_paths(stem), promised, run)
     with progress_bar("reading the log") as on_progress:
         statement = statement_of_files(
-            promise,
+            promised,
             run,
             devices=devices,
             date=checked_date,
@@ -91,9 +82,9 @@ def statement_command(
         context.exit(1)
 
 
-def _check_overwrite(targets: tuple[Path, ...], promise: Path, run: Path | None) -> None:
+def _check_overwrite(targets: tuple[Path, ...], promised: Path, run: Path | None) -> None:
     """Refuse to overwrite a file that the statement is computed from."""
-    sources = [promise] if run is None else [promise, run / GUARANTEE, run / LEDGER]
+    sources = [promised] if run is None else [promised, run / GUARANTEE, run / LEDGER]
     protected = {source.resolve() for source in sources}
     for target in targets:
         if target.resolve() in protected:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from dpftrl._internal.formatting import in_full, rounded_up
+from dpftrl.cli.options import state_folder_option
 from dpftrl.cli.output import print_json, progress_bar
 from dpftrl.errors import InvalidInput
 from dpftrl.plan import Plan, load_plan
@@ -41,12 +42,7 @@ if TYPE_CHECKING:
     help="""Change a setting, in TOML syntax: --set privacy.rounds=100 --set 'task="poetry"'.""",
 )
 @click.option("--show-config", is_flag=True, help="Print all settings and exit without training.")
-@click.option(
-    "--state-folder",
-    type=click.Path(path_type=Path),
-    help="Folder with the witness of the run.",
-    show_default="$DPFTRL_STATE, or ~/.local/state/dpftrl",
-)
+@state_folder_option
 @click.option(
     "--trust-folder",
     is_flag=True,

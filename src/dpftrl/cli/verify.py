@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dpftrl._internal.formatting import rounded_up
-from dpftrl.cli.options import json_option
+from dpftrl.cli.options import json_option, no_witness_option, state_folder_option
 from dpftrl.cli.output import print_json, print_table, working
 from dpftrl.verify import Verdict, verify_run
 
@@ -16,17 +16,8 @@ COLORS = {"passed": "green", "failed": "bold red", "warning": "yellow"}
 
 @click.command("verify")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option(
-    "--state-folder",
-    type=click.Path(path_type=Path),
-    help="Folder with the witness of the run.",
-    show_default="$DPFTRL_STATE, or ~/.local/state/dpftrl",
-)
-@click.option(
-    "--no-witness",
-    is_flag=True,
-    help="Verify the run without its witness. The folder may then be an older copy of the run.",
-)
+@state_folder_option
+@no_witness_option
 @json_option
 @click.pass_context
 def verify_command(
