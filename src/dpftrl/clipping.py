@@ -89,7 +89,9 @@ class Grid:
 
     def values(self, steps: Steps, divisor: float = 1.0) -> NDArray[np.float64]:
         """Convert steps to numbers, divided by `divisor`, such as the report goal."""
-        return steps.astype(np.float64) * (self.step / positive_number("divisor", divisor))
+        if not 0 < divisor < math.inf:
+            raise InvalidInput(f"divisor must be a finite number above 0, got {divisor!r:.60}")
+        return steps.astype(np.float64) * (self.step / divisor)
 
 
 @final

@@ -92,7 +92,7 @@ def one_round(
 def sum_of(server: Server, attempt: Round) -> tuple[list[int], float]:
     """The exact sum so far, as whole steps, and how large a step is."""
     grid = server._grid
-    return [int(step) for step in attempt.reports.sum().steps], grid.step
+    return [int(step) for step in attempt.reports._sum.steps], grid.step
 
 
 def ledger(server: Server) -> list[tuple[int, str, str]]:

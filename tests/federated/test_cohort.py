@@ -221,7 +221,7 @@ def test_a_hectic_run_keeps_to_min_sep_and_cap(tmp_path, seed):
     assert statuses["counted"] == 3 * 40
     assert statuses["contacted"] > 0
     assert statuses["abandoned"] > 0
-    timers = server._store.timers
+    timers = server._store.eligibility.timers
     assert (timers.exposure.min_gap, timers.exposure.max_contacts) == (
         least_gap(found),
         most_contacts(found),
@@ -231,10 +231,10 @@ def test_a_hectic_run_keeps_to_min_sep_and_cap(tmp_path, seed):
 
 def test_after_resuming_the_timers_are_what_the_ledger_says(tmp_path):
     server = hectic_run(tmp_path)
-    before = server._store.timers
+    before = server._store.eligibility.timers
     server = reopen(server)
-    after = server._store.timers
-    keys = server._store.pseudonyms.keys(PEOPLE)
+    after = server._store.eligibility.timers
+    keys = server._store.eligibility.pseudonyms.keys(PEOPLE)
     assert after.last(keys).tolist() == before.last(keys).tolist()
     assert after.contacts(keys).tolist() == before.contacts(keys).tolist()
     assert (after.exposure.min_gap, after.exposure.max_contacts) == (
@@ -263,7 +263,11 @@ def test_a_client_comes_back_after_min_sep_rounds_and_not_one_earlier(tmp_path, 
 def _begin_only_the_last(server: Server, names: list[str], order: list[str], min_sep: int):
     if min_sep == 1:
         raise TooFewClients("anybody may come in every round")
-    keys = {written(key): name for name in names for key in [server._store.pseudonyms.key(name)]}
+    keys = {
+        written(key): name
+        for name in names
+        for key in [server._store.eligibility.pseudonyms.key(name)]
+    }
     server.begin([keys[client] for client in order[-(min_sep - 1) :]])
     return server
 
@@ -364,7 +368,7 @@ def test_an_open_round_is_the_same_after_a_restart(tmp_path):
     server.commit(again)
     # Those who were gone had their turn all the same.
     assert {client for client, rows in contacts(server).items() if rows == [0]} == {
-        written(server._store.pseudonyms.key(name)) for name in asked.clients
+        written(server._store.eligibility.pseudonyms.key(name)) for name in asked.clients
     }
     server.close()
 
@@ -524,10 +528,13 @@ def test_strange_names_survive_a_restart(tmp_path, hashed):
             one_round(server, STRANGE)
         except TooFewClients:
             break
-    before, keys = server._store.timers, server._store.pseudonyms.keys(STRANGE)
+    before, keys = (
+        server._store.eligibility.timers,
+        server._store.eligibility.pseudonyms.keys(STRANGE),
+    )
     assert (before.last(keys) >= 0).sum() == len(before) > 20
     server = reopen(server)
-    after = server._store.timers
+    after = server._store.eligibility.timers
     assert after.last(keys).tolist() == before.last(keys).tolist()
     assert after.contacts(keys).tolist() == before.contacts(keys).tolist()
     with pytest.raises(TooFewClients):
@@ -558,9 +565,12 @@ def test_any_names_survive_a_restart(tmp_path_factory, names):
     server = create(tmp_path_factory.mktemp("names"), plan, hash_clients=False)
     one_round(server, names)
     one_round(server, names)
-    keys, before = server._store.pseudonyms.keys(names), server._store.timers
+    keys, before = (
+        server._store.eligibility.pseudonyms.keys(names),
+        server._store.eligibility.timers,
+    )
     server = reopen(server)
-    assert server._store.timers.last(keys).tolist() == before.last(keys).tolist()
+    assert server._store.eligibility.timers.last(keys).tolist() == before.last(keys).tolist()
     found = contacts(server)
     assert set(found) <= set(names)
     assert observe(server.folder.ledger).contacted_clients == len(found)
@@ -672,7 +682,7 @@ def test_a_name_of_an_older_run_stays_as_it_was(tmp_path, monkeypatch, name):
     """A client with a new name has no timer, so that the run must go on with the old one."""
     server = create(tmp_path, small_plan(goal=1, min_sep=2))
     with monkeypatch.context() as older:
-        older.setattr("dpftrl.federated.server.refuse_unclear", lambda *_: None)
+        older.setattr("dpftrl.federated.eligibility.refuse_unclear", lambda *_: None)
         one_round(server, [name])
     server = reopen(server)
     one_round(server, ["another", name])
@@ -687,7 +697,7 @@ def test_a_name_of_an_older_run_stays_as_it_was(tmp_path, monkeypatch, name):
 def test_an_interrupted_round_of_an_older_run_goes_on(tmp_path, monkeypatch):
     server = create(tmp_path, small_plan(goal=2))
     with monkeypatch.context() as older:
-        older.setattr("dpftrl.federated.server.refuse_unclear", lambda *_: None)
+        older.setattr("dpftrl.federated.eligibility.refuse_unclear", lambda *_: None)
         asked = server.begin([" a", "b"])
     server = reopen(server)
     again = server.begin([" a", "b", " c"])
@@ -735,7 +745,7 @@ def test_hashed_names_are_in_no_file(tmp_path):
         assert b"\\u03a9" not in content.lower(), path
     entries = log(server)
     assert [entry.get("client") for entry in entries[:5]] == [
-        written(server._store.pseudonyms.key(name)) if name else None
+        written(server._store.eligibility.pseudonyms.key(name)) if name else None
         for name in (first, first, None, None, second)
     ]
 

@@ -135,7 +135,7 @@ def reports(goal: int = 3, clients: int = 4) -> Reports:
 
 
 def steps(taken: Reports) -> list[int]:
-    return [int(step) for step in taken.sum().steps]
+    return [int(step) for step in taken._sum.steps]
 
 
 def squared_share(before: list[int], after: list[int]) -> Fraction:
@@ -303,7 +303,7 @@ def test_who_may_not_report_counts_nothing(tmp_path):
         attempt.report(first, HONEST, attempt.attempt)
         before = sum_of(server, attempt)
         outsider = next(name for name in PEOPLE if name not in attempt.clients)
-        pseudonym = written(server._store.pseudonyms.key(attempt.clients[1]))
+        pseudonym = written(server._store.eligibility.pseudonyms.key(attempt.clients[1]))
         for client in (first, outsider, "", "nobody", pseudonym, attempt.clients[1] + " ", None, 7):
             check_nothing_happened(server, attempt, before, client, HONEST, attempt.attempt)
         # The second report of a client counts nothing whatever the first one was.
@@ -354,7 +354,10 @@ def test_what_was_wrong_is_in_the_private_log_alone(tmp_path):
         server.commit(attempt)
         said = [entry for entry in log(server) if "client" in entry]
         assert [entry["client"] for entry in said] == [
-            *(written(server._store.pseudonyms.key(client)) for client in attempt.clients),
+            *(
+                written(server._store.eligibility.pseudonyms.key(client))
+                for client in attempt.clients
+            ),
             None,
         ]
         assert server.folder.log.stat().st_mode & 0o777 == 0o600
@@ -393,7 +396,7 @@ def test_a_client_that_reports_from_several_threads_counts_once():
     for thread in threads:
         thread.join()
     assert sorted(outcome) == ["refused"] * 3 + ["taken"]
-    norm = np.linalg.norm(Grid.for_noise(1.0, CLIP).values(taken.sum().steps))
+    norm = np.linalg.norm(Grid.for_noise(1.0, CLIP).values(taken._sum.steps))
     assert norm <= CLIP * (1 + 1e-9)
 
 
@@ -425,7 +428,7 @@ def test_reports_from_many_threads_are_all_in_the_sum():
         thread.start()
     for thread in threads:
         thread.join()
-    assert np.array_equal(one.sum().steps, many.sum().steps)
+    assert np.array_equal(one._sum.steps, many._sum.steps)
     assert one.counted == many.counted
 
 
@@ -459,4 +462,4 @@ def test_every_number_goes_where_the_layout_has_it(order):
     taken = Reports(frozenset({0}), 1, layout, grid)
     given = {name: np.array(array, order=order) for name, array in update.items()}
     assert taken.take(0, given) is None
-    assert np.allclose(grid.values(taken.sum().steps), layout.flat(update), rtol=0, atol=2**-19)
+    assert np.allclose(grid.values(taken._sum.steps), layout.flat(update), rtol=0, atol=2**-19)

@@ -33,7 +33,7 @@ from dpftrl.errors import (
 )
 from dpftrl.federated import Adam, Server, Settings, Sgd
 from dpftrl.federated.round import Reports
-from dpftrl.federated.store.checkpoints import Checkpoint
+from dpftrl.federated.store.folder import Checkpoint
 from dpftrl.noise import ExactSum, NoiseStream
 from dpftrl.plan import Fleet, Plan
 
@@ -239,7 +239,7 @@ MIDDLES = [
     (Checkpoint, "save"),
     ("dpftrl.federated.store.ledger.Ledger", "append"),
     ("dpftrl.federated.store.journal.Journal", "append"),
-    ("dpftrl.federated.store.witness.Witness", "remember"),
+    ("dpftrl.federated.store.journal.Witness", "remember"),
     ("dpftrl.federated.store.run_store", "save_guarantee"),
 ]
 
@@ -322,7 +322,7 @@ def test_an_opening_that_fails_gives_the_lock_back(tmp_path):
 
 
 def test_a_beginning_that_fails_can_be_tried_again(tmp_path):
-    for what in ("journal.Journal.append", "checkpoints.Checkpoint.save", "ledger.Ledger.begin"):
+    for what in ("journal.Journal.append", "folder.Checkpoint.save", "ledger.Ledger.begin"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(f"dpftrl.federated.store.{what}", full_disk)
             with refused(InvalidInput, "no space left"):

@@ -33,10 +33,10 @@ def test_ray_and_the_in_process_grid_give_the_same_model(tmp_path: Path) -> None
     )
     assert done.returncode == 0, done.stderr
     ids = json.loads(done.stdout.splitlines()[-1])
-    here = InProcessGrid(client_app(), ids)
-    strategy(tmp_path / "here", plan(rounds=4, population=NODES)).start(here, start_arrays())
+    in_process = InProcessGrid(client_app(), ids)
+    strategy(tmp_path / "here", plan(rounds=4, population=NODES)).start(in_process, start_arrays())
     assert model(tmp_path / "ray") == model(tmp_path / "here")
-    said = json.loads((tmp_path / "ray/run/guarantee.json").read_text())["hypotheses"]
-    basis = {one["name"]: one["basis"] for one in said}
+    hypotheses = json.loads((tmp_path / "ray/run/guarantee.json").read_text())["hypotheses"]
+    basis = {one["name"]: one["basis"] for one in hypotheses}
     assert basis["identity"] == basis["participation"] == "assumed"
     assert verify_run(tmp_path / "ray/run", tmp_path / "ray/state").passed

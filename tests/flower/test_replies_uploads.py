@@ -62,7 +62,7 @@ class SuperLink:
         reply.metadata.__dict__["_message_id"] = reply.object_id
         objects = get_all_nested_objects(reply)
         kept = list(objects)[: round(self.held_back.get(node, 0.0) * len(objects))]
-        self.objects |= {one: found.deflate() for one, found in objects.items()}
+        self.objects |= {object_id: content.deflate() for object_id, content in objects.items()}
         self.missing += kept
         return message_to_proto(remove_content_from_message(reply))
 
@@ -100,8 +100,8 @@ class Deployed(HttpGrid):
 def test_the_model_is_the_same_as_in_process(tmp_path: Path) -> None:
     link = SuperLink()
     there = strategy(tmp_path / "there").start(Deployed(link), start_arrays())
-    here = strategy(tmp_path / "here").start(link.nodes, start_arrays())
-    assert there.arrays["w"].numpy().tolist() == here.arrays["w"].numpy().tolist()
+    in_process = strategy(tmp_path / "here").start(link.nodes, start_arrays())
+    assert there.arrays["w"].numpy().tolist() == in_process.arrays["w"].numpy().tolist()
     assert link.confirmed == 18
     assert max(link.pulled.values()) == 1
 
@@ -135,11 +135,11 @@ def test_objects_of_a_slow_upload_are_fetched_at_most_twice(
     answer = link.PullObject
 
     def one_more_each_time(request: Any) -> PullObjectResponse:
-        found = answer(request)
-        if not found.object_available:
+        answered = answer(request)
+        if not answered.object_available:
             link.pulled[request.object_id] -= 1  # nothing was fetched
             link.missing.remove(request.object_id)
-        return found
+        return answered
 
     link.PullObject = one_more_each_time
     strategy(tmp_path, plan(rounds=1, min_sep=1)).start(Deployed(link), start_arrays())
@@ -193,12 +193,12 @@ def test_an_unreadable_or_lost_reply_is_a_drop_out_at_once(tmp_path: Path) -> No
     announced = link.announced_reply
 
     def spoiled(reply: Message) -> Any:
-        found = announced(reply)
+        announcement = announced(reply)
         if len(link.objects) and not link.gone:
             link.gone.add(reply.object_id)
         elif not any(content == b"?" for content in link.objects.values()):
             link.objects[reply.object_id] = b"?"
-        return found
+        return announcement
 
     link.announced_reply = spoiled
     strategy(tmp_path, planned).start(Deployed(link), start_arrays())

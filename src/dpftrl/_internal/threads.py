@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from threading import Thread
-from typing import TypeVar
+from typing import TypeVar, cast
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -28,7 +28,7 @@ def parallel_map(
             another item, and the error is raised when all threads have stopped.
     """
     waiting = deque(enumerate(items))
-    results: dict[int, Result] = {}
+    results = cast("list[Result]", [None] * len(items))
     errors: list[BaseException] = []
 
     def work() -> None:
@@ -59,4 +59,4 @@ def parallel_map(
             raise errors[0]
     finally:
         errors.clear()  # breaks the reference cycle between an error and this frame
-    return [results[position] for position in range(len(items))]
+    return results

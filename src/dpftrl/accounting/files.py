@@ -21,6 +21,7 @@ from dpftrl.accounting.guarantee import (
     guarantee_of,
 )
 from dpftrl.errors import DpftrlError, InvalidInput
+from dpftrl.mechanisms import Mechanism
 from dpftrl.mechanisms.files import MechanismFile, mechanism_content, mechanism_from
 from dpftrl.participation import FixedEpochs, MinSep, Participation
 
@@ -90,10 +91,21 @@ class GuaranteeFile(msgspec.Struct, forbid_unknown_fields=True):
     hypotheses: list[HypothesisContent]
 
 
-def save_guarantee(guarantee: Guarantee, path: str | os.PathLike[str]) -> None:
-    """Write a guarantee to a .json file; an existing file is replaced."""
+def save_guarantee(
+    guarantee: Guarantee,
+    path: str | os.PathLike[str],
+    mechanisms: dict[Mechanism, MechanismFile] | None = None,
+) -> None:
+    """Write a guarantee to a .json file; an existing file is replaced.
+
+    Args:
+        guarantee: The guarantee.
+        path: The file.
+        mechanisms: Mechanisms that were written to this file before, with their content. What is
+            missing is added, so that a second call does not write large matrices again.
+    """
     target = _json_path(path)
-    content = guarantee_content(guarantee, target)
+    content = guarantee_content(guarantee, target, mechanisms)
     replace_file(target, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
 
 
@@ -107,17 +119,28 @@ def load_guarantee(path: str | os.PathLike[str]) -> Guarantee:
     return guarantee_from(read_json(target, GuaranteeFile, "guarantee"), target)
 
 
-def guarantee_content(guarantee: Guarantee, beside: Path) -> GuaranteeFile:
+def guarantee_content(
+    guarantee: Guarantee, beside: Path, mechanisms: dict[Mechanism, MechanismFile] | None = None
+) -> GuaranteeFile:
     """Convert a guarantee to the content of a file.
 
     Args:
         guarantee: The guarantee.
         beside: The path of the file. Large mechanisms are stored in files next to it.
+        mechanisms: As for `save_guarantee`.
     """
+    known = {} if mechanisms is None else mechanisms
+    for run in guarantee.runs:
+        if run.mechanism not in known:
+            known[run.mechanism] = mechanism_content(run.mechanism, beside)
+    hypotheses = [
+        HypothesisContent(hypothesis.name, hypothesis.text, hypothesis.basis)
+        for hypothesis in guarantee.hypotheses
+    ]
     return GuaranteeFile(
         "dpftrl guarantee",
         2,
-        runs=[_run_content(run, beside) for run in guarantee.runs],
+        runs=[_run_content(run, known[run.mechanism]) for run in guarantee.runs],
         mu=guarantee.mu,
         rho=guarantee.rho,
         epsilon=guarantee.epsilon,
@@ -128,10 +151,7 @@ def guarantee_content(guarantee: Guarantee, beside: Path) -> GuaranteeFile:
         devices=guarantee.devices,
         common_cap=guarantee.common_cap,
         adjacency=guarantee.adjacency,
-        hypotheses=[
-            HypothesisContent(hypothesis.name, hypothesis.text, hypothesis.basis)
-            for hypothesis in guarantee.hypotheses
-        ],
+        hypotheses=hypotheses,
     )
 
 
@@ -194,9 +214,9 @@ def _is_close(claim: object, value: object) -> bool:
     return False
 
 
-def _run_content(run: Run, beside: Path) -> RunContent:
+def _run_content(run: Run, mechanism: MechanismFile) -> RunContent:
     return RunContent(
-        mechanism_content(run.mechanism, beside),
+        mechanism,
         ParticipationContent.of(run.participation),
         run.noise_multiplier,
         run.sensitivity.value,

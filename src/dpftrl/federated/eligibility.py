@@ -1,8 +1,9 @@
 """Eligibility: which clients may take part in the next round, and which of them are chosen.
 
-`Timers` keeps when each client was last contacted and how often, in 16 bytes per client. `Rules`
-says who may be contacted again, `choose` draws the cohort, and `Pseudonyms` turns names into keyed
-hashes, refusing names under which one client could appear twice.
+`Pseudonyms` turns names into keyed hashes, `Timers` keeps when each client was last contacted and
+how often, in 16 bytes per client, `Rules` says who may be contacted again, and `choose` draws the
+cohort. `Eligibility` is all of them together, and refuses names under which one client could appear
+twice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -301,11 +302,16 @@ class Rules:
         """Record when the cohort of a round is contacted; of two attempts the later one counts."""
         if self._timer_hours is None:
             return
+        self.check_clock(now)
         while len(self._times) <= row:
             self._times.append(-np.inf)
-        if now is None or not now >= max(self._times):
+        self._times[row] = float("nan") if now is None else now
+
+    def check_clock(self, now: float | None) -> None:
+        """Refuse a contact without a time, or before an earlier contact, with timers by time."""
+        latest = max(self._times, default=-np.inf)
+        if self._timer_hours is not None and (now is None or not now >= latest):
             raise UnsafeState(f"the clock went backwards, or says nothing: {now}")
-        self._times[row] = now
 
     def _waited(self, last: NDArray[np.int32], now: float | None) -> NDArray[np.bool_]:
         if now is None or not np.isfinite(now):
@@ -328,3 +334,63 @@ def choose(eligible: Keys, size: int, seed: int, attempt: int) -> Keys:
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, attempt], np.uint64)))
     chosen = generator.choice(len(eligible), size, replace=False)
     return eligible[np.sort(chosen)]
+
+
+class Chosen(NamedTuple):
+    """A cohort that was chosen and not yet contacted.
+
+    Attributes:
+        keys: Pseudonyms of its clients, in rising order.
+        names: Their names in the same order.
+        exposure: How closely and how often clients will have been contacted.
+    """
+
+    keys: Keys
+    names: tuple[str, ...]
+    exposure: Exposure
+
+
+@final
+class Eligibility:
+    """Who may take part in a run: pseudonyms, timers and rules, which change together.
+
+    Args:
+        key: The noise key of the run, from which pseudonyms are derived.
+        rules: When a client may be contacted again.
+        size: Number of clients that a round contacts.
+        seed: Seed of the choice of cohorts.
+    """
+
+    def __init__(self, key: NoiseKey, rules: Rules, size: int, seed: int):
+        self.pseudonyms = Pseudonyms(key)
+        self.timers = Timers()
+        self._rules = rules
+        self._size = size
+        self._seed = seed
+
+    def by_key(self, names: Sequence[str]) -> dict[int, str]:
+        """The names by pseudonym."""
+        return {self.pseudonyms.key(name): name for name in names}
+
+    def choose(
+        self, by_key: Mapping[int, str], row: int, attempt: int, now: float | None
+    ) -> Chosen:
+        """Choose the cohort of a round among available clients, given by pseudonym.
+
+        Raises:
+            InvalidInput: A name could be another spelling of another client's name.
+            TooFewClients: Too few clients may be contacted now.
+        """
+        refuse_unclear(by_key, self.timers)
+        keys = np.fromiter(by_key, np.uint64, len(by_key))
+        eligible = self._rules.eligible(self.timers, keys, row, now)
+        chosen = choose(eligible, self._size, self._seed, attempt)
+        names = tuple(by_key[key] for key in chosen.tolist())
+        self.pseudonyms.refuse_renamed(names, self.timers)
+        self._rules.check_clock(now)
+        return Chosen(chosen, names, self.timers.exposure_after(chosen, row))
+
+    def contact(self, keys: Keys, row: int, now: float | None) -> None:
+        """Start the timers of clients that are contacted for a round."""
+        self._rules.contact(row, now)
+        self.timers.mark(keys, row)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast, final
 
 import numpy as np
@@ -44,7 +45,7 @@ class Layout:
             raise InvalidInput("names of a model's arrays must be valid Unicode")
         return cls(names, tuple(model[name].shape for name in names))
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The number of coordinates of the model."""
         return sum(math.prod(shape) for shape in self.shapes)

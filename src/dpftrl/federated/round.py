@@ -1,6 +1,6 @@
 """A round that is open: its cohort, and the reports that are added up as they arrive."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, cast, final
@@ -24,6 +24,7 @@ class Reports:
         more than the clip norm.
 
     Attributes:
+        clients: Pseudonyms of the cohort.
         goal: The report goal.
         counted: Pseudonyms of the clients whose updates are in the sum.
         unfit: How many of them sent an update that cannot be used. Private: never publish it.
@@ -33,7 +34,7 @@ class Reports:
         self.goal = goal
         self.counted: set[int] = set()
         self.unfit = 0
-        self._clients = clients
+        self.clients = clients
         self._layout = layout
         self._sum = ExactSum(grid, layout.size)
         self._lock = Lock()
@@ -49,7 +50,7 @@ class Reports:
     def take(self, client: int, update: Any) -> str | None:
         """Count a report; return why its update cannot be used, for the private log, or None."""
         with self._lock:
-            if client not in self._clients:
+            if client not in self.clients:
                 raise ReportRefused("this client is not in the cohort of this round")
             if client in self.counted:
                 raise ReportRefused("this client has already reported in this round")
@@ -61,8 +62,13 @@ class Reports:
         return why
 
     def sum(self) -> ExactSum:
-        """The exact sum, to which the noise is added in place."""
+        """The exact sum, to which the noise is added in place; raises if reports are missing."""
         with self._lock:  # the last report may still be on its way in
+            if not self.enough:
+                raise InvalidInput(
+                    f"{len(self.counted):,} of {self.goal:,} reports are too few to commit; "
+                    "abandon the round"
+                )
             return self._sum
 
     def _add(self, update: Any) -> str | None:
@@ -119,16 +125,16 @@ class Round:
         self,
         number: int,
         attempt: int,
-        names: dict[int, str],
+        names: Mapping[int, str],
         reports: Reports,
         log: Callable[[dict[str, Any]], None],
     ):
         self.number = number
         self.attempt = attempt
-        self.clients = tuple(names.values())
         self.reports = reports
         self._log = log
-        self._keys = {name: key for key, name in names.items()}
+        self._keys = {names[key]: key for key in sorted(reports.clients) if key in names}
+        self.clients = tuple(self._keys)
 
     def __repr__(self) -> str:
         return f"Round(number={self.number}, attempt={self.attempt}, {self.reports!r})"

@@ -77,13 +77,13 @@ class RunGuarantee:
             exposure: How closely and how often clients were contacted in them.
         """
         settings, planned_run = self.settings, self.plan.guarantee.runs[0]
-        planned = planned_run.participation
+        planned, basis = planned_run.participation, _basis(settings)
         if settings.timer_hours is None:
             covered = MinSep(rounds, planned.min_sep, planned.max_participations)
         else:
             covered = MinSep(rounds, exposure.min_gap or rounds, max(1, exposure.max_contacts))
         run = planned_run.with_participation(covered)
-        participation = Hypothesis("participation", run.hypothesis.text, _basis(settings))
+        participation = Hypothesis("participation", run.hypothesis.text, basis)
         # Zero-out stays assumed: the server cannot see why a client is away, fails or is late.
         known = [participation, ENFORCED_CLIPPING, IDENTITIES[settings.identity]]
         known += [TEST_KEY] if self.test_key else []

@@ -15,19 +15,20 @@ from typing import Any, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl._internal.arrays import Float32Vector
 from dpftrl._internal.checks import as_float
 from dpftrl._internal.deprecation import warn
 from dpftrl._internal.storage import replace_file
 from dpftrl.accounting import Guarantee
 from dpftrl.clipping import Grid
 from dpftrl.errors import InvalidInput, RunOver
-from dpftrl.federated.eligibility import Exposure, choose, refuse_unclear
+from dpftrl.federated.eligibility import Exposure
 from dpftrl.federated.layout import Layout
+from dpftrl.federated.optimizers import State
 from dpftrl.federated.round import Released, Reports, Round
 from dpftrl.federated.run_guarantee import RunGuarantee
-from dpftrl.federated.settings import Settings, cohort_size
+from dpftrl.federated.settings import Settings
 from dpftrl.federated.start_model import PROVENANCE, Start, StartModel, provenance_metadata
-from dpftrl.federated.store.checkpoints import Checkpoint
 from dpftrl.federated.store.folder import RunFolder
 from dpftrl.federated.store.journal import unpacked
 from dpftrl.federated.store.run_store import RunStore
@@ -72,6 +73,7 @@ class Server:
         file = store.file
         self._guarantee = RunGuarantee(store.plan, store.settings, file.test_key, store.start)
         self._grid = Grid.for_noise(store.plan.noise_multiplier, store.settings.clip_norm)
+        self._planned_rounds = store.plan.participation.rounds
 
     @classmethod
     def create(
@@ -208,7 +210,7 @@ class Server:
         if self._store.state.pending is None:
             return 0
         contacted = set(unpacked(self._store.state.pending.clients).tolist())
-        return len(contacted & {self._store.pseudonyms.key(name) for name in available})
+        return len(contacted & set(self._store.eligibility.by_key(available)))
 
     @property
     def clock(self) -> float | None:
@@ -263,9 +265,9 @@ class Server:
 
     def ended(self) -> str | None:
         """Why there is no further round, if there is none; a budget by time shows at `begin`."""
-        if self.rounds >= self.plan.participation.rounds:
+        if self.rounds >= self._planned_rounds:
             return f"all {self.rounds:,} rounds are done"
-        if self.settings.timer_hours is None:
+        if self.settings.timer_hours is None and self.settings.budget is not None:
             return self._guarantee.over_budget(self.rounds + 1, Exposure())
         return None
 
@@ -290,34 +292,23 @@ class Server:
             if store.state.pending is None and (reason := self.ended()):
                 raise RunOver(reason)
             now = None if now is None else _hours(now)
-            by_key = {store.pseudonyms.key(name): name for name in available}
-            if store.state.pending is None:
-                self._contact(by_key, now)
-            self._open_round = self._round_of_cohort(by_key)
+            by_key = store.eligibility.by_key(available)
+            pending, rounds = store.state.pending, store.state.rounds
+            if pending is None:
+                chosen = store.eligibility.choose(by_key, rounds, store.state.attempts, now)
+                if store.settings.budget is not None:
+                    self._check_budget(rounds + 1, chosen.exposure)
+                pending = store.contact(chosen, now)
+            clients = frozenset(unpacked(pending.clients).tolist())
+            reports = Reports(clients, store.plan.fleet.report_goal, store.layout, self._grid)
+            self._open_round = Round(
+                pending.row, pending.attempt, by_key, reports, store.folder.note
+            )
             return self._open_round
 
-    def _contact(self, by_key: dict[int, str], now: float | None) -> None:
-        """Choose a cohort among these clients and journal that it is contacted."""
-        store, rounds = self._store, self.rounds
-        refuse_unclear(by_key, store.timers)
-        keys = np.fromiter(by_key, np.uint64, len(by_key))
-        eligible = store.rules.eligible(store.timers, keys, rounds, now)
-        size, seed = cohort_size(store.plan), store.settings.seed
-        chosen = choose(eligible, size, seed, store.state.attempts)
-        exposure = store.timers.exposure_after(chosen, rounds)
-        if reason := self._guarantee.over_budget(rounds + 1, exposure):
+    def _check_budget(self, rounds: int, exposure: Exposure) -> None:
+        if reason := self._guarantee.over_budget(rounds, exposure):
             raise RunOver(reason)
-        names = tuple(by_key[int(key)] for key in chosen)
-        store.pseudonyms.refuse_renamed(names, store.timers)
-        store.contact(chosen, names, now)
-
-    def _round_of_cohort(self, by_key: dict[int, str]) -> Round:
-        pending = self._store.pending()
-        clients = frozenset(unpacked(pending.clients).tolist())
-        names = {key: by_key[key] for key in sorted(clients) if key in by_key}
-        goal = self.plan.fleet.report_goal
-        reports = Reports(clients, goal, self.layout, self._grid)
-        return Round(pending.row, pending.attempt, names, reports, self._store.folder.note)
 
     def commit(self, open_round: Round) -> Released:
         """Close a round: add the noise, step the optimizer, make the result durable.
@@ -327,28 +318,26 @@ class Server:
         """
         with self._lock:
             self._check_open(open_round)
-            if not open_round.enough:
-                raise InvalidInput(f"{open_round!r} has too few reports to commit; abandon it")
             store, reports = self._store, open_round.reports
+            total, exposure = reports.sum(), store.eligibility.timers.exposure
             with store.all_or_nothing():
-                total = reports.sum()
                 store.noise.add_to(total)
                 mean = self._grid.values(total.steps, divisor=reports.goal)
-                guarantee = self._guarantee.after(self.rounds + 1, store.timers.exposure)
-                store.commit(reports.counted, self._stepped(mean), guarantee)
+                guarantee = self._guarantee.after(store.state.rounds + 1, exposure)
+                store.commit(reports.counted, *self._stepped(mean), guarantee)
             self._open_round = None
-            self.log(attempt=open_round.attempt, row=open_round.number, unfit=reports.unfit)
-            store.tidy()
+            store.tidy(
+                {"attempt": open_round.attempt, "row": open_round.number, "unfit": reports.unfit}
+            )
             return Released(self.rounds, self.epsilon, self.arrays())
 
-    def _stepped(self, mean: NDArray[np.float64]) -> Checkpoint:
-        """Model and optimizer after a step with the noisy mean of a round."""
-        old, planned = self._store.checkpoint, self.plan.participation.rounds
+    def _stepped(self, mean: NDArray[np.float64]) -> tuple[Float32Vector, State]:
+        """The model and the state of the optimizer after a step with a round's noisy mean."""
+        old = self._store.checkpoint
         with np.errstate(over="ignore", invalid="ignore"):  # a model may diverge: that is released
-            model, state = self.settings.optimizer.step(
-                old.model, mean, old.optimizer, self.rounds, planned
+            return self.settings.optimizer.step(
+                old.model, mean, old.optimizer, self.rounds, self._planned_rounds
             )
-        return Checkpoint(model, state)
 
     def abandon(self, open_round: Round, reason: str) -> None:
         """Close a round without a result: nothing is released, and the next one takes its place.
@@ -369,7 +358,6 @@ class Server:
         self._store.folder.note(entry)
 
     def _check_open(self, open_round: Round) -> None:
-        self._store.check_usable()
         if open_round is not self._open_round:
             raise InvalidInput(f"{open_round!r} is not the round that is open")
 

@@ -1,7 +1,7 @@
 """The value `Sensitivity`, sensitivity by brute force, and sensitivity of Toeplitz strategies."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Self, final
 
 import numpy as np
@@ -31,6 +31,7 @@ class Sensitivity:
         value: The sensitivity, or an upper bound on it.
         lower_bound: Norm that some allowed pattern attains; equal to `value` if that is exact.
         pattern: A pattern that attains `lower_bound`; None if it is not known or too long to keep.
+        kind: Whether `value` is the sensitivity itself or an upper bound on it.
 
     Guarantees:
         `value` is never below the true sensitivity under the participation that it was computed
@@ -41,6 +42,11 @@ class Sensitivity:
     value: float
     lower_bound: float
     pattern: Pattern | None = None
+    kind: Kind = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        kind = "exact" if self.value == self.lower_bound else "upper bound"
+        object.__setattr__(self, "kind", kind)
 
     @classmethod
     def exact(cls, value: float, pattern: Pattern | None = None) -> Self:
@@ -59,11 +65,6 @@ class Sensitivity:
     def times(self, scale: float) -> Self:
         """Sensitivity of the strategy multiplied by `scale`."""
         return type(self)(self.value * scale, self.lower_bound * scale, self.pattern)
-
-    @property
-    def kind(self) -> Kind:
-        """Whether `value` is the sensitivity itself or an upper bound on it."""
-        return "exact" if self.value == self.lower_bound else "upper bound"
 
     def __float__(self) -> float:
         return self.value

@@ -278,7 +278,7 @@ class BLT(ToeplitzMechanism):
         factor of theta_j cancels, and h is a sum of exponentials with the decays of C^-1. An error
         in buffer j decays by theta_j per round and enters the noise times omega_j.
         """
-        if self.check_rounds(rounds) == 1 or not len(self._distinct.rates):
+        if rounds == 1 or not len(self._distinct.rates):
             return 0.0
         # Plain floats: accounting calls this for every round, and one numpy call costs more.
         responses = self._responses

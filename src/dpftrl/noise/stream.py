@@ -286,7 +286,7 @@ class NoiseStream:
             if self._mode == "regenerating":  # the state consists of digests only
                 _, self._state = self._next_round(digest)
             else:
-                self._run(digest, Target([], 1.0))
+                self._run(digest, [], 1.0)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a file that only its owner can read.
@@ -383,11 +383,12 @@ class NoiseStream:
         self._check_can_continue()
         previous = self._state.last_digest
         digest = digest_of_update(self._row_keys, parts, scale, previous, self._threads)
-        self._run(digest, Target(parts, scale))
+        self._run(digest, parts, scale)
 
-    def _run(self, digest: Secret, target: Target) -> None:
-        """Compute the next round, add its noise to the target and advance the state."""
+    def _run(self, digest: Secret, parts: Parts, scale: float) -> None:
+        """Compute the next round, add its noise to the arrays and advance the state."""
         next_round, state_after = self._next_round(digest)
+        target = Target(parts, scale)
         self._interrupted = True
         run_round(next_round, target, self._size, self._threads)
         self._state = state_after

@@ -1,4 +1,6 @@
-"""The folder of a run: the path of each file, and what may lie in it.
+"""The folder of a run: the path of each file, what may lie in it, and checkpoints.
+
+A checkpoint is the model and the server optimizer after a round, in one file.
 
 Everything in `private/`, and the ledger, stays on the server. Whoever has the key, the journal or
 the noise state can remove the noise from the models again.
@@ -9,16 +11,23 @@ import hashlib
 import os
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
 
 import msgspec
 
+from dpftrl._internal.arrays import Float32Vector
 from dpftrl._internal.storage import read_file, replace_durably
 from dpftrl.errors import InvalidInput, UnsafeState
+from dpftrl.federated.optimizers import State
 from dpftrl.federated.store.ledger import HEADER
 from dpftrl.noise import NoiseKey
 
+# Names of the arrays in a checkpoint.
+MODEL: Final = "model"
+OPTIMIZER: Final = "optimizer."
+MOST_CHECKPOINT_BYTES: Final = 2**40
 # Temporary files that a killed process may leave: a dot, one of our names, and the process id.
 DRAFT = re.compile(
     r"\.(run\.json|plan.*|guarantee\.json|noise\..*|journal\.jsonl|[0-9]+\.safetensors)\.[0-9]+"
@@ -32,52 +41,52 @@ class RunFolder:
 
     root: Path
 
-    @property
+    @cached_property
     def private(self) -> Path:
         """The folder of what only the server may read."""
         return self.root / "private"
 
-    @property
+    @cached_property
     def settings(self) -> Path:
         """The run's identity and settings (`run.json`)."""
         return self.root / "run.json"
 
-    @property
+    @cached_property
     def plan(self) -> Path:
         """The plan (`plan.json`)."""
         return self.root / "plan.json"
 
-    @property
+    @cached_property
     def guarantee(self) -> Path:
         """The guarantee of everything released so far (`guarantee.json`)."""
         return self.root / "guarantee.json"
 
-    @property
+    @cached_property
     def ledger(self) -> Path:
         """Who took part in which round (`ledger.csv`)."""
         return self.root / "ledger.csv"
 
-    @property
+    @cached_property
     def journal(self) -> Path:
         """The journal: every decision, one per line."""
         return self.private / "journal.jsonl"
 
-    @property
+    @cached_property
     def key(self) -> Path:
         """The noise key."""
         return self.private / "noise.key"
 
-    @property
+    @cached_property
     def lock(self) -> Path:
         """The lock file, held by the server that works on the run."""
         return self.private / "lock"
 
-    @property
+    @cached_property
     def noise(self) -> Path:
         """The noise buffers, saved every `snapshot_every` rounds."""
         return self.private / "noise.safetensors"
 
-    @property
+    @cached_property
     def log(self) -> Path:
         """The private log of refused and unusable reports; never to be published."""
         return self.private / "log.jsonl"
@@ -161,3 +170,45 @@ def sha256_of(path: Path) -> str:
             return hashlib.file_digest(content, "sha256").hexdigest()
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
+
+
+@final
+class Checkpoint:
+    """A model with the state of its server optimizer.
+
+    Attributes:
+        model: The model as one flat vector.
+        optimizer: The vectors that the optimizer keeps, by name, each as long as the model.
+    """
+
+    def __init__(self, model: Float32Vector, optimizer: State):
+        self.model = model
+        self.optimizer = optimizer
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({self.model.size:,} parameters)"
+
+    def save(self, path: Path) -> str:
+        """Write the checkpoint, readable by the owner only, and return the SHA-256 of the file."""
+        from safetensors.numpy import save
+
+        vectors = {OPTIMIZER + name: vector for name, vector in self.optimizer.items()}
+        content = save({MODEL: self.model, **vectors})
+        replace_durably(path, content)
+        return hashlib.sha256(content).hexdigest()
+
+    @classmethod
+    def load(cls, path: Path, sha256: str) -> "Checkpoint":
+        """Read a checkpoint; refuse a file with another SHA-256."""
+        from safetensors.numpy import load
+
+        content = read_file(path, MOST_CHECKPOINT_BYTES)
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise UnsafeState(f"{path} was changed since it was committed: its digest differs")
+        arrays = load(content)
+        if MODEL not in arrays:
+            raise InvalidInput(f"{path} holds no model")
+        state = {
+            name.removeprefix(OPTIMIZER): vector for name, vector in arrays.items() if name != MODEL
+        }
+        return cls(arrays[MODEL], state)

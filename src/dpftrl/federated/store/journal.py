@@ -2,20 +2,27 @@
 
 Every line carries a keyed digest of itself and of all lines before it. Without the key nobody can
 change, remove or reorder lines, except at the end of the file; the end is what the witness
-remembers.
+remembers. The witness is a file outside the folder of the run: a folder that was restored from a
+backup, or copied, does not know what was released since, and the witness does. Its lock also keeps
+two servers from working on one run, wherever the folder is.
 """
 
+import contextlib
+import fcntl
 import hmac
+import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import Final, Literal, final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl._internal.storage import append_durably, replace_durably
-from dpftrl.errors import InvalidInput, UnsafeState
+from dpftrl._internal.storage import STATE, append_durably, read_json, replace_durably
+from dpftrl.errors import InvalidInput, RunInUse, UnsafeState
+from dpftrl.federated.eligibility import PREFIX
 from dpftrl.noise import NoiseKey
 
 
@@ -103,6 +110,9 @@ AnyRecord = Created | Cohort | Committed | Abandoned
 
 
 Keys = NDArray[np.uint64]
+# What became of a client's update, as the ledger says it.
+Status = Literal["counted", "contacted", "abandoned"]
+DIGITS: Final = 16  # of one pseudonym
 
 
 @final
@@ -174,6 +184,18 @@ class RunState:
         )
 
 
+def statuses(cohort: Cohort, counted: set[int], otherwise: Status) -> list[tuple[str, Status]]:
+    """The name of each client of a cohort as the ledger shows it, and what became of its update."""
+    names = cohort.names or tuple(
+        PREFIX + cohort.clients[i : i + DIGITS] for i in range(0, len(cohort.clients), DIGITS)
+    )
+    keys = unpacked(cohort.clients).tolist()
+    return [
+        (name, "counted" if key in counted else otherwise)
+        for key, name in zip(keys, names, strict=True)
+    ]
+
+
 def packed(keys: Keys) -> str:
     """Encode pseudonyms as the journal keeps them: 16 hexadecimal digits each."""
     return keys.astype(">u8").tobytes().hex()
@@ -206,7 +228,8 @@ class Journal:
 
     def __init__(self, path: Path, key: NoiseKey):
         self._path = path
-        self._key = key.derive(b"journal")
+        secret = key.derive(b"journal")
+        self._hmac = hmac.new(secret.secret_bytes(), digestmod="sha256")
         self._bytes = 0
         self.lines = 0
         self.mac = START
@@ -264,8 +287,9 @@ class Journal:
         return known if whole and fits else None
 
     def _mac(self, content: bytes) -> str:
-        message = bytes.fromhex(self.mac) + content
-        return hmac.digest(self._key.secret_bytes(), message, "sha256").hex()
+        keyed = self._hmac.copy()
+        keyed.update(bytes.fromhex(self.mac) + content)
+        return keyed.hexdigest()
 
     def _move(self, line: bytes, mac: str) -> None:
         self._bytes += len(line)
@@ -278,3 +302,118 @@ def _decoded(content: bytes) -> AnyRecord:
         return msgspec.json.decode(content, type=AnyRecord)
     except msgspec.MsgspecError as error:
         raise InvalidInput(f"the journal cannot hold this: {error}") from None
+
+
+class WitnessFile(msgspec.Struct, forbid_unknown_fields=True):
+    """The content of the witness file."""
+
+    format: Literal["dpftrl witness"]
+    version: Literal[1]
+    run: str
+    lines: int
+    mac: str
+
+
+@final
+class Witness:
+    """The witness of one run, locked by one server at a time."""
+
+    def __init__(self, folder: Path, run: str):
+        self._run = run
+        self._path = folder / f"{run}.json"
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise InvalidInput(
+                f"{folder} cannot be made: {error.strerror}; ${STATE} names another folder"
+            ) from None
+        self._lock = Lock(folder / f"{run}.lock")
+
+    def seen(self) -> WitnessFile | None:
+        """What the witness remembers, or None if there is no witness file."""
+        if not self._path.exists():
+            return None
+        found = read_json(self._path, WitnessFile, "witness")
+        if found.run != self._run:
+            raise UnsafeState(f"{self._path} is the witness of another run, {found.run:.40}")
+        return found
+
+    def check(self, lines: int, mac: str) -> None:
+        """Refuse to go on if another server has worked on the run meanwhile."""
+        self._lock.check()
+        seen = self.seen()
+        if seen is None or (seen.lines, seen.mac) != (lines, mac):
+            raise UnsafeState(
+                f"somebody else has worked on this run, or changed {self._path}; open it again"
+            )
+
+    def remember(self, lines: int, mac: str) -> None:
+        """Record the number of lines in the journal, and the digest of the last one."""
+        content = msgspec.json.encode(WitnessFile("dpftrl witness", 1, self._run, lines, mac))
+        replace_durably(self._path, content)
+
+    def close(self) -> None:
+        """Let another server have the run."""
+        self._lock.close()
+
+
+@final
+class Lock:
+    """A file lock: one process holds it, and the system releases it when that process ends."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._process = os.getpid()
+        try:
+            self._handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise InvalidInput(f"{path} cannot be opened: {error.strerror}") from None
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(self._handle, 20, 0).decode(errors="replace").strip()
+            os.close(self._handle)
+            raise RunInUse(
+                f"another server (process {holder or 'unknown'}) is working on this run; "
+                "wait for it, or stop it"
+            ) from None
+        with contextlib.suppress(OSError):  # who holds it is a courtesy, for the message above
+            os.ftruncate(self._handle, 0)
+            os.pwrite(self._handle, str(self._process).encode(), 0)
+
+    def check(self) -> None:
+        """Refuse to go on if the lock file was replaced: another process may hold the new one."""
+        try:
+            here, there = os.fstat(self._handle), self._path.stat()
+        except OSError:
+            here = there = None
+        if here is None or there is None or not os.path.samestat(here, there):
+            raise UnsafeState(f"{self._path} was removed while this server worked; open it again")
+
+    def close(self) -> None:
+        """Release the lock. A copy of this process by fork closes its handle only."""
+        if self._handle >= 0:
+            if os.getpid() == self._process:
+                fcntl.flock(self._handle, fcntl.LOCK_UN)
+            os.close(self._handle)
+            self._handle = -1
+
+
+@final
+@dataclass(frozen=True)
+class Decisions:
+    """The journal, the state that follows from it, and the witness: they change together."""
+
+    journal: Journal
+    state: RunState
+    witness: Witness
+    lock: Lock
+
+    def append(self, record: AnyRecord) -> None:
+        """Journal a decision; on return it is on the disk, and the witness knows of it."""
+        self.state.check(record)
+        self.lock.check()
+        self.witness.check(self.journal.lines, self.journal.mac)
+        self.journal.append(record)
+        self.state.follow(record)
+        self.witness.remember(self.journal.lines, self.journal.mac)

@@ -7,14 +7,13 @@ file. What comes after that length belongs to a round that was not committed, an
 import csv
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal, final
+from typing import Final, final
 
 from dpftrl._internal.storage import append_durably
 from dpftrl.errors import InvalidInput, UnsafeState
-
-Status = Literal["counted", "contacted", "abandoned"]
+from dpftrl.federated.store.journal import Status
 
 HEADER: Final = "round,client,status\n"
 # Length and digest of a ledger with nobody in it.
@@ -32,6 +31,7 @@ class Ledger:
 
     Attributes:
         bytes: The length of the committed part of the file.
+        sha256: SHA-256 of that part.
     """
 
     def __init__(self, path: Path, hashed: bool):
@@ -39,21 +39,17 @@ class Ledger:
         self._hashed = hashed
         self._hasher = hashlib.sha256()
         self.bytes = 0
+        self.sha256 = self._hasher.hexdigest()
 
     def __repr__(self) -> str:
         return f"Ledger({self._path}, {self.bytes:,} bytes)"
-
-    @property
-    def sha256(self) -> str:
-        """SHA-256 of the whole ledger."""
-        return self._hasher.copy().hexdigest()
 
     def begin(self) -> None:
         """Write the header."""
         self._append(HEADER.encode())
 
-    def append(self, row: int, clients: Iterator[tuple[str, Status]]) -> None:
-        """Add the rows of a round; on return they are on the disk."""
+    def append(self, row: int, clients: Sequence[tuple[str, Status]]) -> None:
+        """Add the rows of a round, with the name and the status of each client, durably."""
         text = io.StringIO()
         # Names may hold anything; quotes keep what a reader might strip or split at.
         quoting = csv.QUOTE_MINIMAL if self._hashed else csv.QUOTE_NONNUMERIC
@@ -70,6 +66,7 @@ class Ledger:
                     self.bytes += len(piece)
         except OSError as error:
             raise InvalidInput(f"{self._path} cannot be read: {error.strerror}") from None
+        self.sha256 = self._hasher.hexdigest()
         if self.bytes != length or self.sha256 != sha256:
             raise UnsafeState(
                 f"{self._path} is not what the journal says: its first {length:,} bytes were "
@@ -84,3 +81,4 @@ class Ledger:
         append_durably(self._path, content, self.bytes)
         self._hasher.update(content)
         self.bytes += len(content)
+        self.sha256 = self._hasher.hexdigest()

@@ -7,7 +7,7 @@ round is abandoned. Each is journalled before anything follows from it.
 
 import contextlib
 import os
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,53 +17,38 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl._internal.arrays import Float32Vector
 from dpftrl._internal.storage import default_state_folder, flush, read_json, replace_durably
 from dpftrl.accounting import Guarantee, save_guarantee
 from dpftrl.errors import InvalidInput, UnsafeState
-from dpftrl.federated.eligibility import Exposure, Pseudonyms, Rules, Timers, written
+from dpftrl.federated.eligibility import Chosen, Eligibility, Exposure, Rules
 from dpftrl.federated.layout import Layout
-from dpftrl.federated.settings import RunFile, Settings
+from dpftrl.federated.optimizers import State as OptimizerState
+from dpftrl.federated.settings import RunFile, Settings, cohort_size
 from dpftrl.federated.start_model import Start, StartModel
-from dpftrl.federated.store.checkpoints import Checkpoint
-from dpftrl.federated.store.folder import RunFolder, sha256_of
+from dpftrl.federated.store.folder import Checkpoint, RunFolder, sha256_of
 from dpftrl.federated.store.journal import (
     Abandoned,
-    AnyRecord,
     Cohort,
     Committed,
     Created,
+    Decisions,
     Journal,
+    Lock,
     RunState,
+    Witness,
     packed,
+    statuses,
     unpacked,
 )
-from dpftrl.federated.store.ledger import EMPTY, Ledger, Status
-from dpftrl.federated.store.witness import Lock, Witness
+from dpftrl.federated.store.ledger import EMPTY, Ledger
+from dpftrl.mechanisms import Mechanism
+from dpftrl.mechanisms.files import MechanismFile
 from dpftrl.noise import NoiseKey, NoiseStream
 from dpftrl.noise.key import Secret
 from dpftrl.plan import Plan, load_plan, save_plan
 
 Keys = NDArray[np.uint64]
-
-
-@final
-@dataclass(frozen=True)
-class Decisions:
-    """The journal, the state that follows from it, and the witness: they change together."""
-
-    journal: Journal
-    state: RunState
-    witness: Witness
-    lock: Lock
-
-    def append(self, record: AnyRecord) -> None:
-        """Journal a decision; on return it is on the disk, and the witness knows of it."""
-        self.state.check(record)
-        self.lock.check()
-        self.witness.check(self.journal.lines, self.journal.mac)
-        self.journal.append(record)
-        self.state.follow(record)
-        self.witness.remember(self.journal.lines, self.journal.mac)
 
 
 @final
@@ -80,10 +65,10 @@ class RunStore:
         plan: Mechanism, noise, fleet and guarantee.
         file: What `run.json` says.
         start: The model file that the run started from, if there was one.
+        settings: What `run.json` says about the training.
+        layout: Names and shapes of the model's arrays.
         state: Where the run stands, as its journal tells it.
-        timers: Who was contacted when.
-        rules: When a client may be contacted again.
-        pseudonyms: Names to keyed hashes.
+        eligibility: Who was contacted when, and who may be contacted again.
         noise: The stream of noise, after the last round that was committed.
         checkpoint: The model after that round.
         exposure: How closely and how often clients were contacted up to that round.
@@ -93,20 +78,21 @@ class RunStore:
     plan: Plan
     file: RunFile
     start: Start | None
-    settings: Settings
-    layout: Layout
-    state: RunState
-    timers: Timers
-    rules: Rules
-    pseudonyms: Pseudonyms
+    eligibility: Eligibility
     noise: NoiseStream
     checkpoint: Checkpoint
     exposure: Exposure
     _decisions: Decisions
     _ledger: Ledger
     _held: ExitStack
-    _process: int
-    _poisoned: bool = False
+
+    def __post_init__(self) -> None:
+        self.settings = self.file.settings
+        self.layout = Layout(self.file.names, self.file.shapes)
+        self.state = self._decisions.state
+        self._process = os.getpid()
+        self._poisoned = False
+        self._mechanisms: dict[Mechanism, MechanismFile] = {}  # that guarantee.json describes
 
     @classmethod
     def create(
@@ -147,25 +133,9 @@ class RunStore:
             noise = _noise(plan, file, layout, key)
             checkpoint = Checkpoint(layout.flat(arrays), settings.optimizer.start(layout.size))
             _write_first(folder, plan, file, key, checkpoint, ledger, decisions)
-            return cls(
-                folder=folder,
-                plan=plan,
-                file=file,
-                start=start,
-                settings=settings,
-                layout=layout,
-                state=decisions.state,
-                timers=Timers(),
-                rules=_rules(plan, settings),
-                pseudonyms=Pseudonyms(key),
-                noise=noise,
-                checkpoint=checkpoint,
-                exposure=Exposure(),
-                _decisions=decisions,
-                _ledger=ledger,
-                _held=held.pop_all(),
-                _process=os.getpid(),
-            )
+            eligibility = _eligibility(plan, settings, key)
+            parts = (eligibility, noise, checkpoint, Exposure(), decisions, ledger)
+            return cls(folder, plan, file, start, *parts, held.pop_all())
 
     @classmethod
     def resume(cls, folder: RunFolder, state_folder: Path | None, trust_folder: bool) -> Self:
@@ -186,8 +156,8 @@ class RunStore:
             layout = Layout(file.names, file.shapes)
             noise = _noise(plan, file, layout, key)
             decisions = _decisions(folder, file, key, lock, state_folder, held)
-            timers, rules = Timers(), _rules(plan, settings)
-            exposure = _read_journal(decisions, folder, timers, rules, trust_folder)
+            eligibility = _eligibility(plan, settings, key)
+            exposure = _read_journal(decisions, folder, eligibility, trust_folder)
             state = decisions.state
             # Everything is read and checked first; only then is anything changed.
             ledger = Ledger(folder.ledger, settings.hash_clients)
@@ -197,25 +167,8 @@ class RunStore:
             ledger.cut()
             decisions.witness.remember(decisions.journal.lines, decisions.journal.mac)
             folder.tidy(state.rounds)
-            return cls(
-                folder=folder,
-                plan=plan,
-                file=file,
-                start=start,
-                settings=settings,
-                layout=layout,
-                state=state,
-                timers=timers,
-                rules=rules,
-                pseudonyms=Pseudonyms(key),
-                noise=noise,
-                checkpoint=checkpoint,
-                exposure=exposure,
-                _decisions=decisions,
-                _ledger=ledger,
-                _held=held.pop_all(),
-                _process=os.getpid(),
-            )
+            parts = (eligibility, noise, checkpoint, exposure, decisions, ledger)
+            return cls(folder, plan, file, start, *parts, held.pop_all())
 
     def close(self) -> None:
         """Let another process have the run."""
@@ -248,36 +201,47 @@ class RunStore:
             raise UnsafeState("no round is open")
         return self.state.pending
 
-    def contact(self, chosen: Keys, names: tuple[str, ...], now: float | None) -> None:
+    def contact(self, chosen: Chosen, now: float | None) -> Cohort:
         """Journal that these clients are about to be contacted, and start their timers.
 
         Args:
-            chosen: Their pseudonyms, in rising order.
-            names: Their names in the same order.
+            chosen: The cohort.
             now: The time in hours, where timers go by time.
+
+        Returns:
+            The record that was journalled.
         """
         row = self.state.rounds
-        kept = None if self.settings.hash_clients else names
-        self.rules.contact(row, now)
+        kept = None if self.settings.hash_clients else chosen.names
         with self.all_or_nothing():
-            record = Cohort(self.state.attempts, row, packed(chosen), now, kept)
+            record = Cohort(self.state.attempts, row, packed(chosen.keys), now, kept)
             self._decisions.append(record)
-            self.timers.mark(chosen, row)
+            self.eligibility.contact(chosen.keys, row, now)
+        return record
 
-    def commit(self, counted: set[int], after: Checkpoint, guarantee: Guarantee) -> None:
+    def commit(
+        self,
+        counted: set[int],
+        model: Float32Vector,
+        optimizer: OptimizerState,
+        guarantee: Guarantee,
+    ) -> None:
         """Make a round durable: from here on its model may be released.
 
         Called within `all_or_nothing`, after the noise of the round was added.
 
         Args:
             counted: Pseudonyms of the clients whose updates are in the sum.
-            after: Model and optimizer after the round.
+            model: The model after the round, as one flat vector.
+            optimizer: The state of the server optimizer after the round.
             guarantee: What everything released so far guarantees, this round included.
         """
         pending = self.pending()
+        after = Checkpoint(model, optimizer)
         sha256 = after.save(self.folder.checkpoint(self.state.rounds + 1))
-        self._ledger.append(pending.row, _statuses(pending, counted, "contacted"))
-        self.publish(guarantee)  # before the round is real: what is stated is never too little
+        self._ledger.append(pending.row, statuses(pending, counted, "contacted"))
+        # Published before the round is real: what is stated is never too little.
+        save_guarantee(guarantee, self.folder.guarantee, self._mechanisms)
         self._decisions.append(
             Committed(
                 attempt=pending.attempt,
@@ -290,23 +254,24 @@ class RunStore:
                 epsilon=guarantee.epsilon,
             )
         )
-        self.checkpoint, self.exposure = after, self.timers.exposure
+        self.checkpoint, self.exposure = after, self.eligibility.timers.exposure
 
     def abandon(self, reason: str) -> None:
         """Journal that the open round comes to nothing; its row of noise is for the next one."""
-        pending = self.pending()
         with self.all_or_nothing():
-            self._ledger.append(pending.row, _statuses(pending, set(), "abandoned"))
+            pending = self.pending()
+            self._ledger.append(pending.row, statuses(pending, set(), "abandoned"))
             ledger = (self._ledger.bytes, self._ledger.sha256)
             self._decisions.append(Abandoned(pending.attempt, pending.row, reason, *ledger))
 
     def publish(self, guarantee: Guarantee) -> None:
         """Write `guarantee.json`."""
-        save_guarantee(guarantee, self.folder.guarantee)
+        save_guarantee(guarantee, self.folder.guarantee, self._mechanisms)
 
-    def tidy(self) -> None:
-        """Save the noise buffers when it is time to, and remove what nobody needs."""
+    def tidy(self, entry: dict[str, Any]) -> None:
+        """Note an entry in the private log, save the noise buffers when it is time, clean up."""
         rounds = self.state.rounds
+        self.folder.note(entry)
         if rounds % self.settings.snapshot_every == 0:
             try:
                 self.noise.save(self.folder.noise)
@@ -329,9 +294,10 @@ def _decisions(
     return Decisions(Journal(folder.journal, key), RunState(), witness, lock)
 
 
-def _rules(plan: Plan, settings: Settings) -> Rules:
+def _eligibility(plan: Plan, settings: Settings, key: NoiseKey) -> Eligibility:
     limits = plan.participation
-    return Rules(limits.min_sep, limits.max_participations, settings.timer_hours)
+    rules = Rules(limits.min_sep, limits.max_participations, settings.timer_hours)
+    return Eligibility(key, rules, cohort_size(plan), settings.seed)
 
 
 def _check_others(start: Start, settings: Settings) -> None:
@@ -405,7 +371,7 @@ def _noise(plan: Plan, file: RunFile, layout: Layout, key: NoiseKey) -> NoiseStr
 
 
 def _read_journal(
-    decisions: Decisions, folder: RunFolder, timers: Timers, rules: Rules, trust_folder: bool
+    decisions: Decisions, folder: RunFolder, eligibility: Eligibility, trust_folder: bool
 ) -> Exposure:
     """Follow the journal to its end; return the exposure up to the last committed round."""
     journal, state = decisions.journal, decisions.state
@@ -415,10 +381,9 @@ def _read_journal(
     for record, mac in journal.read():
         state.follow(record)
         if isinstance(record, Cohort):
-            timers.mark(unpacked(record.clients), record.row)
-            rules.contact(record.row, record.time)
+            eligibility.contact(unpacked(record.clients), record.row, record.time)
         elif isinstance(record, Committed):
-            exposure = timers.exposure
+            exposure = eligibility.timers.exposure
         is_known |= seen is not None and (journal.lines, mac) == (seen.lines, seen.mac)
     if seen is None and not trust_folder:
         raise UnsafeState(
@@ -466,11 +431,3 @@ def _belongs(saved: NoiseStream, state: RunState) -> bool:
         )
     digest = saved.last_digest().secret_bytes().hex()
     return saved.round > 0 and digest == state.digests[saved.round - 1]
-
-
-def _statuses(cohort: Cohort, counted: set[int], otherwise: Status) -> Iterator[tuple[str, Status]]:
-    """The rows of the ledger for a cohort: the name of each client, and what became of it."""
-    keys = [int(key) for key in unpacked(cohort.clients)]
-    names = cohort.names or tuple(map(written, keys))
-    for key, name in zip(keys, names, strict=True):
-        yield name, "counted" if key in counted else otherwise

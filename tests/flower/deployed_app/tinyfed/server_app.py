@@ -15,13 +15,13 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    told = context.run_config
-    place = Path(str(told["folder"]))
-    limits = MinSep(int(told["rounds"]), int(told["min-sep"]))
+    config = context.run_config
+    place = Path(str(config["folder"]))
+    limits = MinSep(int(config["rounds"]), int(config["min-sep"]))
     fleet = Fleet(
-        population=int(told["nodes"]),
-        report_goal=int(told["goal"]),
-        over_selection=float(told["over-selection"]),
+        population=int(config["nodes"]),
+        report_goal=int(config["goal"]),
+        over_selection=float(config["over-selection"]),
     )
     plan = Plan(fleet, account(mechanism("blt-b400"), limits, noise_multiplier=0.05, delta=1e-6))
 
@@ -35,9 +35,9 @@ def main(grid: Grid, context: Context) -> None:
         plan,
         Settings(clip_norm=2.0),
         place / "run",
-        require_auth=bool(told["require-auth"]),
+        require_auth=bool(config["require-auth"]),
         patience=Patience(
-            replies=float(told["reply-seconds"]), nodes=120, lock=float(told["lock-seconds"])
+            replies=float(config["reply-seconds"]), nodes=120, lock=float(config["lock-seconds"])
         ),
         state_folder=place / "state",
         insecure_test_key=1,
