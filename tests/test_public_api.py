@@ -1,8 +1,10 @@
 """What users import from `dpftrl`: complete, light, typed, and documented by a README that runs."""
 
+import json
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,52 @@ def test_the_python_example_of_the_readme_runs(tmp_path, monkeypatch):
     exec(compile(example, "README.md", "exec"), found)
     assert (tmp_path / "run" / "guarantee.json").exists()
     assert found["server"].epsilon <= 8.0  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_wheel_ships_the_types(tmp_path):
+    build = "from hatchling.builders.wheel import WheelBuilder as W; import sys; "
+    build += "print(next(W(sys.argv[1]).build(directory=sys.argv[2], versions=['standard'])))"
+    done = subprocess.run(
+        [sys.executable, "-c", build, str(ROOT), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    with zipfile.ZipFile(done.stdout.strip().splitlines()[-1]) as wheel:
+        names = set(wheel.namelist())
+    assert "dpftrl/py.typed" in names
+    modules = {
+        str(path.relative_to(ROOT / "src")) for path in (ROOT / "src" / "dpftrl").rglob("*.py")
+    }
+    assert modules <= names
+
+
+USER_PROGRAM = ROOT / "tests" / "user_program.py"
+
+
+def test_a_program_of_a_user_runs(tmp_path):
+    done = subprocess.run(
+        [sys.executable, USER_PROGRAM], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "2 " in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("mistake", [False, True])
+def test_a_program_of_a_user_passes_strict_type_checks_and_a_mistake_does_not(tmp_path, mistake):
+    text = USER_PROGRAM.read_text()
+    if mistake:
+        text = text.replace("guarantee.epsilon:.3f", "guarantee.epsilom:.3f")
+    (tmp_path / "program.py").write_text(text)
+    settings = {"typeCheckingMode": "strict", "include": ["program.py"], "pythonVersion": "3.11"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    done = subprocess.run(
+        [
+            Path(sys.executable).with_name("basedpyright"),
+            *("--project", tmp_path, "--pythonpath", sys.executable),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode == 1) is mistake, done.stdout
+    assert ("epsilom" in done.stdout) is mistake

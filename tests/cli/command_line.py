@@ -13,7 +13,8 @@ from dpftrl.cli.main import main
 
 def run(*arguments) -> tuple[int, str, str]:
     """Run a command line; return its exit code, output and error output."""
-    out, err = io.StringIO(), io.StringIO()
+    # Not StringIO: a command may also write bytes.
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(2))
     with (
         patch.object(sys, "argv", ["dpftrl", *map(str, arguments)]),
         contextlib.redirect_stdout(out),
@@ -21,7 +22,12 @@ def run(*arguments) -> tuple[int, str, str]:
         pytest.raises(SystemExit) as stop,
     ):
         main()
-    return stop.value.code, out.getvalue(), err.getvalue()
+    return stop.value.code, _text(out), _text(err)
+
+
+def _text(stream: io.TextIOWrapper) -> str:
+    stream.seek(0)
+    return stream.read()
 
 
 def answer(*arguments) -> dict:

@@ -24,7 +24,7 @@ from dpftrl.plan import Fleet, Plan, save_plan
 
 SETTING = ("--rounds", 60, "--min-sep", 7)
 NOISE = ("--noise-multiplier", 3.3, "--delta", 1e-7)
-HERE = MinSep(60, 7)
+PARTICIPATION = MinSep(60, 7)
 
 
 # What the three commands say.
@@ -32,20 +32,22 @@ HERE = MinSep(60, 7)
 
 @pytest.mark.parametrize("name", ["blt-b400", "tree", "band-sqrt", "banded:4", "toeplitz:1,0,0.5"])
 def test_account_says_what_the_library_says(name):
-    found = answer("account", name, *SETTING, *NOISE)
-    promise = account(mechanism(name, HERE), HERE, 3.3, 1e-7)
-    (run_of,) = promise.runs
-    assert found["sensitivity"] == run_of.sensitivity.value
-    assert found["sensitivity_kind"] == run_of.sensitivity.kind
+    printed = answer("account", name, *SETTING, *NOISE)
+    promised = account(mechanism(name, PARTICIPATION), PARTICIPATION, 3.3, 1e-7)
+    (run_of,) = promised.runs
+    assert printed["sensitivity"] == run_of.sensitivity.value
+    assert printed["sensitivity_kind"] == run_of.sensitivity.kind
     for key in ("mu", "rho", "epsilon", "delta", "unit", "adjacency", "sampler_delta"):
-        assert found[key] == getattr(promise, key)
-    assert (found["rounds"], found["min_sep"], found["max_participations"]) == (60, 7, 9)
-    assert found["rounding"] == run_of.rounding
-    assert found["mu"] - found["rounding"] == pytest.approx(found["sensitivity"] / 3.3, rel=1e-14)
-    assert (found["rounding"] > 0) == (name in ("blt-b400", "tree"))
-    assert {one["name"] for one in found["hypotheses"]} >= {"participation", "clipping"}
-    assert "basis" not in found
-    assert "worst_pattern" not in found
+        assert printed[key] == getattr(promised, key)
+    assert (printed["rounds"], printed["min_sep"], printed["max_participations"]) == (60, 7, 9)
+    assert printed["rounding"] == run_of.rounding
+    assert printed["mu"] - printed["rounding"] == pytest.approx(
+        printed["sensitivity"] / 3.3, rel=1e-14
+    )
+    assert (printed["rounding"] > 0) == (name in ("blt-b400", "tree"))
+    assert {one["name"] for one in printed["hypotheses"]} >= {"participation", "clipping"}
+    assert "basis" not in printed
+    assert "worst_pattern" not in printed
 
 
 def test_sensitivity_is_called_a_bound_where_it_is_one():
@@ -57,7 +59,7 @@ def test_sensitivity_is_called_a_bound_where_it_is_one():
 
 @given(noise_multiplier=st.floats(0.3, 300), epsilon=st.floats(0.01, 20), devices=st.integers(1, 3))
 def test_an_epsilon_gives_its_delta_and_back(noise_multiplier, epsilon, devices):
-    asked = (
+    arguments = (
         "account",
         "blt-b400",
         *SETTING,
@@ -66,20 +68,20 @@ def test_an_epsilon_gives_its_delta_and_back(noise_multiplier, epsilon, devices)
         "--devices",
         devices,
     )
-    code, out, err = run(*asked, "--epsilon", epsilon, "--json")
+    code, out, err = run(*arguments, "--epsilon", epsilon, "--json")
     if code != 0:  # a delta beyond the range of floats
         assert "give a --delta instead" in err
         return
-    found = json.loads(out)
-    delta = found["delta"]
-    assert delta_of(epsilon, found["mu"]) + found["sampler_delta"] <= delta or delta == 1
+    printed = json.loads(out)
+    delta = printed["delta"]
+    assert delta_of(epsilon, printed["mu"]) + printed["sampler_delta"] <= delta or delta == 1
     if delta < 0.9:
-        assert found["epsilon"] <= epsilon
+        assert printed["epsilon"] <= epsilon
         # Where the sampler takes more than half of delta, epsilon is stated at the other half.
-        reached = min(epsilon, epsilon_of(delta / 2, found["mu"]))
-        assert found["epsilon"] == pytest.approx(reached, rel=1e-9)
-        again = answer(*asked, "--delta", repr(found["delta"]))
-        assert again == found
+        reached = min(epsilon, epsilon_of(delta / 2, printed["mu"]))
+        assert printed["epsilon"] == pytest.approx(reached, rel=1e-9)
+        again = answer(*arguments, "--delta", repr(printed["delta"]))
+        assert again == printed
 
 
 def test_devices_multiply_mu():
@@ -127,7 +129,7 @@ def test_the_table_says_that_epochs_are_fixed():
 
 
 def test_a_mechanism_may_come_from_a_file(tmp_path):
-    save_mechanism(mechanism("banded:4", HERE), tmp_path / "m.json")
+    save_mechanism(mechanism("banded:4", PARTICIPATION), tmp_path / "m.json")
     by_name = answer("account", "banded:4", *SETTING, *NOISE)
     assert answer("account", tmp_path / "m.json", *SETTING, *NOISE) == by_name
 
@@ -136,8 +138,10 @@ def check_refusal_for_rounding(err, name, mu):
     """More than a thousandth of mu would be rounding in the noise buffers."""
     assert err.count("\n") == 1
     assert "rounding" in err
-    made = mechanism(name)
-    (run_of,) = account(made, HERE, made.sensitivity(HERE).value / mu, 1e-6).runs
+    built = mechanism(name)
+    (run_of,) = account(
+        built, PARTICIPATION, built.sensitivity(PARTICIPATION).value / mu, 1e-6
+    ).runs
     assert run_of.rounding > 0.99e-3 * run_of.mu
 
 
@@ -148,47 +152,53 @@ def check_refusal_for_rounding(err, name, mu):
 )
 def test_calibrated_noise_never_passes_the_target(target, devices, delta):
     for name in ("blt-b400", "tree"):
-        asked = (name, *SETTING, "--delta", delta, "--devices", devices)
-        code, out, err = run("calibrate", *asked, "--epsilon", target, "--json")
+        arguments = (name, *SETTING, "--delta", delta, "--devices", devices)
+        code, out, err = run("calibrate", *arguments, "--epsilon", target, "--json")
         if code != 0:
             check_refusal_for_rounding(err, name, mu_of(target, delta) / devices)
             continue
-        found = json.loads(out)
-        noise_multiplier = found["noise_multiplier"]
-        kept = answer("account", *asked, "--noise-multiplier", repr(noise_multiplier))
+        printed = json.loads(out)
+        noise_multiplier = printed["noise_multiplier"]
+        kept = answer("account", *arguments, "--noise-multiplier", repr(noise_multiplier))
         assert kept["epsilon"] <= target
         assert kept["sampler_delta"] <= delta / 2
         # Either of the two limits is reached.
         reached = (kept["epsilon"] / target, kept["sampler_delta"] / (delta / 2))
         assert max(reached) >= 1 - 1e-9
-        assert (kept["epsilon"], kept["rho"]) == (found["epsilon"], found["rho"])
+        assert (kept["epsilon"], kept["rho"]) == (printed["epsilon"], printed["rho"])
         # The control: a little less noise passes it.
-        less = answer("account", *asked, "--noise-multiplier", repr(noise_multiplier * (1 - 1e-9)))
+        less = answer(
+            "account", *arguments, "--noise-multiplier", repr(noise_multiplier * (1 - 1e-9))
+        )
         assert less["epsilon"] > target or less["sampler_delta"] > delta / 2
 
 
 @given(target=st.floats(1e-6, 1e3), devices=st.integers(1, 12))
 def test_noise_calibrated_to_rho_never_passes_it(target, devices):
-    found = answer("calibrate", "blt-b400", *SETTING, "--rho", target, "--devices", devices)
-    assert found.keys() & {"epsilon", "delta"} == set()
-    noise_multiplier = found["noise_multiplier"]
-    asked = ("blt-b400", *SETTING, "--delta", 1e-6, "--devices", devices)
-    kept = answer("account", *asked, "--noise-multiplier", repr(noise_multiplier))
+    printed = answer("calibrate", "blt-b400", *SETTING, "--rho", target, "--devices", devices)
+    assert printed.keys() & {"epsilon", "delta"} == set()
+    noise_multiplier = printed["noise_multiplier"]
+    arguments = ("blt-b400", *SETTING, "--delta", 1e-6, "--devices", devices)
+    kept = answer("account", *arguments, "--noise-multiplier", repr(noise_multiplier))
     assert target * (1 - 1e-9) <= kept["rho"] <= target
-    less = answer("account", *asked, "--noise-multiplier", repr(noise_multiplier * (1 - 1e-9)))
+    less = answer("account", *arguments, "--noise-multiplier", repr(noise_multiplier * (1 - 1e-9)))
     assert less["rho"] > target
 
 
 def test_calibrate_to_rho_states_epsilon_at_the_delta_that_is_given():
-    found = answer("calibrate", "tree", *SETTING, "--rho", 0.5, "--delta", 1e-5)
-    again = account(BinaryTree(), HERE, found["noise_multiplier"], 1e-5)
-    assert (found["epsilon"], found["delta"]) == (again.epsilon, 1e-5)
+    printed = answer("calibrate", "tree", *SETTING, "--rho", 0.5, "--delta", 1e-5)
+    again = account(BinaryTree(), PARTICIPATION, printed["noise_multiplier"], 1e-5)
+    assert (printed["epsilon"], printed["delta"]) == (again.epsilon, 1e-5)
 
 
 @pytest.fixture
-def guarantees(tmp_path):
-    """Three runs as files, and as what they are."""
-    settings = [("tree", HERE, 5.0), ("blt-b400", MinSep(90, 9, 3), 4.0), ("tree", HERE, 6.0)]
+def saved_guarantees(tmp_path):
+    """Three guarantees: the files, and the values."""
+    settings = [
+        ("tree", PARTICIPATION, 5.0),
+        ("blt-b400", MinSep(90, 9, 3), 4.0),
+        ("tree", PARTICIPATION, 6.0),
+    ]
     paths = [tmp_path / f"{i}.json" for i in range(3)]
     for (name, p, noise_multiplier), path in zip(settings, paths, strict=True):
         code, _, err = run(
@@ -202,39 +212,39 @@ def guarantees(tmp_path):
     ]
 
 
-def test_compose_adds_up_what_account_saved(guarantees, tmp_path):
-    paths, promises = guarantees
-    assert [load_guarantee(path) for path in paths] == promises
-    found = answer("compose", *paths, "--delta", 1e-9, "--out", tmp_path / "all.json")
-    together = compose(promises, 1e-9)
-    assert (found["runs"], found["kind"]) == (3, "upper bound")
+def test_compose_adds_up_what_account_saved(saved_guarantees, tmp_path):
+    paths, guarantees = saved_guarantees
+    assert [load_guarantee(path) for path in paths] == guarantees
+    printed = answer("compose", *paths, "--delta", 1e-9, "--out", tmp_path / "all.json")
+    together = compose(guarantees, 1e-9)
+    assert (printed["runs"], printed["kind"]) == (3, "upper bound")
     for key in ("mu", "rho", "epsilon", "delta"):
-        assert found[key] == getattr(together, key)
-    assert found["rho"] == pytest.approx(sum(promise.rho for promise in promises), rel=1e-12)
+        assert printed[key] == getattr(together, key)
+    assert printed["rho"] == pytest.approx(sum(one.rho for one in guarantees), rel=1e-12)
     assert load_guarantee(tmp_path / "all.json") == together
     again = answer("compose", tmp_path / "all.json", paths[0], "--delta", 1e-9)
-    assert again["rho"] == pytest.approx(found["rho"] + promises[0].rho, rel=1e-12)
+    assert again["rho"] == pytest.approx(printed["rho"] + guarantees[0].rho, rel=1e-12)
 
 
-def test_composing_one_guarantee_changes_nothing(guarantees):
-    paths, promises = guarantees
-    found = answer("compose", paths[0], "--delta", 1e-6)
-    assert (found["mu"], found["epsilon"]) == (promises[0].mu, promises[0].epsilon)
+def test_composing_one_guarantee_changes_nothing(saved_guarantees):
+    paths, guarantees = saved_guarantees
+    printed = answer("compose", paths[0], "--delta", 1e-6)
+    assert (printed["mu"], printed["epsilon"]) == (guarantees[0].mu, guarantees[0].epsilon)
 
 
-def test_compose_under_a_common_cap_and_for_a_person(guarantees):
-    paths, promises = guarantees
+def test_compose_under_a_common_cap_and_for_a_person(saved_guarantees):
+    paths, guarantees = saved_guarantees
     free = answer("compose", *paths, "--delta", 1e-9)
     capped = answer("compose", *paths, "--delta", 1e-9, "--max-participations", 4)
-    assert capped["mu"] == compose(promises, 1e-9, 4).mu < free["mu"]
+    assert capped["mu"] == compose(guarantees, 1e-9, 4).mu < free["mu"]
     assert capped["max_participations"] == 4
     person = answer("compose", *paths, "--delta", 1e-9, "--devices", 2)
     assert person["mu"] == pytest.approx(2 * free["mu"], rel=1e-15)
     assert person["unit"] == "2 devices of one person"
 
 
-def test_a_huge_common_cap_costs_no_memory(guarantees):
-    paths, _ = guarantees
+def test_a_huge_common_cap_costs_no_memory(saved_guarantees):
+    paths, _ = saved_guarantees
     run("compose", *paths, "--delta", 1e-9)
     tracemalloc.start()
     try:
@@ -247,17 +257,17 @@ def test_a_huge_common_cap_costs_no_memory(guarantees):
     assert most < 20e6
 
 
-def test_compose_refuses_what_is_not_one_device(guarantees, tmp_path):
-    paths, promises = guarantees
-    save_guarantee(promises[0].for_devices(2), tmp_path / "person.json")
+def test_compose_refuses_what_is_not_one_device(saved_guarantees, tmp_path):
+    paths, guarantees = saved_guarantees
+    save_guarantee(guarantees[0].for_devices(2), tmp_path / "person.json")
     assert "--devices" in refused_in_one_line(
         "compose", paths[0], tmp_path / "person.json", "--delta", 1e-6
     )
 
 
 @pytest.mark.parametrize("name", ["mu", "rho", "epsilon"])
-def test_compose_refuses_a_file_that_claims_too_much(guarantees, name):
-    paths, _ = guarantees
+def test_compose_refuses_a_file_that_claims_too_much(saved_guarantees, name):
+    paths, _ = saved_guarantees
     content = json.loads(paths[1].read_text())
     paths[1].write_text(json.dumps(content))
     assert run("compose", *paths, "--delta", 1e-6)[0] == 0
@@ -266,9 +276,9 @@ def test_compose_refuses_a_file_that_claims_too_much(guarantees, name):
     assert f"claims {name}" in refused_in_one_line("compose", *paths, "--delta", 1e-6)
 
 
-def test_compose_refuses_foreign_files(guarantees, tmp_path):
-    paths, promises = guarantees
-    save_plan(Plan(Fleet(1000, 10), promises[0]), tmp_path / "plan.json")
+def test_compose_refuses_foreign_files(saved_guarantees, tmp_path):
+    paths, guarantees = saved_guarantees
+    save_plan(Plan(Fleet(1000, 10), guarantees[0]), tmp_path / "plan.json")
     save_mechanism(mechanism("blt-b400"), tmp_path / "mechanism.json")
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "folder.json").mkdir()
@@ -310,25 +320,25 @@ DOES_NOT = {"es-ES BandMF", "pt-PT TreeAgg"}
 @pytest.mark.parametrize("row", PRODUCTION)
 def test_the_production_table(row):
     name, rounds, between, cap, noise_multiplier, rho, epsilon = PRODUCTION[row]
-    found = answer(
+    printed = answer(
         *("account", name, "--rounds", rounds, "--rounds-between", between),
         *("--max-participations", cap, "--noise-multiplier", noise_multiplier, "--delta", "1e-10"),
     )
     # The paper knows nothing of rounding in the buffers: at most 21 millionths of mu here.
-    mu = found["mu"] - found["rounding"]
-    assert mu == pytest.approx(found["mu"], rel=2.1e-5)
-    assert mu == pytest.approx(found["sensitivity"] / noise_multiplier, rel=1e-12)
+    mu = printed["mu"] - printed["rounding"]
+    assert mu == pytest.approx(printed["mu"], rel=2.1e-5)
+    assert mu == pytest.approx(printed["sensitivity"] / noise_multiplier, rel=1e-12)
     ideal = {"rho": mu**2 / 2, "epsilon": epsilon_of(1e-10, mu)}
     reproduces = {
-        Decimal(ideal[key]).quantize(Decimal(printed), ROUND_CEILING) == Decimal(printed)
-        for key, printed in (("rho", rho), ("epsilon", epsilon))
+        Decimal(ideal[key]).quantize(Decimal(published), ROUND_CEILING) == Decimal(published)
+        for key, published in (("rho", rho), ("epsilon", epsilon))
     }
     assert reproduces == {row not in DOES_NOT}
     if row == "pt-PT TreeAgg":
         assert ideal["rho"] == pytest.approx(43 / 98)
-        assert found["epsilon"] == pytest.approx(6.10, abs=0.005)
+        assert printed["epsilon"] == pytest.approx(6.10, abs=0.005)
     if row == "id-ID TreeAgg":
-        assert found["sensitivity"] ** 2 == pytest.approx(92)
+        assert printed["sensitivity"] ** 2 == pytest.approx(92)
 
 
 # Numbers for people are rounded up.
@@ -369,39 +379,39 @@ def cells(table: str, label: str) -> list[str]:
 
 @given(noise_multiplier=st.floats(0.01, 1e5), delta=st.floats(1e-15, 0.1))
 def test_tables_never_show_less_than_the_json(noise_multiplier, delta):
-    asked = ("blt-b400", *SETTING, "--noise-multiplier", noise_multiplier, "--delta", delta)
-    found, (_, table, _) = answer("account", *asked), run("account", *asked)
+    arguments = ("blt-b400", *SETTING, "--noise-multiplier", noise_multiplier, "--delta", delta)
+    printed, (_, table, _) = answer("account", *arguments), run("account", *arguments)
     _, *shown = cells(table, "guarantee")
     for key, cell in zip(("mu", "rho", "epsilon"), shown, strict=True):
-        assert Decimal(cell) >= Decimal(repr(found[key]))
-        assert float(cell) <= found[key] * 1.001
+        assert Decimal(cell) >= Decimal(repr(printed[key]))
+        assert float(cell) <= printed[key] * 1.001
 
 
 @given(rho=st.floats(1e-4, 100))
 def test_calibrate_shows_no_less_noise_than_it_takes(rho):
-    asked = ("calibrate", "tree", *SETTING, "--rho", rho, "--delta", 1e-6)
-    found, (_, table, _) = answer(*asked), run(*asked)
+    arguments = ("calibrate", "tree", *SETTING, "--rho", rho, "--delta", 1e-6)
+    printed, (_, table, _) = answer(*arguments), run(*arguments)
     for key in ("noise_multiplier", "mu", "rho", "epsilon"):
         (cell,) = cells(table, key.replace("_", " "))
-        assert Decimal(cell) >= Decimal(repr(found[key]))
+        assert Decimal(cell) >= Decimal(repr(printed[key]))
 
 
-def test_compose_shows_no_less_than_the_json(guarantees):
-    paths, promises = guarantees
-    found = answer("compose", *paths, "--delta", 1e-9)
+def test_compose_shows_no_less_than_the_json(saved_guarantees):
+    paths, guarantees = saved_guarantees
+    printed = answer("compose", *paths, "--delta", 1e-9)
     _, table, _ = run("compose", *paths, "--delta", 1e-9)
     rounds, *shown = cells(table, "together")
     assert rounds == "210"
     for key, cell in zip(("mu", "rho", "epsilon"), shown, strict=True):
-        assert Decimal(cell) >= Decimal(repr(found[key]))
+        assert Decimal(cell) >= Decimal(repr(printed[key]))
     _, mu, rho, _ = cells(table, "blt-b400")
-    assert Decimal(mu) >= Decimal(repr(promises[1].mu))
-    assert Decimal(rho) >= Decimal(repr(promises[1].rho))
+    assert Decimal(mu) >= Decimal(repr(guarantees[1].mu))
+    assert Decimal(rho) >= Decimal(repr(guarantees[1].rho))
 
 
 @given(noise_multiplier=st.floats(0.5, 50), epsilon=st.floats(0.1, 5))
 def test_a_delta_that_was_computed_is_not_shown_smaller(noise_multiplier, epsilon):
-    asked = (
+    arguments = (
         "account",
         "blt-b400",
         *SETTING,
@@ -410,27 +420,27 @@ def test_a_delta_that_was_computed_is_not_shown_smaller(noise_multiplier, epsilo
         "--epsilon",
         epsilon,
     )
-    code, out, _ = run(*asked, "--json")
+    code, out, _ = run(*arguments, "--json")
     if code != 0:
         return
-    _, table, _ = run(*asked)
+    _, table, _ = run(*arguments)
     (shown,) = re.findall(r"delta (\S+)", table)
     assert Decimal(shown) >= Decimal(repr(json.loads(out)["delta"]))
 
 
 @given(middle=st.floats(0.01, 0.9), last=st.floats(0.91, 0.999))
 def test_a_bound_on_the_sensitivity_is_not_shown_smaller(middle, last):
-    asked = ("account", f"toeplitz:1,{middle},{last}", "--rounds", 20, "--min-sep", 1, *NOISE)
-    code, out, _ = run(*asked, "--json")
+    arguments = ("account", f"toeplitz:1,{middle},{last}", "--rounds", 20, "--min-sep", 1, *NOISE)
+    code, out, _ = run(*arguments, "--json")
     if code != 0:
         return
-    found = json.loads(out)
-    _, table, _ = run(*asked)
+    printed = json.loads(out)
+    _, table, _ = run(*arguments)
     sensitivity = cells(table, "guarantee")[0]
-    if found["sensitivity_kind"] == "upper bound":
+    if printed["sensitivity_kind"] == "upper bound":
         sign, shown = sensitivity.split()
         assert sign == "≤"
-        assert Decimal(shown) >= Decimal(repr(found["sensitivity"]))
+        assert Decimal(shown) >= Decimal(repr(printed["sensitivity"]))
 
 
 # Participation logs.
@@ -458,15 +468,15 @@ def patterns(rows) -> dict[str, tuple[int, ...]]:
 
 
 def test_a_log_is_accounted_by_what_it_shows(log):
-    found = answer("account", "tree", "--log", log, *LOGGED, *NOISE)
-    assert (found["rounds"], found["min_sep"], found["max_participations"]) == (14, 5, 3)
-    assert found["epsilon"] == account(BinaryTree(), MinSep(14, 5, 3), 3.3, 1e-7).epsilon
-    assert found["basis"] == "observed"
-    by_name = {one["name"]: one["basis"] for one in found["hypotheses"]}
+    printed = answer("account", "tree", "--log", log, *LOGGED, *NOISE)
+    assert (printed["rounds"], printed["min_sep"], printed["max_participations"]) == (14, 5, 3)
+    assert printed["epsilon"] == account(BinaryTree(), MinSep(14, 5, 3), 3.3, 1e-7).epsilon
+    assert printed["basis"] == "observed"
+    by_name = {one["name"]: one["basis"] for one in printed["hypotheses"]}
     assert by_name.pop("participation") == "observed"
     assert set(by_name.values()) == {"assumed"}
-    assert found["observed"]["clients"] == 3
-    assert "stated" not in found
+    assert printed["observed"]["clients"] == 3
+    assert "stated" not in printed
 
 
 NAMES = [
@@ -484,18 +494,18 @@ NAMES = [
 @pytest.mark.parametrize("name", [*NAMES, "smooth-tree", "toeplitz:1,0,0.5"])
 def test_the_worst_client_is_the_worst_of_all(log, name):
     planned = ("--rounds", 14, "--min-sep", 5)
-    found = answer("account", name, "--log", log, *planned, *NOISE)
-    made = mechanism(name, MinSep(14, 5, 3))
-    norms = {who: made.pattern_norm(taken, 14) for who, taken in patterns(LOG).items()}
-    worst = found["worst_pattern"]
+    printed = answer("account", name, "--log", log, *planned, *NOISE)
+    built = mechanism(name, MinSep(14, 5, 3))
+    norms = {who: built.pattern_norm(taken, 14) for who, taken in patterns(LOG).items()}
+    worst = printed["worst_pattern"]
     assert worst["sensitivity"] == pytest.approx(max(norms.values()), rel=1e-12)
     assert norms[worst["client"]] == pytest.approx(max(norms.values()), rel=1e-12)
     assert tuple(worst["pattern"]) == patterns(LOG)[worst["client"]]
-    (planned_run,) = account(made, MinSep(14, 5, 3), 3.3, 1e-7).runs
+    (planned_run,) = account(built, MinSep(14, 5, 3), 3.3, 1e-7).runs
     assert worst["mu"] == pytest.approx(planned_run.mu_of(worst["sensitivity"]), rel=1e-15)
     assert worst["mu"] == pytest.approx(worst["sensitivity"] / 3.3, rel=1e-6)
     assert worst["rho"] == pytest.approx(worst["mu"] ** 2 / 2, rel=1e-15)
-    assert worst["epsilon"] <= found["epsilon"]
+    assert worst["epsilon"] <= printed["epsilon"]
 
 
 @given(
@@ -514,19 +524,19 @@ def test_any_log_is_accounted_like_an_independent_computation(
     path = write(tmp_path_factory.getbasetemp() / "any-log.csv", rows)
     rounds = 1 + max(when for when, _ in rows)
     planned = ("--rounds", rounds, "--min-sep", 1)
-    found = answer("account", name, "--log", path, *planned, *NOISE, "--devices", devices)
+    printed = answer("account", name, "--log", path, *planned, *NOISE, "--devices", devices)
     taken = patterns(rows)
     gaps = [later - sooner for one in taken.values() for sooner, later in pairwise(one)]
     seen = MinSep(rounds, min(gaps, default=rounds), max(map(len, taken.values())))
-    made = mechanism(name, seen)
-    promise = account(made, seen, 3.3, 1e-7).for_devices(devices)
-    assert (found["mu"], found["epsilon"]) == (promise.mu, promise.epsilon)
-    worst = max(made.pattern_norm(one, rounds) for one in taken.values())
-    assert found["worst_pattern"]["sensitivity"] == pytest.approx(worst, rel=1e-12)
-    mu = devices * promise.runs[0].mu_of(worst)
-    assert found["worst_pattern"]["mu"] == pytest.approx(mu, rel=1e-12)
+    built = mechanism(name, seen)
+    promised = account(built, seen, 3.3, 1e-7).for_devices(devices)
+    assert (printed["mu"], printed["epsilon"]) == (promised.mu, promised.epsilon)
+    worst = max(built.pattern_norm(one, rounds) for one in taken.values())
+    assert printed["worst_pattern"]["sensitivity"] == pytest.approx(worst, rel=1e-12)
+    mu = devices * promised.runs[0].mu_of(worst)
+    assert printed["worst_pattern"]["mu"] == pytest.approx(mu, rel=1e-12)
     assert mu == pytest.approx(devices * worst / 3.3, rel=1e-6)
-    assert found["worst_pattern"]["epsilon"] <= found["epsilon"] * (1 + 1e-12)
+    assert printed["worst_pattern"]["epsilon"] <= printed["epsilon"] * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -536,9 +546,9 @@ def test_the_worst_client_is_never_above_the_worst_that_could_be(tmp_path, name)
         rows = [(gap * i, "a") for i in range(count)]
         path = write(tmp_path / "worst.csv", rows)
         planned = ("--rounds", rounds, "--min-sep", gap)
-        found = answer("account", name, "--log", path, *planned, *NOISE)
-        assert found["worst_pattern"]["epsilon"] <= found["epsilon"]
-        assert found["worst_pattern"]["mu"] <= found["mu"]
+        printed = answer("account", name, "--log", path, *planned, *NOISE)
+        assert printed["worst_pattern"]["epsilon"] <= printed["epsilon"]
+        assert printed["worst_pattern"]["mu"] <= printed["mu"]
 
 
 def test_rounds_that_are_stated_count(log):
@@ -551,9 +561,9 @@ def test_rounds_that_are_stated_count(log):
 
 def test_a_log_without_the_planned_rounds_is_refused(log):
     """Rounds after the last one in the log would be left out of the sensitivity."""
-    told = refused_in_one_line("account", "tree", "--log", log, *NOISE)
-    assert "--rounds" in told
-    assert "plan" in told
+    message = refused_in_one_line("account", "tree", "--log", log, *NOISE)
+    assert "--rounds" in message
+    assert "plan" in message
 
 
 PLANNED_64 = ("--rounds", 64, "--min-sep", 8)
@@ -577,10 +587,10 @@ def test_the_mechanism_is_the_planned_one_whatever_the_log_shows(early_return, n
 
 @pytest.mark.parametrize("name", [*BUILT_FOR_A_PARTICIPATION, "smooth-tree"])
 def test_a_name_that_needs_the_planned_participation_is_refused_without_it(early_return, name):
-    told = refused_in_one_line("account", name, "--log", early_return, "--rounds", 64, *NOISE)
-    assert "planned" in told
-    assert "plan" in told
-    assert ".json" in told
+    message = refused_in_one_line("account", name, "--log", early_return, "--rounds", 64, *NOISE)
+    assert "planned" in message
+    assert "plan" in message
+    assert ".json" in message
 
 
 def test_no_name_is_resolved_with_an_observed_participation(early_return):
@@ -594,37 +604,37 @@ def test_no_name_is_resolved_with_an_observed_participation(early_return):
 def test_a_run_that_stopped_early_is_accounted_with_all_planned_rounds(tmp_path):
     """Smooth-tree planned for 1,000 rounds and stopped at 333."""
     path = write(tmp_path / "stopped.csv", [(when, f"c{when % 100}") for when in range(333)])
-    asked = ("--rounds", 1000, "--min-sep", 100, *NOISE)
-    found = answer("account", "smooth-tree", "--log", path, *asked)
+    arguments = ("--rounds", 1000, "--min-sep", 100, *NOISE)
+    printed = answer("account", "smooth-tree", "--log", path, *arguments)
     planned = mechanism("smooth-tree", MinSep(1000, 100))
-    assert found["epsilon"] == account(planned, MinSep(1000, 100, 4), 3.3, 1e-7).epsilon
+    assert printed["epsilon"] == account(planned, MinSep(1000, 100, 4), 3.3, 1e-7).epsilon
 
 
 def test_a_plan_says_what_was_planned(early_return, tmp_path):
-    made = tmp_path / "plan.json"
+    plan_file = tmp_path / "plan.json"
     fleet = Fleet(population=80, report_goal=10)
     planned = mechanism("banded", MinSep(64, 8))
-    save_plan(Plan(fleet, account(planned, MinSep(64, 8), 3.3, 1e-7)), made)
-    code, out, _ = run("account", made, "--log", early_return, "--json")
+    save_plan(Plan(fleet, account(planned, MinSep(64, 8), 3.3, 1e-7)), plan_file)
+    code, out, _ = run("account", plan_file, "--log", early_return, "--json")
     assert code == 1
-    found = json.loads(out)
-    assert found["epsilon"] == account(planned, MinSep(64, 4), 3.3, 1e-7).epsilon
-    assert found["stated"]["epsilon"] == answer("account", made)["epsilon"]
-    assert "plan" in refused_in_one_line("account", made, "--noise-multiplier", 1)
+    printed = json.loads(out)
+    assert printed["epsilon"] == account(planned, MinSep(64, 4), 3.3, 1e-7).epsilon
+    assert printed["stated"]["epsilon"] == answer("account", plan_file)["epsilon"]
+    assert "plan" in refused_in_one_line("account", plan_file, "--noise-multiplier", 1)
 
 
 def test_the_planned_guarantee_is_printed_if_the_log_keeps_it(log):
     stated = ("--rounds", 14, "--min-sep", 4, "--max-participations", 4)
-    found = answer("account", "tree", "--log", log, *stated, *NOISE)
-    promise = account(BinaryTree(), MinSep(14, 4, 4), 3.3, 1e-7)
-    assert found["stated"]["epsilon"] == promise.epsilon > found["epsilon"]
-    assert (found["stated"]["min_sep"], found["stated"]["max_participations"]) == (4, 4)
+    printed = answer("account", "tree", "--log", log, *stated, *NOISE)
+    promised = account(BinaryTree(), MinSep(14, 4, 4), 3.3, 1e-7)
+    assert printed["stated"]["epsilon"] == promised.epsilon > printed["epsilon"]
+    assert (printed["stated"]["min_sep"], printed["stated"]["max_participations"]) == (4, 4)
     _, table, err = run("account", "tree", "--log", log, *stated, *NOISE)
     assert err == ""
     shown = cells(table, "planned: min-sep 4")
-    assert Decimal(shown[-1]) >= Decimal(repr(promise.epsilon))
-    assert Decimal(cells(table, "observed gap and count")[-1]) >= Decimal(repr(found["epsilon"]))
-    worst = found["worst_pattern"]["epsilon"]
+    assert Decimal(shown[-1]) >= Decimal(repr(promised.epsilon))
+    assert Decimal(cells(table, "observed gap and count")[-1]) >= Decimal(repr(printed["epsilon"]))
+    worst = printed["worst_pattern"]["epsilon"]
     assert Decimal(cells(table, "worst client in the log")[-1]) >= Decimal(repr(worst))
 
 
@@ -644,9 +654,9 @@ def test_a_log_that_breaks_the_planned_participation_is_reported(log, stated):
     assert err.count("\n") == 1
     assert "breaks the planned participation" in err
     assert "min-sep 5 and 3 participation" in err
-    found = json.loads(out)
-    assert found["epsilon"] > found["stated"]["epsilon"]
-    assert found["min_sep"] == 5
+    printed = json.loads(out)
+    assert printed["epsilon"] > printed["stated"]["epsilon"]
+    assert printed["min_sep"] == 5
 
 
 def test_a_log_that_breaks_fixed_epochs_is_reported(log):
@@ -680,9 +690,9 @@ def test_participation_options_without_rounds_are_refused(log, flags):
 
 def test_updates_summed_twice_are_refused(tmp_path):
     path = write(tmp_path / "log.csv", [*LOG, (5, "ann")])
-    told = refused_in_one_line("account", "tree", "--log", path, *LOGGED, *NOISE)
-    assert "ann" in told
-    assert "--repeated-rows" in told
+    message = refused_in_one_line("account", "tree", "--log", path, *LOGGED, *NOISE)
+    assert "ann" in message
+    assert "--repeated-rows" in message
     again = answer("account", "tree", "--log", path, *LOGGED, *NOISE, "--repeated-rows")
     once = answer("account", "tree", "--log", write(tmp_path / "once.csv"), *LOGGED, *NOISE)
     assert again["epsilon"] == once["epsilon"]
@@ -693,17 +703,17 @@ def test_updates_summed_twice_are_refused(tmp_path):
 def test_only_counted_updates_count(tmp_path):
     rows = [(0, "a", "counted"), (1, "a", "contacted"), (2, "a", "abandoned"), (6, "a", "")]
     path = write(tmp_path / "log.csv", rows, "round,client,status")
-    found = answer("account", "tree", "--log", path, "--rounds", 7, *NOISE)
-    assert (found["min_sep"], found["max_participations"], found["rounds"]) == (6, 2, 7)
-    assert found["worst_pattern"]["pattern"] == [0, 6]
+    printed = answer("account", "tree", "--log", path, "--rounds", 7, *NOISE)
+    assert (printed["min_sep"], printed["max_participations"], printed["rounds"]) == (6, 2, 7)
+    assert printed["worst_pattern"]["pattern"] == [0, 6]
 
 
 def test_a_log_in_which_nobody_counted(tmp_path):
     path = write(tmp_path / "log.csv", [(0, "a", "contacted")], "round,client,status")
-    found = answer("account", "tree", "--log", path, *LOGGED, *NOISE)
-    assert found["worst_pattern"]["client"] is None
-    assert (found["worst_pattern"]["epsilon"], found["worst_pattern"]["mu"]) == (0, 0)
-    assert found["epsilon"] > 0
+    printed = answer("account", "tree", "--log", path, *LOGGED, *NOISE)
+    assert printed["worst_pattern"]["client"] is None
+    assert (printed["worst_pattern"]["epsilon"], printed["worst_pattern"]["mu"]) == (0, 0)
+    assert printed["epsilon"] > 0
     code, table, _ = run("account", "tree", "--log", path, *LOGGED, *NOISE)
     assert code == 0
     assert cells(table, "worst client in the log") == ["0"] * 4
@@ -711,11 +721,11 @@ def test_a_log_in_which_nobody_counted(tmp_path):
 
 def test_a_log_and_a_file_to_save_to(log, tmp_path):
     path = tmp_path / "observed.json"
-    found = answer("account", "tree", "--log", log, *LOGGED, *NOISE, "--out", path)
+    printed = answer("account", "tree", "--log", log, *LOGGED, *NOISE, "--out", path)
     kept = load_guarantee(path)
-    assert kept.epsilon == found["epsilon"]
+    assert kept.epsilon == printed["epsilon"]
     assert kept.hypotheses[0].basis == "observed"
-    assert answer("compose", path, "--delta", 1e-7)["epsilon"] == found["epsilon"]
+    assert answer("compose", path, "--delta", 1e-7)["epsilon"] == printed["epsilon"]
 
 
 BAD_LOGS = {
@@ -742,8 +752,8 @@ BAD_LOGS = {
 @pytest.mark.parametrize("name", BAD_LOGS)
 def test_an_invalid_log_is_refused_in_one_line(tmp_path, name):
     (tmp_path / name).write_text(BAD_LOGS[name])
-    told = refused_in_one_line("account", "tree", "--log", tmp_path / name, *LOGGED, *NOISE)
-    assert name in told
+    message = refused_in_one_line("account", "tree", "--log", tmp_path / name, *LOGGED, *NOISE)
+    assert name in message
 
 
 def test_a_message_names_only_options_that_there_are(tmp_path):
@@ -752,8 +762,8 @@ def test_a_message_names_only_options_that_there_are(tmp_path):
     logs = {"below.csv": [(-1, "a")], "from-one.csv": [(when, "a") for when in range(1, 15)]}
     for name, rows in logs.items():
         path = write(tmp_path / name, rows)
-        told = refused_in_one_line("account", "tree", "--log", path, "--rounds", 14, *NOISE)
-        for option in re.findall(r"--[a-z-]+", told):
+        message = refused_in_one_line("account", "tree", "--log", path, "--rounds", 14, *NOISE)
+        for option in re.findall(r"--[a-z-]+", message):
             assert option in manual
 
 
@@ -768,8 +778,8 @@ def test_a_missing_log_is_refused_in_one_line(tmp_path):
 def test_a_log_longer_than_the_mechanism_is_refused_in_one_line(log, tmp_path):
     save_mechanism(mechanism("banded:2", MinSep(10, 2)), tmp_path / "short.json")
     short = tmp_path / "short.json"
-    told = refused_in_one_line("account", short, "--log", log, *LOGGED, *NOISE)
-    assert "10 rounds" in told
+    message = refused_in_one_line("account", short, "--log", log, *LOGGED, *NOISE)
+    assert "10 rounds" in message
 
 
 # Mistakes.
@@ -879,8 +889,8 @@ def test_contradicting_or_missing_options_are_refused_in_one_line(arguments):
 
 
 @pytest.mark.parametrize("option", ["--delta", "--max-participations", "--devices"])
-def test_bad_values_for_compose_are_refused_in_one_line(guarantees, option):
-    paths, _ = guarantees
+def test_bad_values_for_compose_are_refused_in_one_line(saved_guarantees, option):
+    paths, _ = saved_guarantees
     for value in BAD_VALUES[option]:
         given = {"--delta": "1e-6", option: value}
         refused_in_one_line("compose", *paths, *(part for pair in given.items() for part in pair))

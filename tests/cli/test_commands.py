@@ -1,4 +1,4 @@
-"""Every command: what it prints, in JSON and for people, and how mistakes are told."""
+"""Every command: what it prints, in JSON and for people, and how mistakes are reported."""
 
 import json
 import subprocess

@@ -1,12 +1,10 @@
 """`dpftrl observe`: tables, JSON, warnings and exit codes."""
 
 import json
-import sys
+from functools import partial
 
+import command_line
 import pytest
-
-import dpftrl.cli.observe  # noqa: F401 (what is tested, through the whole command)
-from dpftrl.cli.main import main
 
 LOG = """round,client,status
 0,ann,counted
@@ -18,17 +16,9 @@ LOG = """round,client,status
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Run a command line in this process; return its exit code, output and error output."""
-
-    def run_command(*arguments):
-        monkeypatch.setattr(sys, "argv", ["dpftrl", "observe", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return stop.value.code, captured.out, captured.err
-
-    return run_command
+def run():
+    """Run `dpftrl observe` in this process; return its exit code, output and error output."""
+    return partial(command_line.run, "observe")
 
 
 @pytest.fixture

@@ -31,13 +31,13 @@ BASE = {
 }
 LABELS = ["blt", "blt-robust", "blt-b400", "tree", "tree-full", "band-toeplitz", "bandmf"]
 SCENARIOS = ["min_sep_half", "min_sep_double", "rounds_half", "rounds_double"]
-HERE = MinSep(12, 5)
+PARTICIPATION = MinSep(12, 5)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quickly(tmp_path_factory):
     """Without the user's cache, and without the robust BLT, which takes longest."""
-    plain = optimize_blt(HERE, 1, "rms")
+    plain = optimize_blt(PARTICIPATION, 1, "rms")
     with pytest.MonkeyPatch.context() as change:
         change.setenv("DPFTRL_CACHE", str(tmp_path_factory.mktemp("cache")))
         change.setattr(candidates, "optimize_robust_blt", lambda *_: plain)
@@ -51,7 +51,7 @@ def line(given: dict[str, str] | None = None, without: tuple[str, ...] = ()) -> 
 
 
 @pytest.fixture(scope="module")
-def found():
+def printed():
     return answer(*line())
 
 
@@ -71,30 +71,30 @@ def rows(table: str) -> dict[str, list[str]]:
     return {first: rest for first, *rest in cells}
 
 
-def test_json_has_the_promised_keys(found):
-    assert (found["population"], found["report_goal"], found["availability"]) == (57, 10, 0.9)
-    assert (found["rounds"], found["min_sep"], found["max_participations"]) == (12, 5, 3)
-    assert (found["delta"], found["parameters"], found["timer_rounds"]) == (1e-6, 10**6, None)
-    assert [row["name"] for row in found["mechanisms"]] == LABELS
-    assert found["left_out"] == []
-    for row in found["mechanisms"]:
+def test_json_has_the_promised_keys(printed):
+    assert (printed["population"], printed["report_goal"], printed["availability"]) == (57, 10, 0.9)
+    assert (printed["rounds"], printed["min_sep"], printed["max_participations"]) == (12, 5, 3)
+    assert (printed["delta"], printed["parameters"], printed["timer_rounds"]) == (1e-6, 10**6, None)
+    assert [row["name"] for row in printed["mechanisms"]] == LABELS
+    assert printed["left_out"] == []
+    for row in printed["mechanisms"]:
         assert 2.5 * (1 - 1e-6) <= row["epsilon"] <= 2.5
         assert row["rho"] == row["mu"] ** 2 / 2
         ideal = row["sensitivity"] / row["noise_multiplier"]
         assert ideal <= row["mu"] <= ideal * (1 + 1e-6)  # rounding in the noise buffers
         assert list(row["epsilon_if"]) == SCENARIOS
         assert row["rms_loss"] <= row["max_loss"]
-    walks = found["extrapolation"]
+    walks = printed["extrapolation"]
     assert list(walks) == ["report_goal", "rounds", "min_sep"]
-    here = [point for point in walks["rounds"] if point["rounds"] == 12]
-    assert here[0]["epsilon"]["blt"] == found["mechanisms"][0]["epsilon"]
-    assert (here[0]["noise_scale"], here[0]["min_sep"]) == (1, 5)
+    at_the_plan = [point for point in walks["rounds"] if point["rounds"] == 12]
+    assert at_the_plan[0]["epsilon"]["blt"] == printed["mechanisms"][0]["epsilon"]
+    assert (at_the_plan[0]["noise_scale"], at_the_plan[0]["min_sep"]) == (1, 5)
 
 
-def test_the_table_says_the_same_and_never_less(found, tables):
+def test_the_table_says_the_same_and_never_less(printed, tables):
     above, _, below = tables.partition("epsilon at delta")
     shown, otherwise = rows(above), rows(below.partition("epsilon by")[0])
-    for row in found["mechanisms"]:
+    for row in printed["mechanisms"]:
         noise_multiplier, rho, epsilon, rms, most, _ = shown[row["name"]]
         planned, *scenarios = otherwise[row["name"]]
         assert planned == epsilon.removeprefix("≤ ")
@@ -118,10 +118,10 @@ def test_the_table_is_plain_and_whole(tables):
     assert "epsilon at delta 1e-06" in tables
 
 
-def test_extrapolate_prints_every_point_and_never_less(found, tables):
+def test_extrapolate_prints_every_point_and_never_less(printed, tables):
     for along in ("report goal", "rounds", "min sep"):
         _, _, table = tables.partition(f"epsilon by {along}\n")
-        points = found["extrapolation"][along.replace(" ", "_")]
+        points = printed["extrapolation"][along.replace(" ", "_")]
         lines = [text for text in table.splitlines() if text.strip().startswith("│")]
         for point, text in zip(points, lines, strict=False):
             goal, _, rounds, min_sep, cap, *epsilons = text.strip()[1:-1].split("│")
@@ -144,16 +144,16 @@ def test_the_fleet_decides_min_sep():
 
 def test_a_noise_multiplier_is_that_of_the_blt():
     given = {"--noise-multiplier": "3.7", "--max-participations": "2", "--parameters": "6.5k"}
-    found = answer(*line(given, without=("--epsilon",)), "--objective", "max")
-    blt, *others = found["mechanisms"]
+    printed = answer(*line(given, without=("--epsilon",)), "--objective", "max")
+    blt, *others = printed["mechanisms"]
     assert blt["noise_multiplier"] == 3.7
-    assert (found["max_participations"], found["parameters"], found["objective"]) == (
+    assert (printed["max_participations"], printed["parameters"], printed["objective"]) == (
         *(2, 6500),
         "max",
     )
     noise = [  # RmsError times sigma
         row["rms_loss"] / row["sensitivity"] * row["noise_multiplier"]
-        for row in found["mechanisms"]
+        for row in printed["mechanisms"]
     ]
     assert noise == pytest.approx([noise[0]] * len(noise), rel=1e-9)
     assert {row["memory_bytes"] % (6500 * 8) for row in others} == {0}
@@ -180,26 +180,26 @@ def test_a_plot_that_cannot_be_is_refused_before_anything_is_written(tmp_path, n
 
 
 @pytest.mark.parametrize("label", [None, "blt", "tree-full", "band-toeplitz", "bandmf"])
-def test_the_chosen_row_is_saved(found, tmp_path, label):
+def test_the_chosen_row_is_saved(printed, tmp_path, label):
     path = tmp_path / "plan.json"
     code, _, _ = run(*line(), "--out", path, *([] if label is None else ["--choose", label]))
     assert code == 0
     plan = load_plan(path)
-    (row,) = [row for row in found["mechanisms"] if row["name"] == (label or "blt")]
+    (row,) = [row for row in printed["mechanisms"] if row["name"] == (label or "blt")]
     assert plan.noise_multiplier == row["noise_multiplier"]
     assert plan.guarantee.epsilon == row["epsilon"]
-    assert plan.participation == HERE
+    assert plan.participation == PARTICIPATION
     assert plan.fleet == Fleet(57, 10, 0.9)
-    assert plan.guarantee == account(plan.mechanism, HERE, plan.noise_multiplier, 1e-6)
+    assert plan.guarantee == account(plan.mechanism, PARTICIPATION, plan.noise_multiplier, 1e-6)
 
 
 @pytest.mark.parametrize("label", ["sqrt", "BLT", "", "blt ", "[bold]blt[/bold]"])
 def test_an_unknown_choice_is_refused_and_nothing_written(tmp_path, label):
     picture = tmp_path / "plan.png"
-    told = refused_in_one_line(
+    message = refused_in_one_line(
         *line(), "--choose", label, "--out", tmp_path / "plan.json", "--plot", picture
     )
-    assert "band-toeplitz" in told
+    assert "band-toeplitz" in message
     assert list(tmp_path.iterdir()) == []
 
 
@@ -239,9 +239,9 @@ def test_a_row_that_was_left_out_cannot_be_chosen(monkeypatch, tmp_path):
     chosen = ("--choose", "bandmf", "--out", tmp_path / "plan.json")
     refused_in_one_line(*line(), *chosen)
     assert list(tmp_path.iterdir()) == []
-    found = answer(*line())
-    assert [row["name"] for row in found["left_out"]] == ["bandmf"]
-    assert "--with-bandmf" in found["left_out"][0]["note"]
+    printed = answer(*line())
+    assert [row["name"] for row in printed["left_out"]] == ["bandmf"]
+    assert "--with-bandmf" in printed["left_out"][0]["note"]
     _, table, _ = run(*line())
     assert "bandmf: left out" in table
     code, _, _ = run(*line(), "--with-bandmf", *chosen)
@@ -284,7 +284,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("columns", [40, 80, 100, 200])
-def test_numbers_are_whole_on_a_terminal_too(monkeypatch, found, columns):
+def test_numbers_are_whole_on_a_terminal_too(monkeypatch, printed, columns):
     """Eighty columns are what most terminals open with."""
     for name, value in {"COLUMNS": str(columns), "TERM": "xterm-256color"}.items():
         monkeypatch.setenv(name, value)
@@ -300,7 +300,7 @@ def test_numbers_are_whole_on_a_terminal_too(monkeypatch, found, columns):
     shown = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
     assert "…" not in shown
     words = shown.split()
-    for row in found["mechanisms"]:
+    for row in printed["mechanisms"]:
         assert row["name"] in words
         for key in ("noise_multiplier", "rho", "epsilon"):
             assert rounded_up(row[key]) in words
@@ -387,23 +387,23 @@ def test_extreme_values_are_answered_or_refused(arguments, form):
 
 def test_as_many_rounds_as_there_can_be_still_have_a_plan():
     """A surprise that cannot be accounted for is no reason to leave a mechanism out."""
-    found = answer(*EXTREME["most rounds"])
-    assert found["mechanisms"]
+    printed = answer(*EXTREME["most rounds"])
+    assert printed["mechanisms"]
 
 
 def test_the_example_of_the_help_text_runs_through_the_real_entry_point(tmp_path):
     saved = tmp_path / "plan.json"
-    asked = ["--population", "4.21M", "--report-goal", "6500", "--rounds", "2000"]
-    asked += ["--delta", "1e-10", "--epsilon", "4", "--out", str(saved), "--json"]
+    arguments = ["--population", "4.21M", "--report-goal", "6500", "--rounds", "2000"]
+    arguments += ["--delta", "1e-10", "--epsilon", "4", "--out", str(saved), "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "dpftrl", "plan", *asked], capture_output=True, check=False
+        [sys.executable, "-m", "dpftrl", "plan", *arguments], capture_output=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"\x1b" not in done.stdout
-    found = json.loads(done.stdout)
-    assert (found["min_sep"], found["max_participations"]) == (647, 4)
-    assert [row["name"] for row in found["left_out"]] == ["bandmf"]
-    by_name = {row["name"]: row for row in found["mechanisms"]}
+    printed = json.loads(done.stdout)
+    assert (printed["min_sep"], printed["max_participations"]) == (647, 4)
+    assert [row["name"] for row in printed["left_out"]] == ["bandmf"]
+    by_name = {row["name"]: row for row in printed["mechanisms"]}
     assert list(by_name) == LABELS[:-1]
     for row in by_name.values():
         assert 4 * (1 - 1e-6) <= row["epsilon"] <= 4
@@ -411,7 +411,7 @@ def test_the_example_of_the_help_text_runs_through_the_real_entry_point(tmp_path
     assert by_name["blt-robust"]["rms_loss"] <= by_name["blt-b400"]["rms_loss"]
     assert by_name["blt"]["rms_loss"] < by_name["tree-full"]["rms_loss"]
     assert by_name["tree-full"]["epsilon_if"]["rounds_double"] is None
-    assert [len(walk) for walk in found["extrapolation"].values()] == [13, 13, 13]
+    assert [len(walk) for walk in printed["extrapolation"].values()] == [13, 13, 13]
     plan = load_plan(saved)
     assert plan.noise_multiplier == by_name["blt"]["noise_multiplier"]
     again = account(plan.mechanism, MinSep(2000, 647), plan.noise_multiplier, 1e-10)

@@ -1,44 +1,36 @@
-"""`dpftrl statement`: from a file, and a run, to three files; and how mistakes are told."""
+"""`dpftrl statement`: from a file, and a run, to three files; and how mistakes are reported."""
 
 import hashlib
 import json
 import re
 import shlex
-import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import command_line
 import pytest
 
 import dpftrl
 from dpftrl import MinSep
 from dpftrl.accounting import account, compose, save_guarantee
-from dpftrl.cli.main import main
 from dpftrl.plan import Fleet, Plan, save_plan
 
 CLIENTS = MinSep(rounds=200, min_sep=50)
-PROMISE = account(dpftrl.BLT([0.9, 0.5], [0.1, 0.2]), CLIENTS, 8.0, 1e-8)
+PROMISED = account(dpftrl.BLT([0.9, 0.5], [0.1, 0.2]), CLIENTS, 8.0, 1e-8)
 LEDGER = "round,client,status\n0,ann,counted\n{},ann,counted\n7,bob,contacted\n"
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Run a command line in this process; return its exit code, output and error output."""
-
-    def run_command(*arguments: str | Path):
-        monkeypatch.setattr(sys, "argv", ["dpftrl", "statement", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return stop.value.code, captured.out, captured.err
-
-    return run_command
+def run():
+    """Run `dpftrl statement` in this process; return its exit code, output and error output."""
+    return partial(command_line.run, "statement")
 
 
 @pytest.fixture
 def plan(tmp_path):
     path = tmp_path / "plan.json"
-    save_plan(Plan(Fleet(50_000, 1000), PROMISE), path)
+    save_plan(Plan(Fleet(50_000, 1000), PROMISED), path)
     return path
 
 
@@ -47,8 +39,8 @@ def folder(tmp_path):
     """The folder of a run that kept to the plan."""
     path = tmp_path / "run 1"
     path.mkdir()
-    kept = (replace(old, basis="enforced") for old in PROMISE.hypotheses[:2])
-    save_guarantee(PROMISE.resting_on(*kept), path / "guarantee.json")
+    kept = (replace(old, basis="enforced") for old in PROMISED.hypotheses[:2])
+    save_guarantee(PROMISED.resting_on(*kept), path / "guarantee.json")
     (path / "ledger.csv").write_text(LEDGER.format(60))
     return path
 
@@ -62,9 +54,9 @@ def test_a_plan_becomes_three_files(run, plan, tmp_path):
         path = tmp_path / f"statement.{ending}"
         assert str(path) in out
         assert path.stat().st_size > 3000
-    twin = json.loads((tmp_path / "statement.json").read_bytes())
-    assert twin["input_sha256"] == hashlib.sha256(plan.read_bytes()).hexdigest()
-    assert twin["fleet"]["population"] == 50_000
+    statement_json = json.loads((tmp_path / "statement.json").read_bytes())
+    assert statement_json["input_sha256"] == hashlib.sha256(plan.read_bytes()).hexdigest()
+    assert statement_json["fleet"]["population"] == 50_000
 
 
 def test_json_output_equals_the_json_file(run, plan, tmp_path):
@@ -85,11 +77,11 @@ def test_the_same_input_gives_the_same_bytes(run, plan, tmp_path):
 
 def test_a_guarantee_of_several_runs(run, tmp_path):
     path = tmp_path / "all.json"
-    save_guarantee(compose([PROMISE, PROMISE], 1e-8, 6).for_devices(2), path)
+    save_guarantee(compose([PROMISED, PROMISED], 1e-8, 6).for_devices(2), path)
     _, out, _ = run(path, "--json")
-    twin = json.loads(out)
-    assert (len(twin["runs"]), twin["kind"]) == (2, "upper bound")
-    assert twin["unit"] == "2 devices of one person"
+    statement_json = json.loads(out)
+    assert (len(statement_json["runs"]), statement_json["kind"]) == (2, "upper bound")
+    assert statement_json["unit"] == "2 devices of one person"
 
 
 def test_the_files_of_a_run_that_kept_to_its_plan(run, plan, folder):
@@ -98,15 +90,19 @@ def test_the_files_of_a_run_that_kept_to_its_plan(run, plan, folder):
     assert code == 0
     assert "what the run's guarantee file says" in out
     assert "keeps to the same limits" in out
-    twin = json.loads((folder / "statement.json").read_bytes())
-    assert twin["origin"] == "run"
-    assert [one["name"] for one in twin["inputs"]] == [
+    statement_json = json.loads((folder / "statement.json").read_bytes())
+    assert statement_json["origin"] == "run"
+    assert [one["name"] for one in statement_json["inputs"]] == [
         "plan.json",
         "run 1/guarantee.json",
         "run 1/ledger.csv",
     ]
-    assert [one["basis"] for one in twin["hypotheses"]][:3] == ["observed", "claimed", "assumed"]
-    assert twin["verification"] is None
+    assert [one["basis"] for one in statement_json["hypotheses"]][:3] == [
+        "observed",
+        "claimed",
+        "assumed",
+    ]
+    assert statement_json["verification"] is None
 
 
 @pytest.mark.parametrize("accounted", [True, False])
@@ -118,31 +114,29 @@ def test_the_files_of_a_run_that_broke_its_plan(run, plan, folder, accounted):
     assert code == 1
     assert out.startswith("The participation limits were not kept.")
     assert "1 of 1 devices" in out
-    twin = json.loads((folder / "statement.json").read_bytes())
-    assert twin["origin"] == "log"
-    assert twin["epsilon"] > PROMISE.epsilon
+    statement_json = json.loads((folder / "statement.json").read_bytes())
+    assert statement_json["origin"] == "log"
+    assert statement_json["epsilon"] > PROMISED.epsilon
 
 
 @pytest.mark.parametrize("inside", [False, True])  # of the run's folder, as our own runs have it
 def test_the_commands_in_a_statement_recompute_its_epsilon(
-    run, plan, folder, tmp_path, monkeypatch, capsys, inside
+    run, plan, folder, tmp_path, monkeypatch, inside
 ):
     if inside:
         plan = plan.rename(folder / "plan.json")
     _, out, _ = run(plan, "--run", folder, "--json")
     text = (folder / "statement.md").read_text(encoding="utf-8")
-    found = re.search(r"```console\n(.*?)\n```", text, re.DOTALL)
-    assert found is not None
-    again, extract, accounting = map(shlex.split, found[1].splitlines())
+    console_block = re.search(r"```console\n(.*?)\n```", text, re.DOTALL)
+    assert console_block is not None
+    again, extract, accounting = map(shlex.split, console_block[1].splitlines())
     monkeypatch.chdir(tmp_path)
     assert again[:2] == ["dpftrl", "statement"]
     assert run(*again[2:]) == (0, out, "")
     assert extract[:2] == ["python", "-c"]
     exec(extract[2])
-    monkeypatch.setattr(sys, "argv", [*accounting, "--json"])
-    with pytest.raises(SystemExit):
-        main()
-    assert json.loads(capsys.readouterr().out)["epsilon"] == json.loads(out)["epsilon"]
+    _, recomputed, _ = command_line.run(*accounting[1:], "--json")
+    assert json.loads(recomputed)["epsilon"] == json.loads(out)["epsilon"]
 
 
 def test_a_mechanism_with_a_name_is_accounted_by_it(run, tmp_path):
@@ -187,7 +181,7 @@ def test_a_missing_file_or_a_folder_is_refused(run, tmp_path):
 
 def test_an_edited_guarantee_is_refused(run, tmp_path):
     path = tmp_path / "guarantee.json"
-    save_guarantee(PROMISE, path)
+    save_guarantee(PROMISED, path)
     content = json.loads(path.read_bytes())
     content["epsilon"] /= 2
     path.write_text(json.dumps(content))

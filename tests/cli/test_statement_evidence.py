@@ -45,9 +45,9 @@ class Place(NamedTuple):
         shutil.copytree(self.state, root / "state")
         return Place(root / "run", root / "state")
 
-    def state_it(self, *options: object, promise: Path | None = None) -> tuple[int, dict]:
+    def state_it(self, *options: object, promised: Path | None = None) -> tuple[int, dict]:
         """Exit code and JSON of the statement."""
-        arguments = ("statement", promise or self.plan, "--run", self.folder, *options)
+        arguments = ("statement", promised or self.plan, "--run", self.folder, *options)
         code, _, _ = run(*arguments, "--state-folder", self.state)
         return code, json.loads((self.folder / "statement.json").read_bytes())
 
@@ -55,10 +55,10 @@ class Place(NamedTuple):
 def trained(root: Path, start: StartModel | None = None, rounds: int = 5, **settings: Any) -> Place:
     place = Place(root / "run", root / "state")
     model = {"w": np.zeros(5)} if start is None else start
-    told = Settings(clip_norm=1.0, **settings)
-    with Server.create(place.folder, PLAN, told, model, state_folder=place.state) as server:
+    chosen = Settings(clip_norm=1.0, **settings)
+    with Server.create(place.folder, PLAN, chosen, model, state_folder=place.state) as server:
         for number in range(rounds):
-            attempt = server.begin(PEOPLE, None if told.timer_hours is None else 0.7 * number)
+            attempt = server.begin(PEOPLE, None if chosen.timer_hours is None else 0.7 * number)
             for client in list(attempt.clients):
                 attempt.report(client, np.ones(5), attempt.attempt)
             server.commit(attempt)
@@ -89,8 +89,8 @@ def chained(original, tmp_path_factory) -> Place:
     return trained(tmp_path_factory.mktemp("chained"), StartModel.load(original.model))
 
 
-def bases(twin: dict) -> dict[str, str]:
-    return {one["name"]: one["basis"] for one in twin["hypotheses"]}
+def bases(statement_json: dict) -> dict[str, str]:
+    return {one["name"]: one["basis"] for one in statement_json["hypotheses"]}
 
 
 def edit(path: Path, change: Callable[[dict], None]) -> None:
@@ -114,8 +114,8 @@ def test_what_a_guarantee_file_calls_enforced_is_claimed(tmp_path, basis):
     save_guarantee(PROMISE, path)
     edit(path, all_enforced)
     path.write_text(path.read_text().replace("enforced", basis))
-    twin = stated(path)
-    assert set(bases(twin).values()) == {"claimed"}
+    statement_json = stated(path)
+    assert set(bases(statement_json).values()) == {"claimed"}
     page = (tmp_path / "made.md").read_text(encoding="utf-8")
     assert (
         page.count("✔ enforced") == page.count("◉ observed") == 1
@@ -166,9 +166,9 @@ def test_a_guarantee_of_a_log_is_a_claim_when_it_is_read_back(tmp_path):
 
 
 def test_a_run_that_verifies_is_the_evidence(place):
-    code, twin = place.state_it()
+    code, statement_json = place.state_it()
     assert code == 0
-    assert bases(twin) == {
+    assert bases(statement_json) == {
         "participation": "enforced",
         "clipping": "enforced",
         "identity": "assumed",
@@ -176,25 +176,32 @@ def test_a_run_that_verifies_is_the_evidence(place):
         "keystream": "assumed",
         "secrecy": "assumed",
     }
-    assert twin["verification"]["verified"] is True
-    assert [one["name"] for one in twin["inputs"]] == [
+    assert statement_json["verification"]["verified"] is True
+    assert [one["name"] for one in statement_json["inputs"]] == [
         "run/plan.json",
         "run/guarantee.json",
         "run/ledger.csv",
         "run/run.json",
     ]
-    assert (twin["population"], twin["start"], twin["warnings"]) == ("a", None, [])
+    assert (statement_json["population"], statement_json["start"], statement_json["warnings"]) == (
+        "a",
+        None,
+        [],
+    )
     assert "the run's files verify" in (place.folder / "statement.md").read_text(encoding="utf-8")
 
 
 def test_published_files_alone_are_no_evidence(place):
     shutil.rmtree(place.folder / "private")
-    code, twin = place.state_it()
+    code, statement_json = place.state_it()
     assert code == 0
-    assert (bases(twin)["participation"], bases(twin)["clipping"]) == ("observed", "claimed")
+    assert (bases(statement_json)["participation"], bases(statement_json)["clipping"]) == (
+        "observed",
+        "claimed",
+    )
     (place.folder / "ledger.csv").unlink()
-    code, twin = place.state_it()
-    assert (code, bases(twin)["participation"]) == (0, "claimed")
+    code, statement_json = place.state_it()
+    assert (code, bases(statement_json)["participation"]) == (0, "claimed")
     page = (place.folder / "statement.md").read_text(encoding="utf-8")
     assert "nothing shows whether its server enforced it" in page
 
@@ -203,8 +210,8 @@ def test_an_edited_guarantee_in_a_folder_of_its_own(place, tmp_path):
     (tmp_path / "alone").mkdir()
     shutil.copy(place.guarantee, tmp_path / "alone")
     edit(tmp_path / "alone" / "guarantee.json", all_enforced)
-    twin = stated(place.plan, "--run", tmp_path / "alone")
-    assert set(bases(twin).values()) == {"claimed"}
+    statement_json = stated(place.plan, "--run", tmp_path / "alone")
+    assert set(bases(statement_json).values()) == {"claimed"}
 
 
 def without_a_row(place: Place) -> None:
@@ -229,11 +236,11 @@ def without_run_file(place: Place) -> None:
 )
 def test_a_run_that_does_not_verify_enforces_nothing(place, change):
     change(place)
-    code, twin = place.state_it()
+    code, statement_json = place.state_it()
     assert code == 1
-    assert not {"enforced", "observed"} & set(bases(twin).values())
-    assert twin["warnings"][0].startswith("The run does not verify")
-    assert twin["verification"]["verified"] is False
+    assert not {"enforced", "observed"} & set(bases(statement_json).values())
+    assert statement_json["warnings"][0].startswith("The run does not verify")
+    assert statement_json["verification"]["verified"] is False
     code, out, _ = run(
         "statement", place.plan, "--run", place.folder, "--state-folder", place.state
     )
@@ -243,21 +250,23 @@ def test_a_run_that_does_not_verify_enforces_nothing(place, change):
 
 def test_a_guarantee_of_fewer_rounds_is_called_out_with_the_true_epsilon(place):
     save_guarantee(account(mechanism("blt-b400"), MinSep(1, 4), 3.0, 1e-6), place.guarantee)
-    code, twin = place.state_it()
+    code, statement_json = place.state_it()
     assert code == 1
-    assert "By the run's journal and plan, epsilon is" in twin["warnings"][1]
+    assert "By the run's journal and plan, epsilon is" in statement_json["warnings"][1]
 
 
 def test_the_witness_can_be_left_out_knowingly(place, tmp_path):
     shutil.rmtree(place.state)
-    code, twin = place.state_it()
+    code, statement_json = place.state_it()
     assert code == 1
-    assert twin["verification"]["checks"]["failed"] == ["witness"]
-    assert str(tmp_path) not in json.dumps(twin)  # no folder of whoever ran it is published
-    code, twin = place.state_it("--no-witness")
+    assert statement_json["verification"]["checks"]["failed"] == ["witness"]
+    assert str(tmp_path) not in json.dumps(
+        statement_json
+    )  # no folder of whoever ran it is published
+    code, statement_json = place.state_it("--no-witness")
     assert code == 0
-    assert bases(twin)["participation"] == "enforced"
-    assert "may be an older copy" in twin["warnings"][0]
+    assert bases(statement_json)["participation"] == "enforced"
+    assert "may be an older copy" in statement_json["warnings"][0]
     assert "--no-witness" in (place.folder / "statement.md").read_text(encoding="utf-8")
 
 
@@ -270,8 +279,8 @@ def test_timers_by_time_are_observed_by_a_server_that_verifies(tmp_path):
     place = trained(tmp_path, timer_hours=2.0)
     assert bases(place.state_it()[1])["participation"] == "observed"
     (place.folder / "ledger.csv").rename(tmp_path / "ledger.csv")
-    code, twin = place.state_it()
-    assert (code, bases(twin)["participation"]) == (1, "claimed")
+    code, statement_json = place.state_it()
+    assert (code, bases(statement_json)["participation"]) == (1, "claimed")
 
 
 @pytest.mark.parametrize("when", ["stopped", "finished"])
@@ -280,10 +289,13 @@ def test_runs_of_version_1_verify_and_say_what_they_do_not_record(when, tmp_path
     for path in (folder / "private", *(folder / "private").rglob("*")):
         path.chmod(0o700 if path.is_dir() else 0o600)
     place = Place(folder, shutil.copytree(GOLDEN / "train" / f"{when}-witness", tmp_path / "state"))
-    code, twin = place.state_it()
+    code, statement_json = place.state_it()
     assert code == 0
-    assert (bases(twin)["participation"], bases(twin)["clipping"]) == ("enforced", "enforced")
-    assert (twin["start"], twin["population"]) == (None, None)
+    assert (bases(statement_json)["participation"], bases(statement_json)["clipping"]) == (
+        "enforced",
+        "enforced",
+    )
+    assert (statement_json["start"], statement_json["population"]) == (None, None)
     page = (folder / "statement.md").read_text(encoding="utf-8")
     assert "What the run started from is not recorded" in page
 
@@ -292,50 +304,50 @@ def test_runs_of_version_1_verify_and_say_what_they_do_not_record(when, tmp_path
 
 
 def test_a_chain_states_the_composition(original, chained):
-    code, twin = chained.state_it()
+    code, statement_json = chained.state_it()
     alone = load_guarantee(original.guarantee)
     together = compose([alone, alone], 1e-6)
     assert code == 0
-    assert twin["epsilon"] == together.epsilon > alone.epsilon
-    assert twin["accounted"]["epsilon"] == alone.epsilon  # this run by itself
-    (earlier,) = twin["start"]["earlier_runs"]
+    assert statement_json["epsilon"] == together.epsilon > alone.epsilon
+    assert statement_json["accounted"]["epsilon"] == alone.epsilon  # this run by itself
+    (earlier,) = statement_json["start"]["earlier_runs"]
     assert (earlier["population"], earlier["composed"]) == ("a", True)
     assert earlier["epsilon"] == alone.epsilon
-    assert twin["observed"]["kept_to_limits"] is True
+    assert statement_json["observed"]["kept_to_limits"] is True
     page = (chained.folder / "statement.md").read_text(encoding="utf-8")
     assert f"Starts from a private model: run {earlier['run']} (epsilon " in page
     assert "on the same people; composed" in page
     assert "all 2 runs together" in page
-    rows = [(one["name"], one["basis"]) for one in twin["hypotheses"]]
+    rows = [(one["name"], one["basis"]) for one in statement_json["hypotheses"]]
     assert rows[:2] == [("participation", "claimed"), ("participation", "enforced")]
     assert ("earlier runs", "claimed") in rows
-    assert twin["warnings"] == []
+    assert statement_json["warnings"] == []
 
 
 def test_a_chain_whose_guarantee_was_cut_to_the_last_run(original, chained, tmp_path):
     """The start model is in run.json too: the statement composes all the same."""
     place = chained.copy_to(tmp_path)
     save_guarantee(load_guarantee(original.guarantee), place.guarantee)
-    code, twin = place.state_it()
+    code, statement_json = place.state_it()
     assert code == 1
-    assert twin["epsilon"] == chained.state_it()[1]["epsilon"]
+    assert statement_json["epsilon"] == chained.state_it()[1]["epsilon"]
 
 
-def test_the_guarantee_of_a_chain_by_itself_and_as_the_promise(chained):
-    twin = stated(chained.guarantee)
-    assert (len(twin["runs"]), bases(twin)["earlier runs"]) == (2, "claimed")
-    code, both = chained.state_it(promise=chained.guarantee)
+def test_the_guarantee_of_a_chain_by_itself_and_as_the_promised_one(chained):
+    statement_json = stated(chained.guarantee)
+    assert (len(statement_json["runs"]), bases(statement_json)["earlier runs"]) == (2, "claimed")
+    code, both = chained.state_it(promised=chained.guarantee)
     assert (code, both["warnings"]) == (0, [])
-    assert both["epsilon"] == twin["epsilon"]
+    assert both["epsilon"] == statement_json["epsilon"]
 
 
 def test_other_people_are_stated_as_a_claim(original, tmp_path):
     start = StartModel.load(original.model, other_people=["a"])
     place = trained(tmp_path, start, population="b")
-    code, twin = place.state_it()
+    code, statement_json = place.state_it()
     assert code == 0
-    assert twin["epsilon"] == load_guarantee(original.guarantee).epsilon
-    assert bases(twin)["other people"] == "claimed"
+    assert statement_json["epsilon"] == load_guarantee(original.guarantee).epsilon
+    assert bases(statement_json)["other people"] == "claimed"
     page = (place.folder / "statement.md").read_text(encoding="utf-8")
     assert "stated by the operator: on other people (claimed); not composed" in page
 
@@ -344,9 +356,9 @@ def test_a_start_model_of_unknown_origin_is_claimed_public(tmp_path):
     public = tmp_path / "public.safetensors"
     save_file({"w": np.zeros(5, np.float32)}, public)
     place = trained(tmp_path, StartModel.load(public))
-    code, twin = place.state_it()
+    code, statement_json = place.state_it()
     assert code == 0
-    assert bases(twin)["start model"] == "claimed"
+    assert bases(statement_json)["start model"] == "claimed"
     page = (place.folder / "statement.md").read_text(encoding="utf-8")
     assert "origin is not known to dpftrl" in page
     assert "claimed public" in page

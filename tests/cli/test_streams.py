@@ -1,4 +1,4 @@
-"""Where output goes, who leaves early, and how every program of ours tells a mistake in a line."""
+"""Where output goes, readers that leave early, and mistakes reported in one line."""
 
 import contextlib
 import io
@@ -95,9 +95,9 @@ def test_a_second_interruption_is_reported_once():
     # A shell's background jobs ignore SIGINT, and so would what they start.
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     code += "from dpftrl.cli.main import main; print('ready', flush=True); main()"
-    asked = ["optimize", "bandmf", "--rounds", "2000", "--min-sep", "400", "--bands", "400"]
+    arguments = ["optimize", "bandmf", "--rounds", "2000", "--min-sep", "400", "--bands", "400"]
     process = subprocess.Popen(
-        [sys.executable, "-c", code, *asked], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert process.stdout is not None
     process.stdout.readline()
@@ -183,6 +183,6 @@ def test_a_simulation_reports_an_error_in_one_line(monkeypatch, capsys, tmp_path
     with pytest.raises(SystemExit) as stop:
         runpy.run_path(str(EXAMPLES / name / "simulate.py"), run_name="__main__")
     assert stop.value.code == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert ("no.json cannot be read" if len(arguments) == 2 else "PLAN FOLDER") in told
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert ("no.json cannot be read" if len(arguments) == 2 else "PLAN FOLDER") in message

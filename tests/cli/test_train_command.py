@@ -85,36 +85,36 @@ def train(tmp_path, monkeypatch):
     monkeypatch.setenv("DPFTRL_STATE", str(tmp_path / "state"))
 
     def trained(*arguments: object) -> str:
-        code, said, _ = run("train", *arguments, "--out", tmp_path / "run")
+        code, output, _ = run("train", *arguments, "--out", tmp_path / "run")
         assert code == 0
-        return said
+        return output
 
     return trained
 
 
 def test_a_run_from_beginning_to_end(train, folder, tmp_path):
-    said = train(folder / "small.toml")
-    assert "round 4/4" in said
-    assert "epsilon 30" in said
-    made = tmp_path / "run"
+    output = train(folder / "small.toml")
+    assert "round 4/4" in output
+    assert "epsilon 30" in output
+    run_folder = tmp_path / "run"
     for name in ("config.toml", "metrics.jsonl", "ledger.csv", "guarantee.json", "curves.png"):
-        assert (made / name).stat().st_size > 0
-    assert list((made / "events").iterdir())
-    points = [json.loads(line) for line in (made / "metrics.jsonl").read_text().splitlines()]
+        assert (run_folder / name).stat().st_size > 0
+    assert list((run_folder / "events").iterdir())
+    points = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     assert [point["round"] for point in points] == [0, 1, 2, 3, 4]
     assert [("accuracy" in point) for point in points] == [True, False, True, False, True]
     assert points[-1]["epsilon"] == pytest.approx(30, rel=1e-6)
-    assert "curves.png" in (made / "statement.md").read_text()
-    assert "data:image/png;base64," in (made / "statement.html").read_text()
-    code, told, _ = run("verify", made)
-    assert code == 0, told
+    assert "curves.png" in (run_folder / "statement.md").read_text()
+    assert "data:image/png;base64," in (run_folder / "statement.html").read_text()
+    code, table, _ = run("verify", run_folder)
+    assert code == 0, table
 
     model = tmp_path / "model.safetensors"
-    told = answer("export", made, model)
-    assert (told["rounds"], float(told["epsilon"])) == ("4", points[-1]["epsilon"])
+    exported = answer("export", run_folder, model)
+    assert (exported["rounds"], float(exported["epsilon"])) == ("4", points[-1]["epsilon"])
     names = sorted(load_file(model))
-    assert names == json.loads((made / "run.json").read_text())["names"]
-    secret = (made / "private" / "noise.key").read_bytes()
+    assert names == json.loads((run_folder / "run.json").read_text())["names"]
+    secret = (run_folder / "private" / "noise.key").read_bytes()
     assert secret not in model.read_bytes()
 
 
@@ -143,9 +143,9 @@ def test_a_training_whose_run_does_not_verify_says_so(folder, tmp_path, monkeypa
         return Verdict(run.name, (Check("ledger", "failed", "rows are missing"),), 4, None, None)
 
     monkeypatch.setattr("dpftrl.statement.from_files.verify_run", failing)
-    code, _, told = run("train", folder / "small.toml", "--out", tmp_path / "run")
+    code, _, message = run("train", folder / "small.toml", "--out", tmp_path / "run")
     assert code == 1
-    assert "failed verification" in told
+    assert "failed verification" in message
     assert basis_of(tmp_path / "run" / "statement.json", "clipping") == {"claimed"}
 
 
@@ -172,7 +172,7 @@ def test_trainings_that_start_from_each_other_compose(folder, tmp_path):
     for number in range(3):
         out = tmp_path / str(number)
         label = ["--set", f'population="people {number}"']
-        code, said, _ = run("train", folder / "small.toml", *label, *start, "--out", out)
+        code, output, _ = run("train", folder / "small.toml", *label, *start, "--out", out)
         assert code == 0
         epsilon = json.loads((out / "guarantee.json").read_bytes())["epsilon"]
         twin = json.loads((out / "statement.json").read_bytes())
@@ -182,7 +182,7 @@ def test_trainings_that_start_from_each_other_compose(folder, tmp_path):
         assert [
             one["run"] for one in (twin["start"] or {"earlier_runs": []})["earlier_runs"]
         ] == runs
-        assert said.count("on the same people: composed") == number
+        assert output.count("on the same people: composed") == number
         assert run("verify", out)[0] == 0
         model = tmp_path / f"{number}.safetensors"
         assert float(answer("export", out, model)["epsilon"]) == epsilon
@@ -205,9 +205,9 @@ def test_other_people_are_named_explicitly(train, folder, tmp_path):
     why = refused_in_one_line(*start, *others, "--set", 'population="first"', "--out", out)
     assert "both runs have the population label 'first'" in why
     assert not out.exists()
-    code, said, _ = run(*start, *others, "--set", 'population="second"', "--out", out)
+    code, output, _ = run(*start, *others, "--set", 'population="second"', "--out", out)
     assert code == 0
-    assert "on other people, as you state: not composed" in said
+    assert "on other people, as you state: not composed" in output
     twin = json.loads((out / "statement.json").read_bytes())
     assert twin["epsilon"] == pytest.approx(30, rel=1e-6)
     assert basis_of(out / "statement.json", "other people") == {"claimed"}
@@ -220,13 +220,13 @@ def test_an_interrupted_chain_resumes_with_the_composition(train, folder, tmp_pa
     out = tmp_path / "second"
     budget = ["--set", "privacy.budget=40.0"]  # for both together: it ends before the last round
     start = ["--set", f'model.start="{model}"', *budget]
-    code, said, _ = run("train", folder / "small.toml", *start, "--out", out)
+    code, output, _ = run("train", folder / "small.toml", *start, "--out", out)
     assert code == 0
-    assert "the earlier runs spent" in said
+    assert "the earlier runs spent" in output
     model.unlink()
-    code, said, _ = run("train", "--out", out, "--resume")
+    code, output, _ = run("train", "--out", out, "--resume")
     assert code == 0
-    assert "on the same people: composed" in said
+    assert "on the same people: composed" in output
     epsilon = json.loads((out / "guarantee.json").read_bytes())["epsilon"]
     assert 30 < epsilon <= 40
 
@@ -248,9 +248,9 @@ def test_an_existing_run_is_not_overwritten(train, folder, tmp_path):
 
 
 def test_the_budget_ends_a_run(train, folder):
-    said = train(folder / "small.toml", "--set", "privacy.budget=25.0")
-    assert "the budget is spent" in said
-    assert "round 4/4" not in said
+    output = train(folder / "small.toml", "--set", "privacy.budget=25.0")
+    assert "the budget is spent" in output
+    assert "round 4/4" not in output
 
 
 @pytest.fixture
@@ -266,9 +266,9 @@ def test_a_plan_takes_the_place_of_the_privacy_settings(train, folder, plan):
     words = ["--set", f'data.vocabulary="{folder}/words.txt"', "--set", "data.heldout_share=0.2"]
     sizes = ["--set", "model.sizes={embedding=4,hidden=4}"]
     calm = ["--set", "simulation.least_available=1.0", "--set", "simulation.most_available=1.0"]
-    said = json.loads(train(plan, *data, *words, *sizes, *calm, "--json"))
-    assert said["rounds"] == 3
-    assert said["epsilon"] == pytest.approx(20, rel=1e-6)
+    output = json.loads(train(plan, *data, *words, *sizes, *calm, "--json"))
+    assert output["rounds"] == 3
+    assert output["epsilon"] == pytest.approx(20, rel=1e-6)
 
 
 @pytest.mark.parametrize("change", ["privacy.epsilon=4.0", "privacy={rounds=5}"])
@@ -310,10 +310,10 @@ def test_an_interrupted_run_ends_in_the_same_bits(train, folder, tmp_path):
     ):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, output = process.communicate(timeout=60)
     assert process.returncode in (0, 130)  # 0 if it was done before the signal came
     if process.returncode == 130:
-        assert "finishing this round" in said
+        assert "finishing this round" in output
     train("--resume")
     both = [
         tmp_path / name / "private/checkpoints/00000012.safetensors" for name in ("whole", "run")
@@ -389,12 +389,12 @@ def test_held_out_people_without_a_known_word_leave_nothing_behind(folder, tmp_p
 
 
 def test_epsilon_is_rounded_up(train, folder, tmp_path):
-    said = train(folder / "small.toml", "--set", "privacy.epsilon=29.12341")
+    output = train(folder / "small.toml", "--set", "privacy.epsilon=29.12341")
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     actual = {point["round"]: point["epsilon"] for point in map(json.loads, lines)}
-    live = re.findall(r"round (\d)/4 .* epsilon (\S+) ", said)
-    assert [float(told) >= actual[int(number)] for number, told in live] == [True, True]
-    promised, spent = (float(told) for told in re.findall(r"epsilon (\S+) at delta", said))
+    live = re.findall(r"round (\d)/4 .* epsilon (\S+) ", output)
+    assert [float(shown) >= actual[int(number)] for number, shown in live] == [True, True]
+    promised, spent = (float(shown) for shown in re.findall(r"epsilon (\S+) at delta", output))
     assert min(promised, spent) >= actual[4]
     assert max(promised, spent) <= actual[4] * 1.001
 

@@ -55,11 +55,11 @@ def brute_sensitivity(C: np.ndarray, participation: MinSep) -> float:
 
 def slope(function, point: np.ndarray, step: float = 1e-6) -> np.ndarray:
     """Central differences."""
-    found = np.zeros(point.size)
+    gradient = np.zeros(point.size)
     for i in range(point.size):
         there, back = point.copy().ravel(), point.copy().ravel()
         there[i] += step
         back[i] -= step
         ahead, behind = (function(x.reshape(point.shape))[0] for x in (there, back))
-        found[i] = (ahead - behind) / (2 * step)
-    return found.reshape(point.shape)
+        gradient[i] = (ahead - behind) / (2 * step)
+    return gradient.reshape(point.shape)

@@ -173,9 +173,9 @@ def test_a_search_that_ran_out_of_time_is_resumed(tmp_path, monkeypatch):
     assert shares == [1.0]
     longer = optimize_bandmf(MinSep(128, 32), 32, cache=tmp_path)
     assert longer.error_report.rms_loss < short.error_report.rms_loss
-    begun = time.perf_counter()
+    started = time.perf_counter()
     assert optimize_bandmf(MinSep(128, 32), 32, cache=tmp_path).mechanism == longer.mechanism
-    assert time.perf_counter() - begun < 5
+    assert time.perf_counter() - started < 5
 
 
 def test_a_cache_folder_that_cannot_be_written_to_is_ignored(tmp_path):

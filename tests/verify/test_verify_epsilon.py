@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import dpftrl
 from conformance import EVERY, Family, draw_case
 from dpftrl import BLT, GeneralBLT, Mechanism
-from dpftrl.accounting.finite_precision import mu_with_rounding
+from dpftrl.accounting.gaussian import mu_with_rounding
 from dpftrl.verify.epsilon import epsilon_of, rounding_cost, sampler_delta, worst_shift
 
 every = pytest.mark.parametrize("family", EVERY, ids=str)
