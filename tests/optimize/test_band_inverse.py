@@ -5,7 +5,6 @@ import pytest
 from dense_oracle import WORKLOADS, brute_sensitivity, errors, lower_toeplitz, slope
 
 from dpftrl import BandedInverse, FixedEpochs, MinSep
-from dpftrl.errors import InvalidInput
 from dpftrl.optimize._solvers import loss_value, minimize_lbfgs
 from dpftrl.optimize._toeplitz_error import ToeplitzError, workload_loss
 from dpftrl.optimize.band_inverse import (
@@ -131,16 +130,3 @@ def test_the_result_is_deterministic_and_progress_is_reported():
     assert first.mechanism == second.mechanism
     assert progress_calls[0][0] is None
     assert progress_calls[0][1].startswith("2 bands, start 1 of ")
-
-
-@pytest.mark.parametrize(
-    ("bands", "objective", "message"),
-    [
-        (0, "rms", "bands must be a whole number of at least 1, got 0"),
-        (9, "rms", "bands must be at most the 8 rounds, got 9"),
-        (2, "mean", "objective must be max or rms, got 'mean'"),
-    ],
-)
-def test_invalid_arguments_are_refused(bands, objective, message):
-    with pytest.raises(InvalidInput, match=message):
-        optimize_band_inverse(MinSep(8, 2), bands, objective)

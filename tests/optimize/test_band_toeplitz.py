@@ -5,11 +5,8 @@ import pytest
 from dense_oracle import WORKLOADS, brute_sensitivity, errors, lower_toeplitz, slope
 
 from dpftrl import DpftrlError, FixedEpochs, FullTree, MinSep, SquareRoot, Toeplitz
-from dpftrl.errors import InvalidInput
 from dpftrl.optimize._toeplitz_error import ToeplitzError, workload_loss
-from dpftrl.optimize.band_inverse import optimize_band_inverse
 from dpftrl.optimize.band_toeplitz import falling, log_loss, optimize_band_toeplitz
-from dpftrl.optimize.bandmf import optimize_bandmf
 from dpftrl.workload import Workload
 
 ROUNDS = 24
@@ -123,30 +120,9 @@ def test_the_result_is_deterministic_and_progress_is_reported():
     assert progress_calls[0][1].startswith("step 1: loss ")
 
 
-@pytest.mark.parametrize(
-    ("bands", "objective", "message"),
-    [
-        (0, "rms", "bands must be a whole number of at least 1, got 0"),
-        (9, "rms", "bands must be at most the 8 rounds, got 9"),
-        (2, "mean", "objective must be max or rms, got 'mean'"),
-    ],
-)
-def test_invalid_arguments_are_refused(bands, objective, message):
-    with pytest.raises(InvalidInput, match=message):
-        optimize_band_toeplitz(MinSep(8, 2), bands, objective)
-
-
 def test_a_schedule_that_is_too_short_is_refused():
     with pytest.raises(DpftrlError, match="fewer than the 8 rounds"):
         optimize_band_toeplitz(MinSep(8, 2), 2, workload=Workload(learning_rates=(1.0, 0.5)))
-
-
-@pytest.mark.parametrize(
-    "optimize", [optimize_band_toeplitz, optimize_band_inverse, optimize_bandmf]
-)
-def test_learning_rates_that_are_all_zero_are_refused(optimize):
-    with pytest.raises(InvalidInput, match="of the first 2 rounds are all zero"):
-        optimize(MinSep(2, 2), 2, workload=Workload(learning_rates=(0.0, 0.0, 1.0)))
 
 
 @every_workload
