@@ -8,6 +8,7 @@ import pytest
 import dpftrl
 from dpftrl._internal.deprecation import MODULES
 from dpftrl.accounting import Run, delta_for, spending
+from dpftrl.verify import Verdict
 
 CLIENTS = dpftrl.MinSep(20, 5)
 BLT = dpftrl.mechanism("blt-b400")
@@ -47,6 +48,8 @@ def test_old_attributes():
         assert plan.sigma == plan.noise_multiplier
     with pytest.warns(DeprecationWarning, match=r"Run\.noise_multiplier"):
         assert Run.of(BLT, CLIENTS, 2.0).sigma == 2.0
+    with pytest.warns(DeprecationWarning, match=r"Verdict\.run_id"):
+        assert Verdict("an id", (), 0, None, None).run == "an id"
     with pytest.warns(DeprecationWarning, match="error_report"):
         assert BLT.loss(CLIENTS) == BLT.error_report(CLIENTS)
 

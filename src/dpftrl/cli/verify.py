@@ -44,7 +44,7 @@ def verify_command(
 def _as_json(verdict: Verdict) -> dict[str, object]:
     return {
         "passed": verdict.passed,
-        "run": verdict.run,
+        "run": verdict.run_id,
         "rounds": verdict.rounds,
         "epsilon": verdict.epsilon,
         "delta": verdict.delta,

@@ -94,7 +94,7 @@ class _Verification:
             self._check_other_files(self.journal)
         journal = self.journal
         return Verdict(
-            run=journal.created.run if journal else None,
+            run_id=journal.created.run if journal else None,
             checks=tuple(self.checks),
             rounds=len(journal.commits) if journal else 0,
             epsilon=self.epsilon,

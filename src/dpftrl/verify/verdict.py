@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, final
 
+from dpftrl._internal.deprecation import warn
 from dpftrl.errors import DpftrlError
 
 Outcome = Literal["passed", "failed", "warning"]
@@ -32,14 +33,14 @@ class Verdict:
     """The result of verifying a run.
 
     Attributes:
-        run: The identity of the run, or None if the journal could not be read.
+        run_id: The identity of the run, or None if the journal could not be read.
         checks: The results of all checks.
         rounds: The number of released rounds, or 0 if the journal could not be read.
         epsilon: The recomputed epsilon of these rounds, or None if it could not be recomputed.
         delta: The delta of that epsilon.
     """
 
-    run: str | None
+    run_id: str | None
     checks: tuple[Check, ...]
     rounds: int
     epsilon: float | None
@@ -49,6 +50,12 @@ class Verdict:
     def passed(self) -> bool:
         """Whether no check failed. Warnings do not count as failures."""
         return not any(check.outcome == "failed" for check in self.checks)
+
+    @property
+    def run(self) -> str | None:
+        """The old name of `run_id`."""
+        warn("Verdict.run", "Verdict.run_id")
+        return self.run_id
 
 
 def run_check(name: str, check: Callable[[], str | Check]) -> Check:
