@@ -13,7 +13,7 @@ BENCHMARK = MinSep(rounds=2052, min_sep=342)
 
 @pytest.mark.parametrize("objective", ["max", "rms"])
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_gradient_of_the_generalised_loss_matches_finite_differences(size, objective):
+def test_gradient_of_the_generalized_loss_matches_finite_differences(size, objective):
     rates = np.geomspace(1e-3, 0.6, 2 * size)
     free = np.append(free_from(rates[::2]), free_from(rates[1::2]))
     free[1], free[size + 1] = -0.3, -0.5  # a conjugate pair of poles, and one of zeros
@@ -27,7 +27,7 @@ def test_gradient_of_the_generalised_loss_matches_finite_differences(size, objec
     ("buffers", "objective", "target"),
     [(4, "max", 10.66), (4, "rms", 9.01), (6, "max", 10.59), (6, "rms", 8.95)],
 )
-def test_generalised_targets_hold_by_dense_computation(buffers, objective, target):
+def test_generalized_targets_hold_by_dense_computation(buffers, objective, target):
     optimized = optimize_general_blt(BENCHMARK, buffers, objective)
     assert optimized.mechanism.buffers <= buffers
     n, b, k = 2052, 342, 6
@@ -45,7 +45,7 @@ def test_generalised_targets_hold_by_dense_computation(buffers, objective, targe
     assert dense <= target
 
 
-def test_a_generalised_blt_is_never_worse_than_the_blt():
+def test_a_generalized_blt_is_never_worse_than_the_blt():
     for setting in [(64, 64), (50, 1), (9, 3), (1, 1), (100, 7)]:
         for buffers in (1, 2):
             if buffers <= setting[0]:
@@ -53,7 +53,7 @@ def test_a_generalised_blt_is_never_worse_than_the_blt():
                 assert general <= optimize_blt(MinSep(*setting), buffers, "rms").value * (1 + 1e-9)
 
 
-def test_a_generalised_blt_saves_and_loads(tmp_path):
+def test_a_generalized_blt_saves_and_loads(tmp_path):
     saved = GeneralBLT([0.9, 0.5 + 0.25j], [0.1, -0.05 + 0.02j])
     save_mechanism(saved, tmp_path / "g.json")
     assert load_mechanism(tmp_path / "g.json") == saved
@@ -72,6 +72,6 @@ def test_a_generalised_blt_saves_and_loads(tmp_path):
         (["x"], [0.1]),
     ],
 )
-def test_invalid_parameters_of_a_generalised_blt_are_refused(theta, omega):
+def test_invalid_parameters_of_a_generalized_blt_are_refused(theta, omega):
     with pytest.raises(InvalidInput):
         GeneralBLT(theta, omega)
