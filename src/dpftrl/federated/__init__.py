@@ -1,4 +1,4 @@
-"""The round, with no engine in it: cohort, clipping, noise, optimiser, ledger, journal."""
+"""The server of federated training. It runs private rounds; the caller contacts the clients."""
 
 from dpftrl.federated.layout import Layout
 from dpftrl.federated.optimizers import Adam, Optimizer, Sgd

@@ -1,9 +1,9 @@
 """Eligibility: which clients may take part in the next round, and which of them are chosen.
 
-`Pseudonyms` turns names into keyed hashes, `Timers` keeps when each client was last contacted and
-how often, in 16 bytes per client, `Rules` says who may be contacted again, and `choose` draws the
-cohort. `Eligibility` is all of them together, and refuses names under which one client could appear
-twice.
+`Pseudonyms` turns names into keyed hashes. `Timers` stores when each client was last contacted and
+how often, in 16 bytes per client. `Rules` decides who may be contacted again. The function `choose`
+draws the cohort. `Eligibility` combines these parts, and refuses names under which one client could
+appear twice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,11 +35,11 @@ SMALLEST_RECENT: Final = 65_536
 
 @final
 class Exposure(NamedTuple):
-    """How closely and how often clients were contacted: what sensitivity depends on.
+    """How closely and how often clients were contacted, which determines the sensitivity.
 
     Attributes:
         min_gap: Fewest rounds from one contact of a client to its next; None if nobody returned.
-        max_contacts: Contacts of the client that was contacted most often.
+        max_contacts: Number of contacts of the client that was contacted most often.
     """
 
     min_gap: int | None = None
@@ -50,8 +50,8 @@ class Exposure(NamedTuple):
 class Timers:
     """The contacts of a run, by pseudonym.
 
-    Two clients whose 64-bit pseudonyms are equal share a timer: that delays one of them, and never
-    lets anybody come too early.
+    Two clients whose 64-bit pseudonyms are equal share a timer. This can delay a client, but never
+    allows a contact too early.
 
     Attributes:
         exposure: How closely and how often clients were contacted so far.
@@ -70,7 +70,7 @@ class Timers:
         return self._look(keys).last
 
     def contacts(self, keys: Keys) -> Numbers:
-        """How often each client was contacted."""
+        """The number of contacts of each client."""
         return self._look(keys).often
 
     def mark(self, keys: Keys, row: int) -> None:
@@ -87,7 +87,7 @@ class Timers:
             self._recent = _Table()
 
     def exposure_after(self, keys: Keys, row: int) -> Exposure:
-        """What `exposure` will be once these clients are contacted for a round."""
+        """The value of `exposure` after these clients are contacted for a round."""
         return self._exposure_with(self._look(keys), row)
 
     def _exposure_with(self, seen: "_Seen", row: int) -> Exposure:
@@ -108,7 +108,13 @@ class Timers:
 
 
 class _Seen(NamedTuple):
-    """What the tables know of some clients, and where it stands in them."""
+    """The entries of some clients in the tables.
+
+    Attributes:
+        last: The round of each client's last contact, or `NEVER`.
+        often: The number of contacts of each client.
+        places: Each table with the positions of these clients in it.
+    """
 
     last: Numbers
     often: Numbers
@@ -141,13 +147,13 @@ class _Table:
 
 # Pseudonyms start with a letter, so that no program takes them for numbers.
 PREFIX: Final = "c"
-# How many names are cached with their pseudonyms.
+# Largest number of names that are cached with their pseudonyms.
 MOST_REMEMBERED: Final = 1_000_000
 
 
 @final
 class Pseudonyms:
-    """Keyed 64-bit hashes of client names; only who has the key of the run can compute them."""
+    """Keyed 64-bit hashes of client names, which only the holder of the run's key can compute."""
 
     def __init__(self, key: NoiseKey):
         self._key = key.derive(b"pseudonyms")
@@ -176,14 +182,14 @@ class Pseudonyms:
     def refuse_renamed(self, names: Sequence[str], timers: Timers) -> None:
         """Refuse a client that was contacted before under another spelling of the same number.
 
-        The files of a run hold hashes, not names. So all spellings that `refuse_unclear` lets pass
-        are hashed and looked up, which finds them after a restart too.
+        The files of a run contain hashes, not names. Therefore all other spellings that
+        `refuse_unclear` accepts are hashed and looked up. This works after a restart too.
 
         Args:
-            names: Who is about to be contacted.
-            timers: Who was contacted before.
+            names: Names of the clients that are about to be contacted.
+            timers: The contacts of the run so far.
         """
-        # For a client that was contacted before, this was checked at its first contact.
+        # A client that was contacted before was checked at its first contact.
         never = (timers.contacts(self.keys(names)) == 0).tolist()
         pairs = [
             (name, other)
@@ -198,21 +204,22 @@ class Pseudonyms:
 
 
 def refuse_unclear(by_key: Mapping[int, str], timers: Timers) -> None:
-    """Refuse names under which one client could be taken for two.
+    """Refuse names under which one client could be counted as two clients.
 
     Guarantees:
         Two different names that pass here and in `Pseudonyms.refuse_renamed`, in any rounds of one
         run, have different canonical forms (see `_internal.client_ids`). A name must be its own
-        canonical form. The exceptions are digits with zeros in front (`007`) and what looks like an
-        exponent and may be hexadecimal (`1e5`), since all such spellings of a number can be listed.
+        canonical form. The exceptions are digits with leading zeros (`007`), and names such as
+        `1e5`, which may be a number with an exponent or hexadecimal digits. They are accepted
+        because all such spellings of a number can be listed.
 
-    A run that version 0.1.0 began may have contacted clients under other names. Those names are
-    accepted in that run, since a client that gets a new name loses its timer; the guarantee above
-    does not cover them.
+    A run that was created by version 0.1.0 may have contacted clients under other names. Those
+    names are accepted in that run, because a client that gets a new name would lose its timer. The
+    guarantee above does not cover such names.
 
     Args:
-        by_key: The names, by pseudonym.
-        timers: Who was contacted before.
+        by_key: The names of the available clients, by pseudonym.
+        timers: The contacts of the run so far.
     """
     unclear = {key: name for key, name in by_key.items() if not is_plain_id(name)}
     if not unclear:
@@ -264,7 +271,7 @@ def _content(name: str) -> bytes:
 
 
 def written(key: int) -> str:
-    """A pseudonym as files show it."""
+    """A pseudonym as text, as it is written to files."""
     return f"{PREFIX}{key:016x}"
 
 
@@ -273,14 +280,15 @@ class Rules:
     """When a client may be contacted again.
 
     Guarantees:
-        With round timers, any two contacts of one client are at least `min_sep` rows apart; with
-        either kind there are at most `cap` of them, and never two for one row. A contact counts
-        whether or not a report followed.
+        With timers in rounds, any two contacts of one client are at least `min_sep` rows apart.
+        With either kind of timer, one client has at most `cap` contacts, and never two for the same
+        row. A contact counts whether or not the client reported.
 
     Args:
-        min_sep: Least difference between two rounds of one client, with round timers.
+        min_sep: Smallest difference between two rounds of one client, for timers in rounds.
         cap: Largest number of contacts of one client.
-        timer_hours: Least hours between two contacts of one client, with timers by time.
+        timer_hours: Smallest number of hours between two contacts of one client; None for timers in
+            rounds.
     """
 
     def __init__(self, min_sep: int, cap: int, timer_hours: float | None):
@@ -290,7 +298,7 @@ class Rules:
         self._times: list[float] = []
 
     def eligible(self, timers: Timers, keys: Keys, row: int, now: float | None) -> Keys:
-        """The clients that may be contacted now, in rising order, each once."""
+        """The pseudonyms of the clients that may be contacted now, in increasing order."""
         unique = np.unique(keys)
         last = timers.last(unique)
         rested = (last == NEVER) | (row - last.astype(np.int64) >= self._min_sep)
@@ -299,7 +307,7 @@ class Rules:
         return unique[rested & (timers.contacts(unique) < self._cap)]
 
     def contact(self, row: int, now: float | None) -> None:
-        """Record when the cohort of a round is contacted; of two attempts the later one counts."""
+        """Record the time of a contact; a later attempt at the same round replaces the time."""
         if self._timer_hours is None:
             return
         self.check_clock(now)
@@ -308,7 +316,7 @@ class Rules:
         self._times[row] = float("nan") if now is None else now
 
     def check_clock(self, now: float | None) -> None:
-        """Refuse a contact without a time, or before an earlier contact, with timers by time."""
+        """With timers in hours, refuse a contact without a time, or before an earlier contact."""
         latest = max(self._times, default=-np.inf)
         if self._timer_hours is not None and (now is None or not now >= latest):
             raise UnsafeState(f"the clock went backwards, or says nothing: {now}")
@@ -316,15 +324,15 @@ class Rules:
     def _waited(self, last: NDArray[np.int32], now: float | None) -> NDArray[np.bool_]:
         if now is None or not np.isfinite(now):
             raise UnsafeState(f"timers by time need a clock, got {now}")
-        times = np.array([*self._times, -np.inf])  # the last entry stands for NEVER
+        times = np.array([*self._times, -np.inf])  # `NEVER` is the index of the last entry
         return now - times[last] >= (self._timer_hours or 0.0)
 
 
 def choose(eligible: Keys, size: int, seed: int, attempt: int) -> Keys:
-    """Choose a cohort uniformly; the choice depends on the seed and the attempt number alone.
+    """Choose a cohort uniformly at random, from the seed and the attempt number alone.
 
-    If there are too few clients, nobody is contacted: a smaller cohort would likely miss the report
-    goal, and its clients would have used up a contact for nothing.
+    If there are too few clients, nobody is contacted: a smaller cohort would probably miss the
+    report goal, and its clients would have used up a contact for nothing.
     """
     if len(eligible) < size:
         raise TooFewClients(
@@ -337,12 +345,12 @@ def choose(eligible: Keys, size: int, seed: int, attempt: int) -> Keys:
 
 
 class Chosen(NamedTuple):
-    """A cohort that was chosen and not yet contacted.
+    """A cohort that was chosen, but not contacted yet.
 
     Attributes:
-        keys: Pseudonyms of its clients, in rising order.
-        names: Their names in the same order.
-        exposure: How closely and how often clients will have been contacted.
+        keys: Pseudonyms of the clients, in increasing order.
+        names: Names of the clients, in the same order.
+        exposure: The exposure of the run after the cohort is contacted.
     """
 
     keys: Keys
@@ -352,7 +360,7 @@ class Chosen(NamedTuple):
 
 @final
 class Eligibility:
-    """Who may take part in a run: pseudonyms, timers and rules, which change together.
+    """Decides who may take part in a run: pseudonyms, timers and rules together.
 
     Args:
         key: The noise key of the run, from which pseudonyms are derived.

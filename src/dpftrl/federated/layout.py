@@ -1,4 +1,4 @@
-"""How the named arrays of a model lie in one flat vector."""
+"""The layout of a model: how its named arrays are placed in one flat vector."""
 
 import math
 from collections.abc import Mapping

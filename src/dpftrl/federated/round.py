@@ -1,4 +1,4 @@
-"""A round that is open: its cohort, and the reports that are added up as they arrive."""
+"""An open round: its cohort, and the sum of the reports that have arrived."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from dpftrl.federated.layout import Layout
 
 @final
 class Reports:
-    """The sum of the updates so far, and whose updates are in it.
+    """The sum of the updates so far, and the clients whose updates are in the sum.
 
     Guarantees:
-        Whether a report counts depends on who sent it, for which attempt, and on how many came
-        before: never on what is in it. What is unfit counts as an update of zeros. No client adds
-        more than the clip norm.
+        Whether a report counts depends on its sender, its attempt and the number of reports before
+        it, never on its content. An update that cannot be used counts as an update of zeros. No
+        client adds more than the clip norm.
 
     Attributes:
         clients: Pseudonyms of the cohort.
         goal: The report goal.
         counted: Pseudonyms of the clients whose updates are in the sum.
-        unfit: How many of them sent an update that cannot be used. Private: never publish it.
+        unfit: Number of counted clients whose update could not be used. Never publish this number.
     """
 
     def __init__(self, clients: frozenset[int], goal: int, layout: Layout, grid: Grid):
@@ -48,7 +48,7 @@ class Reports:
         return len(self.counted) >= self.goal
 
     def take(self, client: int, update: Any) -> str | None:
-        """Count a report; return why its update cannot be used, for the private log, or None."""
+        """Count a report. Return None, or for the private log why the update cannot be used."""
         with self._lock:
             if client not in self.clients:
                 raise ReportRefused("this client is not in the cohort of this round")
@@ -56,14 +56,14 @@ class Reports:
                 raise ReportRefused("this client has already reported in this round")
             if self.enough:
                 raise ReportRefused("the round is closed: the report goal was reached")
-            self.counted.add(client)  # first: whatever happens now, it cannot report again
+            self.counted.add(client)  # before adding, so that no client can report twice
             why = self._add(update)
             self.unfit += why is not None
         return why
 
     def sum(self) -> ExactSum:
-        """The exact sum, to which the noise is added in place; raises if reports are missing."""
-        with self._lock:  # the last report may still be on its way in
+        """The exact sum, for adding noise in place; raises if the report goal is not reached."""
+        with self._lock:  # another thread may still be adding the last report
             if not self.enough:
                 raise InvalidInput(
                     f"{len(self.counted):,} of {self.goal:,} reports are too few to commit; "
@@ -81,7 +81,7 @@ class Reports:
         return why
 
     def _parts(self, update: Any) -> tuple[list[NDArray[Any]], str | None]:
-        """The arrays of an update in the order of the layout, or why it cannot be used."""
+        """The arrays of an update in the order of the layout, and None or why it cannot be used."""
         if isinstance(update, np.ndarray):
             array = cast("NDArray[Any]", update).view(np.ndarray)
             fits = array.shape == (self._layout.size,)
@@ -97,8 +97,8 @@ class Released:
     """The result of a committed round, which may be published.
 
     Attributes:
-        rounds: How many rounds were released so far.
-        epsilon: Epsilon of all of them, at the delta of the plan.
+        rounds: Number of rounds released so far.
+        epsilon: Epsilon of all released rounds, at the delta of the plan.
         model: The arrays of the model, by name.
     """
 
@@ -109,16 +109,16 @@ class Released:
 
 @final
 class Round:
-    """A round that is open: the clients to contact, and a place for what they send.
+    """An open round: the clients to contact, and the reports that they have sent.
 
-    `Server.begin` opens it; `Server.commit` or `Server.abandon` closes it.
+    `Server.begin` opens a round; `Server.commit` or `Server.abandon` closes it.
 
     Attributes:
-        number: Rounds released before it; also the row of noise that it takes.
-        attempt: Counts attempts at rounds; clients send it back, so that a late report is not
-            taken for one of this round.
-        clients: Names of the cohort, as far as they are available.
-        reports: What came so far.
+        number: Number of rounds released before this one, which is also its row of noise.
+        attempt: Number of the attempt. Clients return it with their update, so that a late report
+            for an earlier attempt is recognized.
+        clients: Names of the clients in the cohort that are available.
+        reports: The reports so far.
     """
 
     def __init__(
@@ -145,20 +145,23 @@ class Round:
         return self.reports.enough
 
     def report(self, client: str, update: Any, attempt: int) -> bool:
-        """Take an update: a flat vector, or a dict of arrays by name.
+        """Add the update of a client to the sum.
 
-        It is clipped again, whatever the client says it did; what cannot be used counts as zeros.
+        The server clips the update even if the client has already clipped it. An update that cannot
+        be used counts as zeros.
 
         Args:
-            client: Who sends it.
-            update: The client's model minus the one it was handed.
-            attempt: The attempt that it was made for, as the client sent it back.
+            client: Name of the client that sent the update.
+            update: The client's trained model minus the model that it received, as a flat vector or
+                as a dict of arrays by name.
+            attempt: Number of the attempt that the update is for, as the client returned it.
 
         Returns:
             Whether the report goal is now reached.
 
         Raises:
-            ReportRefused: It is not for this attempt, not from its cohort, or not the first.
+            ReportRefused: The report is for another attempt, the client is not in the cohort or has
+                already reported, or the report goal was reached before.
         """
         key = self._keys.get(client) if type(client) is str else None
         try:

@@ -35,13 +35,13 @@ IDENTITIES = {
 @final
 @dataclass(frozen=True)
 class RunGuarantee:
-    """What a run guarantees, round by round.
+    """Computes the guarantee of a run after any number of rounds.
 
     Attributes:
         plan: The plan of the run.
-        settings: Its settings; they say whether timers go by rounds or by time, and the budget.
-        test_key: Whether the noise key is one for tests.
-        start: The model file that the run started from, with the private runs behind it.
+        settings: The settings of the run, with its budget and the kind of its timers.
+        test_key: Whether the noise key is a test key.
+        start: The model file that the run started from, with the private runs that trained it.
     """
 
     plan: Plan
@@ -56,11 +56,11 @@ class RunGuarantee:
 
     @property
     def epsilon_before(self) -> float:
-        """Epsilon of the earlier runs on the same people, before the first round of this one."""
+        """Epsilon of the earlier runs on the same people, before the first round of this run."""
         return 0.0 if self.start is None else self.start.epsilon(self.plan.guarantee.delta)
 
     def after(self, rounds: int, exposure: Exposure) -> Guarantee:
-        """The guarantee of so many rounds, composed with the earlier runs on the same people.
+        """The guarantee of the first rounds, composed with the earlier runs on the same people.
 
         The arguments are those of `alone_after`.
         """
@@ -70,11 +70,11 @@ class RunGuarantee:
         return alone if self.start is None else self.start.composed_with(alone)
 
     def alone_after(self, rounds: int, exposure: Exposure) -> Guarantee:
-        """The guarantee of everything that this run itself released in so many rounds.
+        """The guarantee of the first rounds of this run, without the earlier runs.
 
         Args:
             rounds: Number of rounds.
-            exposure: How closely and how often clients were contacted in them.
+            exposure: How closely and how often clients were contacted in these rounds.
         """
         settings, planned_run = self.settings, self.plan.guarantee.runs[0]
         planned, basis = planned_run.participation, _basis(settings)
@@ -84,13 +84,14 @@ class RunGuarantee:
             covered = MinSep(rounds, exposure.min_gap or rounds, max(1, exposure.max_contacts))
         run = planned_run.with_participation(covered)
         participation = Hypothesis("participation", run.hypothesis.text, basis)
-        # Zero-out stays assumed: the server cannot see why a client is away, fails or is late.
+        # The hypothesis ZERO_OUT stays assumed: the server cannot see why a client is absent, fails
+        # or is late.
         known = [participation, ENFORCED_CLIPPING, IDENTITIES[settings.identity]]
         known += [TEST_KEY] if self.test_key else []
         return guarantee_of([run], self.plan.guarantee.delta, known)
 
     def over_budget(self, rounds: int, exposure: Exposure) -> str | None:
-        """Why so many rounds would exceed the budget, or None if they would not."""
+        """The reason why this many rounds would exceed the budget, or None if they would not."""
         budget = self.settings.budget
         if budget is None:
             return None
@@ -105,14 +106,18 @@ class RunGuarantee:
         )
 
     def history(self, run_id: str, rounds: int, exposure: Exposure) -> tuple[EarlierRun, ...]:
-        """All private runs behind the model after so many rounds, this one last."""
+        """All private runs that trained the model; this run, up to `rounds`, is the last one."""
         before = () if self.start is None else self.start.earlier
         alone = self.alone_after(rounds, exposure)
         return (*before, EarlierRun(run_id, self.settings.population, self.test_key, alone))
 
 
 def _basis(settings: Settings) -> Basis:
-    """The basis of the participation hypothesis; unregistered clients cannot be held back."""
+    """The basis of the participation hypothesis.
+
+    It is only assumed for unregistered clients: a client that returns under a new name cannot be
+    refused.
+    """
     if settings.identity == "unregistered":
         return "assumed"
     return "enforced" if settings.timer_hours is None else "observed"

@@ -1,4 +1,4 @@
-"""The settings of a run, which are fixed when it is created."""
+"""The settings of a run, which are fixed when the run is created."""
 
 import math
 from typing import Literal, final
@@ -17,23 +17,24 @@ from dpftrl.plan import Plan
 
 @final
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How the server works, besides what the plan says.
+    """The settings of the server that are not part of the plan.
 
     Attributes:
         clip_norm: Every update is clipped to this L2 norm by the server, whatever the client did.
         optimizer: The server optimizer, which turns the noisy mean into a step of the model.
-        budget: Stop before the round after which epsilon, at the plan's delta, would pass this. It
-            is for the total: earlier runs that are composed with this one count.
-        timer_hours: Clients may return after so many hours, whatever the number of rounds: min-sep
-            is then observed. None: they wait for min-sep rounds of the plan, enforced.
+        budget: The run stops before epsilon, at the plan's delta, would exceed this value. Epsilon
+            includes the earlier runs that are composed with this one.
+        timer_hours: Hours that a client waits between two contacts, whatever the number of rounds;
+            min-sep is then observed. None: a client waits for the plan's min-sep in rounds, and
+            min-sep is enforced.
         seed: Seed of the random choice of cohorts.
-        snapshot_every: The noise buffers are saved every so many rounds, so that a resumed run
-            need not compute them all again.
-        hash_clients: Write keyed hashes into files instead of the names of clients.
-        identity: How a client's name belongs to a device. `stated`: whoever drives the server says
-            so. `registered`: by a key that was registered beforehand, which all that it sends is
-            signed with. `unregistered`: by a name that a device gets anew when it starts again.
-        population: What you call the people of this run, such as "es-ES keyboards". It is recorded
+        snapshot_every: Rounds between two snapshots of the noise buffers. A resumed run recomputes
+            the noise of the rounds after the last snapshot only.
+        hash_clients: Write keyed hashes of the clients' names into files instead of the names.
+        identity: How the name of a client is tied to a device. `stated`: the caller of the server
+            vouches for the names. `registered`: each device signs its messages with a key that was
+            registered beforehand. `unregistered`: a device gets a new name when it restarts.
+        population: Your label for the people of this run, such as "es-ES keyboards". It is recorded
             and published with the model; nothing is derived from it.
     """
 
@@ -48,7 +49,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     population: str | None = None
 
     def check(self, plan: Plan) -> None:
-        """Refuse settings that do not fit the plan, or could not be read back from a file."""
+        """Refuse settings that do not fit the plan, or that could not be read back from a file."""
         self._check_types()
         positive_number("clip_norm", self.clip_norm)
         if self.budget is not None:
@@ -101,9 +102,11 @@ class RunFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         settings: The settings of the run.
         names: Names of the arrays of the model.
         shapes: Shapes of these arrays, in the same order.
-        test_key: Whether the noise key is one for tests, which anybody can guess.
-        buffers: Precision of the noise buffers. Version 1 does not say so: it was float32.
-        start: The model file that the run started from, if it was one. Version 1 does not say so.
+        test_key: Whether the noise key is a test key, which anybody can guess.
+        buffers: Number type of the noise buffers. Files of version 1 do not have this field; their
+            buffers were float32.
+        start: The model file that the run started from; None if it started from arrays. Files of
+            version 1 do not have this field.
     """
 
     format: Literal["dpftrl run"] = "dpftrl run"
@@ -118,7 +121,7 @@ class RunFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 def cohort_size(plan: Plan) -> int:
-    """How many clients a round contacts."""
+    """The number of clients that a round contacts."""
     asked = plan.fleet.report_goal * plan.fleet.over_selection
     if not asked - 1e-9 <= plan.fleet.population:
         raise InvalidInput(

@@ -1,9 +1,10 @@
-"""The model that a run starts from, and the private runs that it was made by.
+"""The model that a run starts from, and the private runs that trained it.
 
-A model that a private run released carries what that run spent. A later run on the same people
-spends that again and more, so its guarantee is the composition of all of them. An exported model
-therefore names the runs behind it in its metadata, and a run that starts from it composes them
-unless the operator states that their people were others.
+A model that a private run released depends on the data of that run's people. If a later run on the
+same people starts from this model, its guarantee must cover both runs, so the guarantees are
+composed. For this, the metadata of an exported model lists all private runs that trained it. A run
+that starts from the model composes its guarantee with theirs, except for runs that were on other
+people, as the operator states.
 """
 
 import hashlib
@@ -29,18 +30,18 @@ from dpftrl.errors import DpftrlError, InvalidInput, TooLarge
 from dpftrl.mechanisms import Independent
 from dpftrl.participation import MinSep
 
-# Where an exported model's metadata names the runs behind it.
+# The metadata field of an exported model that lists the private runs that trained it.
 PROVENANCE: Final = "dpftrl_provenance"
-# What version 0.1 wrote instead, and all that it wrote.
+# The only metadata fields that version 0.1 wrote.
 UNRECORDED_KEYS: Final = {"rounds", "epsilon", "delta"}
-# How an earlier run is named where version 0.1 did not record which it was.
+# The name of an earlier run of version 0.1, which did not record the identity of the run.
 UNRECORDED: Final = "not recorded"
 MOST_MODEL_BYTES: Final = 2**40
-# The header of a safetensors file, which the metadata is in, must stay below 100 MB.
+# The header of a safetensors file, which contains the metadata, must be smaller than 100 MB.
 MOST_PROVENANCE_BYTES: Final = 48 * 2**20
 LONGEST_LABEL: Final = 200  # characters: a label is a name, not a description
 RUN_ID: Final = re.compile(r"[0-9a-f]{32}")
-PADDING: Final = 1e-9  # more than computing mu from epsilon and epsilon from mu can lose
+PADDING: Final = 1e-9  # exceeds the relative rounding error of converting between epsilon and mu
 
 People = Literal["same", "others"]
 
@@ -68,14 +69,16 @@ UNKNOWN_START: Final = Hypothesis(
 @final
 @dataclass(frozen=True)
 class EarlierRun:
-    """A private run that a model was made by.
+    """A private run that trained a model.
 
     Attributes:
-        run: Its identity; None for a run of version 0.1, whose exports did not name it.
-        population: What its operator called the people in it, if anything.
-        test_key: Whether anybody can guess its noise key.
-        guarantee: What it guarantees by itself, without the runs before it.
-        people: Whether its people are, as far as is known, those of the run that starts from it.
+        run: The identity of the run; None for a run of version 0.1, whose exports did not record
+            it.
+        population: The operator's label for the people of the run, if there is one.
+        test_key: Whether the run used a test key, which anybody can guess.
+        guarantee: The guarantee of the run alone, without the runs before it.
+        people: "others" if the operator of the later run, which starts from the model, states that
+            its people are others than those of this run; otherwise "same".
     """
 
     run: str | None
@@ -96,13 +99,13 @@ class EarlierRun:
 
     @property
     def name(self) -> str:
-        """How messages and statements call it."""
+        """The name of the run in messages and statements."""
         label = "" if self.population is None else f" ({self.population})"
         return f"{self.run or UNRECORDED}{label}"
 
 
 class EarlierRunContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An earlier run in a file."""
+    """An earlier run as a file stores it."""
 
     run: str | None
     population: str | None
@@ -112,7 +115,12 @@ class EarlierRunContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     @classmethod
     def of(cls, earlier: EarlierRun, beside: Path) -> Self:
-        """What a file at `beside` says of it; large matrices are written next to that file."""
+        """Convert an earlier run to the content of a file; large matrices are written beside it.
+
+        Args:
+            earlier: The earlier run.
+            beside: The path of the file.
+        """
         return cls(
             run=earlier.run,
             population=earlier.population,
@@ -122,7 +130,7 @@ class EarlierRunContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         )
 
     def earlier_run(self, beside: Path) -> EarlierRun:
-        """What it says, with every number recomputed."""
+        """Convert the content of the file at `beside` back, and recompute every number."""
         if self.population is not None:
             check_label(self.population)
         guarantee = guarantee_from(self.guarantee, beside)
@@ -130,18 +138,19 @@ class EarlierRunContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 
 class StartContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The start model in `run.json`."""
+    """The start model as `run.json` stores it."""
 
     sha256: str
     earlier: tuple[EarlierRunContent, ...]
 
 
 class ProvenanceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the metadata of an exported model holds: all runs behind it, the last one last.
+    """The metadata of an exported model about the private runs that trained it.
 
     Attributes:
-        runs: `people` of each is what the operator of the last run stated.
-        matrices: Files that the runs' mechanisms refer to, in base64, by name.
+        runs: The runs, first to last. The field `people` of each run is the statement of the
+            operator of the last run.
+        matrices: The matrix files that the runs' mechanisms refer to, in base64, by file name.
     """
 
     format: Literal["dpftrl provenance"] = "dpftrl provenance"
@@ -157,8 +166,8 @@ class Start:
 
     Attributes:
         sha256: SHA-256 of the file.
-        earlier: The private runs that it was made by, first to last; none if its origin is not
-            known to dpftrl.
+        earlier: The private runs that trained the model, first to last; empty if dpftrl does not
+            know the origin of the file.
     """
 
     sha256: str
@@ -171,25 +180,28 @@ class Start:
 
     @property
     def others(self) -> tuple[EarlierRun, ...]:
-        """The earlier runs whose people were others, as the operator states."""
+        """The earlier runs on other people, as the operator states."""
         return tuple(one for one in self.earlier if one.people == "others")
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """The streams of noise to compose with."""
+        """The noise streams of the earlier runs on the same people."""
         return tuple(run for one in self.composed for run in one.guarantee.runs)
 
     def epsilon(self, delta: float) -> float:
-        """What the earlier runs on the same people spent together, at this delta."""
+        """Epsilon of the earlier runs on the same people together, at this delta."""
         return guarantee_of(self.runs, delta).epsilon if self.composed else 0.0
 
     def composed_with(self, alone: Guarantee) -> Guarantee:
-        """The guarantee of a run that starts from this model, given that of the run alone.
+        """The guarantee of a run that starts from this model, composed with the earlier runs.
+
+        Args:
+            alone: The guarantee of the run without the earlier runs.
 
         Guarantees:
-            Its mu is the square root of the sum of the squares of all runs on the same people
-            (Gaussian DP composes adaptively, Dong, Roth and Su 2022, Theorem 4). It lists, as
-            assumed, what it takes for granted about the earlier runs and about their people.
+            The composed mu is the root of the sum of the squared mu of all runs on the same people
+            (Gaussian DP composes adaptively, Dong, Roth and Su 2022, Theorem 4). The composed
+            guarantee lists what it assumes about the earlier runs and about their people.
         """
         stated = [
             *([EARLIER_RUNS] if self.composed else []),
@@ -210,13 +222,13 @@ class Start:
         return replace(together, mu_of_one=mu, devices=alone.devices, hypotheses=hypotheses)
 
     def content(self, beside: Path) -> StartContent:
-        """What a file at `beside` says of it."""
+        """Convert to the content of the file at `beside`; large matrices are written beside it."""
         earlier = tuple(EarlierRunContent.of(one, beside) for one in self.earlier)
         return StartContent(sha256=self.sha256, earlier=earlier)
 
     @classmethod
     def of_content(cls, content: StartContent, beside: Path) -> Self:
-        """What a file at `beside` says, with every number recomputed."""
+        """Convert the content of the file at `beside` back, and recompute every number."""
         return cls(content.sha256, tuple(one.earlier_run(beside) for one in content.earlier))
 
 
@@ -226,8 +238,8 @@ class StartModel:
     """A model from a file, for a run to start from.
 
     Attributes:
-        arrays: The model, by name.
-        start: Which file it was, and the private runs behind it.
+        arrays: The arrays of the model, by name.
+        start: The digest of the file, and the private runs that trained the model.
     """
 
     arrays: Mapping[str, NDArray[np.float32]]
@@ -235,12 +247,12 @@ class StartModel:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], other_people: Iterable[str] = ()) -> Self:
-        """Read a .safetensors file: a model that `dpftrl export` wrote, or any other.
+        """Read a model from a .safetensors file, written by `dpftrl export` or by another program.
 
         Args:
             path: The file.
             other_people: Earlier runs, by identity or population label, whose people are others
-                than those of the run to come. That is your statement: it cannot be checked, and the
+                than those of the new run. This is your statement: nobody can check it, and the
                 privacy statement says so. All other earlier runs are composed.
         """
         source = Path(path)
@@ -252,10 +264,10 @@ class StartModel:
 
 
 def provenance_metadata(runs: Iterable[EarlierRun]) -> str:
-    """What an exported model's metadata says of the runs behind it: JSON that needs no other file.
+    """The metadata of an exported model about its private runs, as JSON with all matrices inside.
 
     Raises:
-        TooLarge: The matrices of the runs' mechanisms do not fit.
+        TooLarge: The matrices of the runs' mechanisms do not fit into the metadata.
     """
     with TemporaryDirectory() as folder:
         beside = Path(folder) / "provenance.json"
@@ -275,7 +287,7 @@ def provenance_metadata(runs: Iterable[EarlierRun]) -> str:
 
 
 def check_label(label: str) -> str:
-    """Return a population label, or refuse what is not a short line of text."""
+    """Return a population label; refuse a value that is not one short line of text."""
     if not isinstance(label, str) or not label.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidInput(
             f"population must be a text such as 'es-ES keyboards', got {label!r:.60}"
@@ -297,7 +309,7 @@ def _parsed(
 
     try:
         arrays: dict[str, NDArray[Any]] = load(content)
-    except (SafetensorError, KeyError) as error:  # KeyError: a type that numpy does not have
+    except (SafetensorError, KeyError) as error:  # KeyError: numpy lacks the type of an array
         raise InvalidInput(f"{source} is not a model: {error}") from None
     header = msgspec.json.decode(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return arrays, header.get("__metadata__") or {}
@@ -339,10 +351,10 @@ def _read_provenance(text: str, source: Path) -> tuple[EarlierRun, ...]:
 
 
 def _unrecorded(metadata: Mapping[str, str], source: Path) -> EarlierRun:
-    """An export of version 0.1, which states epsilon and delta and nothing else.
+    """The earlier run behind an export of version 0.1, which states only epsilon and delta.
 
-    All its runs were Gaussian mechanisms, so epsilon at delta determines mu. One round of
-    independent noise of the same mu stands for the run.
+    All runs of version 0.1 were Gaussian mechanisms, so epsilon at delta determines mu. The earlier
+    run is represented by one round of independent noise with the same mu.
     """
     try:
         epsilon, delta = float(metadata["epsilon"]), float(metadata["delta"])
@@ -359,7 +371,7 @@ def _unrecorded(metadata: Mapping[str, str], source: Path) -> EarlierRun:
 def _with_others(
     earlier: tuple[EarlierRun, ...], other_people: tuple[str, ...], source: Path
 ) -> tuple[EarlierRun, ...]:
-    """Mark the runs whose people are stated to be others."""
+    """Mark the earlier runs that are on other people, as the operator states."""
     names = [{one.run or UNRECORDED, one.population} for one in earlier]
     for wanted in other_people:
         if not any(wanted in known for known in names):

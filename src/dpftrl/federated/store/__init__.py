@@ -1,1 +1,1 @@
-"""Everything of a run that is on the disk: one owner, crash-safe."""
+"""The files of a run on the disk: crash-safe, and written by one server at a time."""
