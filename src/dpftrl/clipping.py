@@ -30,7 +30,7 @@ MOST_STEPS = 2**61
 # The largest clip norm and step. Their squares, and those of 1 / LARGEST, are normal floats.
 LARGEST = 2.0**400
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
-# Relative; larger than all rounding errors in computing a norm and scaling by it.
+# A relative margin that exceeds all rounding errors in computing a norm and scaling by it.
 SLACK = 1e-12
 # Default number of steps per standard deviation of the noise.
 FINENESS = 2**24
@@ -202,7 +202,7 @@ def add_clipped(
 
     Args:
         update: The update.
-        factor: What to multiply it by.
+        factor: The factor by which the update is multiplied.
         steps_per_unit: Steps of the grid per 1.0; a power of two.
         most: The largest number of steps that a coordinate can have after scaling.
         steps: The sum, in steps; changed in place.

@@ -84,7 +84,7 @@ class MinSep(Participation):
     def from_rounds_between(
         cls, rounds: int, rounds_between: int, max_participations: int = UNCAPPED
     ) -> Self:
-        """Create it from the number of rounds strictly *between* two participations.
+        """Create a participation from the number of rounds *between* two participations.
 
         Published tables of production runs state this number. `min_sep` is one more: with no round
         between, a client may take part in every round.

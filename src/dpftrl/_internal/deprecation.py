@@ -27,7 +27,7 @@ NAMES: Final = {"Loss": "ErrorReport"}
 
 
 def warn(old: str, new: str) -> None:
-    """Warn that a name is deprecated; Python shows it once per calling line."""
+    """Warn that a name is deprecated; Python shows the warning once per calling line."""
     message = f"{old} is now {new}; the old name will be removed in 0.3"
     warnings.warn(message, DeprecationWarning, stacklevel=3)
 
@@ -55,7 +55,7 @@ class OldModules(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """A spec for old names; None for all others."""
+        """Return a module spec for an old name, and None for any other name."""
         del path, target
         is_old = fullname in MODULES or fullname == "dpftrl.engines"
         return ModuleSpec(fullname, self, is_package=True) if is_old else None
@@ -64,7 +64,7 @@ class OldModules(MetaPathFinder, Loader):
         """Let Python create an ordinary module, which `exec_module` replaces."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Replace the module by the new one, so that both names give the same objects."""
+        """Replace the module by the renamed one, so that both names give the same objects."""
         old = module.__name__
         if old in MODULES:
             warn(old, MODULES[old])
@@ -74,5 +74,5 @@ class OldModules(MetaPathFinder, Loader):
 def install() -> None:
     """Make old module names importable."""
     if not any(isinstance(finder, OldModules) for finder in sys.meta_path):
-        # In front, since an upgrade may have left folders of an older version in the package.
+        # The finder comes first, because an upgrade may have left folders of an older version.
         sys.meta_path.insert(0, OldModules())

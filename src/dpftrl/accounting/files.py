@@ -101,8 +101,9 @@ def save_guarantee(
     Args:
         guarantee: The guarantee.
         path: The file.
-        mechanisms: Mechanisms that were written to this file before, with their content. What is
-            missing is added, so that a second call does not write large matrices again.
+        mechanisms: Mechanisms that were written to this file before, with their content. New
+            mechanisms are added to the dict, so that a second call does not write large matrices
+            again.
     """
     target = _json_path(path)
     content = guarantee_content(guarantee, target, mechanisms)

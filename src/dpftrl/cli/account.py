@@ -41,7 +41,7 @@ from dpftrl.plan import mechanism as mechanism_by_name
 
 
 class LogResult(NamedTuple):
-    """What the log shows.
+    """The participation in a log, and its worst client.
 
     Attributes:
         observed: Summary of the participation in the log.
@@ -145,7 +145,7 @@ def account_command(
 
 
 class Request(NamedTuple):
-    """What to account for, as the plan and the options state it.
+    """The run to account for, as the plan or the options describe it.
 
     Attributes:
         mechanism: The mechanism as it was run.

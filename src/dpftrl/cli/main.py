@@ -33,10 +33,11 @@ COMMANDS = {
     "export": "export_command",
     "reproduce": "reproduce_command",
 }
-# What a shell reports for a program that SIGINT ended: 128 + 2.
+# The exit code that a shell reports for a program that SIGINT ended: 128 + 2.
 INTERRUPTED = 130
-# What a shell reports for a program that SIGPIPE ended: 128 + 13. It is not 0: a `verify` whose
-# last lines nobody read, or a `train` that stopped there, has not succeeded.
+# The exit code that a shell reports for a program that SIGPIPE ended: 128 + 13. It is not 0,
+# because a `verify` whose last lines nobody read, or a `train` that stopped there, has not
+# succeeded.
 READER_LEFT = 141
 
 

@@ -120,7 +120,7 @@ def _readable(client: str) -> str:
 
 
 def _warn(observed: Observed) -> None:
-    """Print on standard error what makes the guarantee invalid if it is overlooked."""
+    """Warn on standard error about repeated rows and broken limits, which affect the guarantee."""
     if (example := observed.duplicate_example) is not None:
         click.echo(
             f"warning: {observed.duplicate_rows:,} counted row(s) repeat a client and round, such "

@@ -146,7 +146,7 @@ def _print_setting(training: "Training") -> None:
 
 
 def _start_model_lines(server: "Server") -> Iterator[str]:
-    """Lines that say what the model file the run started from means for its epsilon."""
+    """Yield lines about the start model: its earlier runs, and epsilon including those runs."""
     start = server.start
     if start is None:
         return

@@ -42,7 +42,7 @@ METADATA_BYTES_PER_OBJECT: Final = 1024
 PUSHED_AT_ONCE: Final = 256
 # Replies are as large as the model: only this many are pulled at a time, however large the cohort.
 PULLED_AT_ONCE: Final = 16
-# Between two looks for new replies.
+# Seconds between two requests for new replies.
 POLL_SECONDS: Final = 0.2
 # Flower raises these for a reply that is not a message. Connection errors are of other types.
 MALFORMED: Final = (IndexError, AttributeError, KeyError, TypeError, ValueError)

@@ -1,6 +1,8 @@
-"""The run of a strategy: waiting times, the clock, how nodes are identified, creating and resuming.
+"""The run behind a Flower strategy: creating or resuming it, its clock, and its nodes' identities.
 
-Nodes have names in the ledger. `identity_of` says how far these names can be trusted.
+`RunLocation` creates or resumes the run, `Patience` holds the waiting times, and `RunClock` is the
+clock. `named_nodes` gives every node its name in the ledger, and `identity_of` tells how far these
+names can be trusted.
 """
 
 import hashlib
@@ -35,8 +37,8 @@ from dpftrl.flower.in_process import InProcessGrid
 from dpftrl.plan import Plan
 
 SECONDS_PER_HOUR: Final = 3600.0
-LONGEST_BACKOFF: Final = 60.0
-# Between two looks at a run that another server uses.
+LONGEST_BACKOFF: Final = 60.0  # seconds
+# Seconds between two attempts to open a run that another server uses.
 POLL_SECONDS: Final = 0.5
 
 Model = dict[str, NDArray[Any]] | StartModel
@@ -52,8 +54,8 @@ def identity_of(grid: Grid) -> Identity:
     not its content.
 
     Returns:
-        "stated" for an `InProcessGrid`; "registered" if the SuperLink has TLS and accepts
-        registered keys only; "unregistered" otherwise.
+        "stated" for an `InProcessGrid`, whose creator chooses the node ids; "registered" if the
+        SuperLink has TLS and accepts registered keys only; "unregistered" otherwise.
     """
     if isinstance(grid, InProcessGrid):
         return "stated"
@@ -118,7 +120,8 @@ class Patience:
         nodes: Longest wait until enough nodes are online and may be contacted.
         lock: Longest wait for another server that still uses the run; 0 fails at once.
         attempts: Largest number of failed attempts in a row.
-        backoff: Wait after the first failed attempt. It doubles with each further one, up to 60 s.
+        backoff: Wait after the first failed attempt. Each further failure doubles the wait, up to
+            60 seconds.
     """
 
     replies: float = 600.0
@@ -146,16 +149,16 @@ class Patience:
 
 @final
 class RunClock:
-    """Hours since 1970, which never go back and never jump while this process lives.
+    """A clock in hours since 1970 that never goes back and never jumps while the process lives.
 
-    The machine's clock is read once. If it is behind the last contact of the run, the clock starts
-    at that contact, so that no client can be contacted too early. A machine clock that was ahead
-    when the process started cannot be distinguished from time that has passed. Clients may then
-    return sooner than they should. The observed guarantee includes this, because it counts the
-    rounds between the contacts that took place.
+    The machine's clock is read once. If it is behind the last contact of the run, the run's clock
+    starts at that contact, so that no client can be contacted too early. A machine clock that was
+    ahead when the process started cannot be distinguished from time that has passed. Clients may
+    then return sooner than they should. The observed guarantee covers such early returns, because
+    it is computed from the rounds between the contacts that took place.
 
     Args:
-        last_contact: Time of the run's last contact, in hours; None if there was none.
+        last_contact: Time of the run's last contact, in hours; None if nobody was contacted yet.
     """
 
     def __init__(self, last_contact: float | None):
@@ -170,14 +173,14 @@ class RunClock:
             )
 
     def hours(self) -> float:
-        """Return the current time."""
+        """Return the current time in hours since 1970."""
         return self._start + (time.monotonic() - self._started_at) / SECONDS_PER_HOUR
 
 
 @final
 @dataclass(frozen=True)
 class RunLocation:
-    """Where the files of a run are, and how it may be created or resumed.
+    """The folders of a run, and the conditions under which the run may be created or resumed.
 
     Attributes:
         folder: Folder with the run's files.
@@ -194,7 +197,7 @@ class RunLocation:
     wait: float
 
     def open(self, plan: Plan, settings: Settings, model: Model, identity: Identity) -> Server:
-        """Resume the run in the folder, or create it if the folder holds none.
+        """Resume the run in the folder, or create a run if the folder holds none.
 
         Raises:
             InvalidInput: The folder holds another run.
@@ -264,7 +267,7 @@ def _check_same(server: Server, plan: Plan, settings: Settings, model: Model) ->
 
 
 def _essentials(plan: Plan) -> tuple[object, ...]:
-    """Return the parts of a plan that must be equal for two plans to be of one run."""
+    """Return the parts of a plan that must not change when a run is resumed."""
     return (
         plan.fleet,
         plan.mechanism,

@@ -35,9 +35,9 @@ from dpftrl.flower.replies import replies_to
 from dpftrl.flower.run import Model, Patience, RunClock, RunLocation, identity_of, named_nodes
 from dpftrl.plan import Plan
 
-# Between two looks at the nodes that are online.
+# Seconds between two requests for the list of nodes that are online.
 POLL_SECONDS: Final = 1.0
-# Between two log lines about a wait for nodes.
+# Seconds between two log lines while the strategy waits for nodes.
 LOG_SECONDS: Final = 300.0
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]

@@ -1,11 +1,12 @@
-"""The inner loops: generate normals, mix them with the buffers and add them, tile by tile in cache.
+"""The compiled inner loops of the noise: draw normals, mix them with the buffers, add the result.
 
-Sums and products are computed in float64 whatever the type of the buffers, in a fixed order and
-without fast-math. The result has the same bits on every machine and for every division of the work.
+The work is done tile by tile, and a tile fits into the cache. Sums and products are computed in
+float64 whatever the type of the buffers, in a fixed order and without fast-math. The result has the
+same bits on every machine and for every division of the work.
 
-Common arguments: `words` is keystream, `addresses` are the memory addresses of buffers with `size`
-coordinates each, `start` is the first coordinate to work on, and `like` is an array with the type
-of the buffers.
+Common arguments: `words` is a part of the keystream, `addresses` are the memory addresses of
+buffers with `size` coordinates each, `start` is the first coordinate to work on, and `like` is an
+array with the type of the buffers.
 """
 
 # pyright: basic
@@ -20,8 +21,8 @@ from dpftrl._internal.compiled import TILE, compiled, pointer_to
 from dpftrl._internal.compiled import multiply_add as fma
 from dpftrl.noise.normals import TILE_WORDS, tile_of_normals
 
-# Number of coordinates that go through all buffers before the next ones do. 128 was the fastest of
-# 32 to 512 in measurements.
+# Number of coordinates that are processed for all buffers before the next coordinates. 128 was the
+# fastest of 32 to 512 in measurements.
 STRIP: Final = 128
 
 
@@ -36,7 +37,7 @@ def blt_step(
     like: Array,
     noise: Array,
 ) -> None:
-    """Compute one round of a BLT for whole tiles: `noise` becomes the noise."""
+    """Compute the noise of one round of a BLT for whole tiles, and write it to `noise`."""
     for tile in range(noise.shape[0] // TILE):
         z = noise[tile * TILE : (tile + 1) * TILE]
         tile_of_normals(words[tile * TILE_WORDS : (tile + 1) * TILE_WORDS], z)
@@ -57,20 +58,20 @@ def blt_step_onto(
     rounded: bool,
     update: Array,
 ) -> None:
-    """Compute one round of a BLT and add it to `update` tile by tile: no noise leaves the cache.
+    """Compute the noise of one round of a BLT, and add it to `update` while it is in the cache.
 
     Args:
-        words: Keystream.
+        words: The part of the keystream for these tiles.
         theta: Decays.
         omega: Output scales.
         addresses: Addresses of the buffers.
-        size: Coordinates of a buffer.
-        start: First coordinate.
+        size: Number of coordinates of a buffer.
+        start: First coordinate to work on.
         like: An array with the type of the buffers.
         z: Memory for one tile.
-        scale: Factor of the noise.
+        scale: Factor by which the noise is multiplied.
         rounded: Whether `update` counts grid steps, so that the noise is rounded to integers.
-        update: The part of the sum to add to.
+        update: The part of the sum that the noise is added to.
     """
     for tile in range(-(-update.shape[0] // TILE)):
         tile_of_normals(words[tile * TILE_WORDS : (tile + 1) * TILE_WORDS], z)
@@ -86,11 +87,11 @@ def blt_step_onto(
 def _blt_tile(
     theta: Array, omega: Array, addresses: Array, size: int, start: int, like: Array, z: Array
 ) -> None:
-    """Compute one round of a BLT for one tile: z, a row of Z, becomes the noise.
+    """Compute one round of a BLT for one tile. `z` holds a part of a row of Z, and then the noise.
 
-    A buffer is needed twice: to compute the noise, and to be refilled with it. One fused loop reads
-    the last four, two or one buffers only once. The buffers before them are read twice, in strips
-    that stay in the cache.
+    Every buffer is used twice: it is subtracted to compute the noise, and then it is refilled with
+    the noise. A fused loop over the last four, two or one buffers reads each of them only once. The
+    buffers before them are read twice, in strips that stay in the cache.
     """
     count = theta.shape[0]
     fused = 4 if count >= 4 else 2 if count >= 2 else 1
@@ -123,7 +124,7 @@ def _subtract(
 ) -> None:
     """Subtract the first `count` buffers, times their scales, from `out`.
 
-    Two buffers at a time, because every pass reads and writes `out`.
+    Each pass subtracts two buffers, because every pass reads and writes all of `out`.
     """
     pairs = count // 2
     for pair in range(pairs):
@@ -151,7 +152,7 @@ def _refill(
     like: Array,
     out: Array,
 ) -> None:
-    """Multiply the first `count` buffers by their decays and add the noise; two at a time."""
+    """Multiply the first `count` buffers by their decays, and add the noise to each of them."""
     pairs = count // 2
     for pair in range(pairs):
         left, right = theta[2 * pair], theta[2 * pair + 1]
@@ -201,7 +202,7 @@ def _fused_two(
     like: Array,
     out: Array,
 ) -> None:
-    """Subtract and refill the last two buffers, number j and the next, in one loop."""
+    """Subtract and refill the last two buffers, numbers j and j + 1, in one loop."""
     decay_0, decay_1 = theta[j], theta[j + 1]
     scale_0, scale_1 = omega[j], omega[j + 1]
     buffer_0 = _row(addresses, j, size, like)[first:last]
@@ -226,7 +227,7 @@ def _fused_four(
     like: Array,
     out: Array,
 ) -> None:
-    """Subtract and refill the last four buffers, from number j on, in one loop."""
+    """Subtract and refill the last four buffers, numbers j to j + 3, in one loop."""
     decay_0, decay_1, decay_2, decay_3 = theta[j], theta[j + 1], theta[j + 2], theta[j + 3]
     scale_0, scale_1, scale_2, scale_3 = omega[j], omega[j + 1], omega[j + 2], omega[j + 3]
     buffer_0 = _row(addresses, j, size, like)[first:last]
@@ -247,7 +248,7 @@ def _fused_four(
 
 @numba.njit(**compiled)
 def add_normals(words: Array, weights: Array, sums: Array) -> None:
-    """Add a row of Z to each row of `sums`, times the weight of that row."""
+    """Generate a row of Z, and add it to each row of `sums`, times the weight for that row."""
     z = np.empty(TILE)
     for tile in range(sums.shape[1] // TILE):
         tile_of_normals(words[tile * TILE_WORDS : (tile + 1) * TILE_WORDS], z)
@@ -263,16 +264,16 @@ def add_normals(words: Array, weights: Array, sums: Array) -> None:
 def mix_buffers(
     weights: Array, inputs: Array, outputs: Array, size: int, start: int, like: Array, sums: Array
 ) -> None:
-    """Add weighted buffers to `sums`, and write all rows but the first to the new buffers.
+    """Add weighted old buffers to `sums`, and copy its rows after the first to the new buffers.
 
     A new buffer may use the memory of an old one: a tile is read completely before it is written.
 
     Args:
-        weights: One row for each row of `sums`, one column for each input.
+        weights: One row for each row of `sums`, one column for each old buffer.
         inputs: Addresses of the old buffers.
         outputs: Addresses of the new buffers.
-        size: Coordinates of a buffer.
-        start: First coordinate.
+        size: Number of coordinates of a buffer.
+        start: First coordinate to work on.
         like: An array with the type of the buffers.
         sums: Row 0 becomes the noise, the other rows the new buffers.
     """

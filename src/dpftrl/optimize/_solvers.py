@@ -101,9 +101,9 @@ def scipy_optimize() -> Any:
     return scipy.optimize
 
 
-# Returns the value and the gradient at a point.
+# A function that returns the value and the gradient at a point.
 Function = Callable[[Vector], tuple[float, Vector]]
-# Returns the nearest point of the feasible set.
+# A function that returns the nearest point of the feasible set.
 Projection = Callable[[Vector], Vector]
 
 # The line search is non-monotone: a value must be below the largest of this many previous values.
@@ -202,7 +202,8 @@ def _spectral_step_length(step: Vector, gradient_change: Vector) -> float:
     return min(max(float(step @ step) / curvature, SMALLEST), LARGEST)
 
 
-# Called after each step with its number, the point and its value; returns whether to stop.
+# A callback after each step, with the number of the step, the point and its value. It returns
+# whether to stop.
 Watch = Callable[[int, Vector, float], bool]
 
 # Steps over which the improvement is measured.
@@ -210,7 +211,7 @@ WINDOW = 10
 
 
 class LbfgsResult(NamedTuple):
-    """Where the search ended.
+    """The end of a search by `minimize_lbfgs`.
 
     Attributes:
         point: The last point.
@@ -273,7 +274,7 @@ def minimize_lbfgs(
 
 
 def _with_finite_values(function: Function) -> Function:
-    """Where the function is not finite, return more than the last value: the search turns back."""
+    """Return a large value where the function is not finite, so that the search turns back."""
     last = 1e9  # larger than any log loss: a start that is not finite never looks like a good end
 
     def guarded(x: Vector) -> tuple[float, Vector]:
@@ -288,7 +289,7 @@ def _with_finite_values(function: Function) -> Function:
     return guarded
 
 
-# Takes one point per row; returns their values and gradients.
+# A function of one point per row, which returns the values and the gradients at these points.
 BatchFunction = Callable[[FloatArray], tuple[FloatArray, FloatArray]]
 
 DIFFERENCE = 1e-5  # step of the differences of gradients that give the Hessian
@@ -301,7 +302,7 @@ STRETCH = np.array([1.0, 4.0, 1.0, 1.0, 1.0])
 
 
 class Minimum(NamedTuple):
-    """Where the search from each start ended, one row per start."""
+    """The end point of the search from each start, one row per start."""
 
     points: FloatArray
     values: FloatArray

@@ -147,7 +147,7 @@ FORMAT = 1
 
 
 class SearchResult(NamedTuple):
-    """What a search reached.
+    """The result of a search.
 
     Attributes:
         columns: The columns of C at norm 1, as an array of n x P numbers (see `BandedError`).

@@ -2,8 +2,8 @@
 
 A BLT is described by its chain of rates, r_1 < s_1 < r_2 < s_2 < ... < r_d < s_d, where 1 - r are
 the decays of C and 1 - s those of C^-1. In the code, `slow` are the rates r and `fast` the rates s.
-The search runs over free numbers, one per rate and without constraints, that `chain` maps to all
-valid chains: `free_numbers` is its inverse.
+The search runs over free numbers: one number without constraints per rate. `chain` maps free
+numbers to a valid chain, and `free_numbers` is the inverse of `chain`.
 """
 
 import math
@@ -35,8 +35,8 @@ def chain(free: FloatArray) -> tuple[FloatArray, FloatArray]:
     """The rates r and s of a batch of BLTs, from free numbers ordered as r_1, s_1, ..., r_d, s_d.
 
     Each free number but the last gives the ratio of a rate to the next larger one, through the
-    logistic function. The last places s_d between r_d and the largest value for which the sum of
-    omega is at most 1.
+    logistic function. The last free number places s_d between r_d and the largest value for which
+    the sum of omega is at most 1.
 
     Args:
         free: One row of 2 d free numbers per BLT.
@@ -77,7 +77,7 @@ def free_numbers(slow: FloatArray, fast: FloatArray) -> FloatArray:
 
 
 def _below_top(free: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """All rates but s_d in increasing order, then those of r and of s among them."""
+    """Return all rates but s_d in increasing order, then the rates r, then the rates s but s_d."""
     log_fraction = -np.logaddexp(0.0, -free[:, :-1])
     rates = np.exp(np.cumsum(log_fraction[:, ::-1], axis=1)[:, ::-1])
     return rates, rates[:, ::2], rates[:, 1::2]
@@ -91,19 +91,21 @@ def _logistic(x: FloatArray) -> FloatArray:
 DIRECT = 4
 # A search has converged if no derivative of the log loss is larger than this.
 CONVERGED = 1e-6
-# Pairs of Newton steps per start and number of the best starts to keep. At the end, the best start
-# gets FINE more steps.
+# One pair per stage of the search: the number of Newton steps from each point, and the number of
+# the best end points that the next stage continues from. After the last stage, the best point gets
+# up to FINE more steps.
 STAGES = ((3, 8), (6, 3), (6, 1))
 FINE = 200
 # Starts spread over the free numbers, in addition to chains that are known to be good starts.
-# RmsLoss has more poor local optima, so it gets more.
+# RmsLoss has more poor local optima, so it gets more starts.
 SPREAD = {"max": 6, "rms": 8}
 MOST_BUFFERS = 32  # far beyond where another buffer helps
 AUTO_BUFFERS = 8  # most buffers that `auto` tries
 AUTO_WITHIN = 1e-3  # `auto` accepts a log loss this much above the best
 
 
-# Returns log losses, and their derivatives by the rates r and s, for one BLT per row.
+# A function of the rates r and s of one BLT per row. It returns the log loss of each BLT, and the
+# derivatives of the log losses by r and by s.
 ChainFunction = Callable[[FloatArray, FloatArray], tuple[FloatArray, FloatArray, FloatArray]]
 
 
@@ -135,8 +137,9 @@ def optimize_blt(
 
     Args:
         participation: The participation to optimise for.
-        buffers: Most buffers. `auto` takes the fewest whose loss is within 0.1% of that with more
-            buffers. The result may have fewer, because buffers with the same decay are merged.
+        buffers: The largest number of buffers. `auto` takes the smallest number whose loss is
+            within 0.1% of the loss with more buffers. The result may have fewer buffers than asked
+            for, because buffers with the same decay are merged.
         objective: `max` for MaxLoss, `rms` for RmsLoss.
         workload: How the server turns updates into the model. Other workloads than the prefix sum
             take seconds instead of milliseconds, and longer for more rounds. For these, the only
@@ -212,7 +215,7 @@ def search(
     buffers: int,
     smaller: Chain | None = None,
 ) -> Chain:
-    """The best chain with at most this many buffers; it is never worse than with one less.
+    """The best chain with at most `buffers` buffers, never worse than the best with one less.
 
     Up to DIRECT buffers, fixed starts usually find the best chain. If their result is doubtful, and
     for more buffers, further starts add a pair of rates to the best chain with one buffer less.
@@ -220,7 +223,7 @@ def search(
     Args:
         participation: The participation to optimise for.
         objective: The loss to minimise.
-        buffers: Most buffers.
+        buffers: The largest number of buffers.
         smaller: The best chain with one buffer less, if it is already known.
     """
     function = free_function(BltObjective(participation, objective))
@@ -240,7 +243,7 @@ def search(
 
 
 def _best_of(end: Minimum) -> Chain:
-    """The chain with the smallest log loss."""
+    """The chain with the smallest log loss among the end points of a search."""
     best = int(end.values.argmin())
     slow, fast = chain(end.points[[best]])
     gradient = float(np.abs(end.gradients[best]).max())
@@ -248,10 +251,10 @@ def _best_of(end: Minimum) -> Chain:
 
 
 def _doubtful(end: Chain, rounds: int) -> bool:
-    """Whether the result may not be the best.
+    """Whether a better chain may exist.
 
-    This is so if two neighbouring rates are practically equal, which makes a buffer useless, or if
-    the search has not converged.
+    Returns True if two neighbouring rates are practically equal, which makes a buffer useless, or
+    if the search has not converged.
     """
     rates = np.stack([end.slow, end.fast], axis=1).ravel()
     equal = (np.diff(rates) < 1e-4 * rates[1:]) | (rates[1:] * rounds < 1e-5)
@@ -259,7 +262,7 @@ def _doubtful(end: Chain, rounds: int) -> bool:
 
 
 def minimize_in_stages(function: BatchFunction, points: FloatArray) -> Minimum:
-    """Take a few steps from every start, more from the better ones, and finish the best."""
+    """Take a few steps from every start, more steps from the best ones, and finish the best one."""
     for steps, kept in STAGES:
         points = _most_promising(minimize(function, points, steps, 1e-10), kept)
     return minimize(function, points, FINE, 1e-10)
@@ -283,10 +286,10 @@ def free_function(objective: ChainFunction) -> BatchFunction:
 def starts(participation: Participation, buffers: int, spread_out: int) -> FloatArray:
     """Starts for the search, as free numbers.
 
-    The first are chains whose rates are spread evenly on a logarithmic scale. The ends of these
-    scales come from known optima: for MaxLoss the smallest rate is near 0, and for RmsLoss it is a
-    few divided by the rounds, sometimes with one more pair near 0. The others are `spread_out`
-    points that are spread evenly over the free numbers.
+    The first starts are chains whose rates are spread evenly on a logarithmic scale. The ends of
+    these scales come from known optima: for MaxLoss the smallest rate is near 0. For RmsLoss it is
+    a small multiple of 1 / rounds, and sometimes there is one more pair of rates near 0. The other
+    starts are `spread_out` points that are spread evenly over the free numbers.
     """
     rounds, gap = participation.rounds, min(participation.min_sep, participation.rounds)
     ends = [(1e-3, 0.5), (0.1, 0.3), (1.0, 0.8), (4.0, 0.9), (0.3 * rounds / gap, 0.5)]
@@ -329,7 +332,7 @@ def _with_one_more(best: Chain) -> FloatArray:
 
 
 def _most_promising(ends: Minimum, count: int) -> FloatArray:
-    """The best points, without those that have the same value as a better one."""
+    """Up to `count` points with the smallest values; of points with equal values, only one."""
     order = np.argsort(ends.values, kind="stable")
     values = ends.values[order]
     distinct = np.append(True, np.diff(values) > 1e-9) & np.isfinite(values)
@@ -350,6 +353,6 @@ def finished(slow: FloatArray, fast: FloatArray) -> BLT:
             scales.append(scale)
     if not theta:  # the best mechanism is independent noise
         theta, scales = [0.0], [0.0]
-    while math.fsum(scales) > 1:  # by rounding; the sensitivity is exact only for a sum up to 1
+    while math.fsum(scales) > 1:  # due to rounding; only up to 1 the sensitivity is exact
         scales = [scale * (1 - 2**-52) for scale in scales]
     return BLT(theta, scales)

@@ -1,8 +1,8 @@
 """The loss of a batch of BLTs with its gradient, in closed form at any number of rounds.
 
 A BLT is given by its chain of rates r_1 < s_1 < r_2 < s_2 < ... < r_d < s_d, where 1 - r are the
-decays of C and 1 - s those of C^-1. All BLTs of a batch share the same numpy calls, so that many
-cost little more than one. The formulas are those of `dpftrl.mechanisms.blt`, with their
+decays of C and 1 - s those of C^-1. All BLTs of a batch share the same numpy calls, so that a batch
+costs little more than one BLT. The formulas are those of `dpftrl.mechanisms.blt`, with their
 derivatives. Names that start with `by_` hold derivatives by the named quantity.
 """
 
@@ -55,7 +55,7 @@ def weighted(p: FloatArray, terms: int) -> Sums:
 
 
 def _away_from_zero(p: FloatArray, terms: int) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """The values with small ones replaced by 1, and which ones are small."""
+    """Return p with its small entries replaced by 1, and a mask of the small entries."""
     small = p < SERIES_BELOW / terms
     return np.where(small, 1.0, p), small
 
@@ -77,7 +77,10 @@ def _powers(p: FloatArray, terms: int) -> tuple[FloatArray, FloatArray]:
 def _with_series(
     sums: Sums, p: FloatArray, small: NDArray[np.bool_], terms: int, order: int
 ) -> Sums:
-    """Replace the sums where terms * p is small: the closed form loses digits there."""
+    """Replace the sums where terms * p is small: the closed form loses digits there.
+
+    `order` selects the weights of the sums: 1 for `geometric`, 2 for `weighted`.
+    """
     small_p = p[small]
     powers = np.empty((SERIES_TERMS, len(small_p)))
     powers[0], powers[1:] = 1.0, small_p
@@ -88,7 +91,7 @@ def _with_series(
 
 @lru_cache(maxsize=256)
 def _binomial_series(terms: int, order: int) -> FloatArray:
-    """Coefficients of sum_m (-p)^m C(terms - 1 + order, m + order), and of its derivative."""
+    """Coefficients, in p, of sum_m (-p)^m binomial(terms - 1 + order, m + order) and its slope."""
     value = np.zeros(SERIES_TERMS + 1)
     value[0] = terms if order == 1 else terms * (terms + 1) / 2
     for m in range(SERIES_TERMS):
@@ -99,7 +102,7 @@ def _binomial_series(terms: int, order: int) -> FloatArray:
 @final
 @dataclass(frozen=True)
 class BltObjective:
-    """log(error x sensitivity) of BLTs for one participation."""
+    """The log loss, log(error x sensitivity), of BLTs for one participation."""
 
     participation: Participation
     objective: Objective
@@ -134,7 +137,11 @@ class BltObjective:
     def _error(
         self, slow: FloatArray, fast: FloatArray, apart: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """The squared error, which is a quadratic form in the weights of B, and its derivatives."""
+        """The squared error and its derivatives.
+
+        The coefficients of B = A C^-1 are a weighted sum of exponentials (see `BLT`), and the
+        squared error is a quadratic form in the weights.
+        """
         rounds, batch = self.participation.rounds, len(slow)
         within, inverse_within = _differences(fast)  # s_j - s_i at [i, j]
         inverse_apart = 1 / apart
@@ -161,7 +168,7 @@ class BltObjective:
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """The squared sensitivity and its derivatives.
 
-        It is the sum over segments of min_sep rounds (see `BLT.sensitivity`).
+        The squared sensitivity is a sum over segments of min_sep rounds (see `BLT._shifted_norm`).
         """
         rounds, gap = self.participation.rounds, self.participation.min_sep
         repeats = self.participation.max_participations - 1
@@ -208,7 +215,7 @@ def output_scales(slow: FloatArray, fast: FloatArray) -> FloatArray:
 
 
 def _apart(slow: FloatArray, fast: FloatArray) -> FloatArray:
-    """s_j - r_i, at [i, j]."""
+    """The matrix of each BLT with s_j - r_i at [i, j]."""
     return fast[:, None, :] - slow[:, :, None]
 
 
@@ -218,14 +225,20 @@ def _times(matrices: FloatArray, vectors: FloatArray) -> FloatArray:
 
 
 def _differences(rates: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """rate_j - rate_i at [i, j] with ones on the diagonal, and its inverse with zeros there."""
+    """Two matrices per BLT: rate_j - rate_i at [i, j], and the reciprocals of these entries.
+
+    The diagonals hold ones and zeros, respectively.
+    """
     identity = np.eye(rates.shape[1])
     apart = rates[:, None, :] - rates[:, :, None] + identity
     return apart, 1 / apart - identity
 
 
 def _next_moments(moment: FloatArray, ahead: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """sum_s g_i(s) g_j(s) and sum_s g_i(s) g'_j(s) at [i, j], from the moments of s - 1."""
+    """Matrices of sum_s g_i(s) g_j(s) and of sum_s g_i(s) g'_j(s), from the result of `_moments`.
+
+    `_moments` defines g and g', and sums the products of g(s-1) and g'(s-1).
+    """
     count = ahead.shape[1]
     g, slope = slice(1, count + 1), slice(count + 1, None)
     down, across = ahead[:, :, None], ahead[:, None, :]
@@ -263,16 +276,17 @@ def _moments(ahead: FloatArray, repeats: int) -> tuple[FloatArray, FloatArray]:
     return total, jump[:, :, 0]
 
 
-DIFFERENCE = 1e-5  # of the log rates, for numerical derivatives of the error
+DIFFERENCE = 1e-5  # step of the log rates, for numerical derivatives of the error
 
 
 @final
 @dataclass(frozen=True)
 class BltWorkloadObjective:
-    """log(error x sensitivity) of BLTs, where the error is that of the model under a workload.
+    """The log loss of BLTs, where the error is that of the model under a workload.
 
-    Computing the error takes O(n d^2) operations. Its derivatives are numerical, for all BLTs of
-    the batch at once. The sensitivity does not depend on the workload and has a closed form.
+    Computing the error takes O(n d^2) operations for n rounds and d buffers. The derivatives of the
+    error are numerical, for all BLTs of the batch at once. The sensitivity does not depend on the
+    workload and has a closed form.
     """
 
     participation: Participation

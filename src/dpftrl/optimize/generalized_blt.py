@@ -156,7 +156,7 @@ SLOWEST = 1e-9  # smallest rate of a start, so that its logarithm is finite
 MOST_ROUNDS = 200_000  # the objective takes O(rounds) time and memory per evaluation
 ROUGH = 60  # steps from every start
 POLISHED = 6  # number of the best ends that are optimised further
-RESTARTS = 8  # most restarts of each
+RESTARTS = 8  # most restarts of the search from each of these ends
 
 
 def optimize_general_blt(
@@ -240,7 +240,7 @@ def _with_waves(
 
 
 def _descend(function: GbltObjective, start: FloatArray, steps: int) -> FloatArray:
-    """Where BFGS ends; the start if the end is not better."""
+    """The end point of BFGS, or the start if the end point is not better."""
     result = scipy_optimize().minimize(
         function, start, jac=True, method="BFGS", options={"maxiter": steps, "gtol": 1e-9}
     )

@@ -266,7 +266,7 @@ def _settle(regret: _RegretAt, free: FloatArray) -> FloatArray:
 
 def _imbalance(gradients: FloatArray) -> float:
     """The largest entry of the smallest weighted mean of the gradients: 0 if they balance."""
-    weight = 1e6  # of the equation that the weights of the mean add up to 1
+    weight = 1e6  # weight of the equation that the shares of the mean add up to 1
     system = np.concatenate([gradients.T, np.full((1, len(gradients)), weight)])
     shares: FloatArray
     shares, _ = scipy_optimize().nnls(system, np.append(np.zeros(gradients.shape[1]), weight))

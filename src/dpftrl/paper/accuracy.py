@@ -215,7 +215,7 @@ TUNING = Item(
 )
 
 
-POINTS = 9  # per curve
+POINTS = 9  # points per curve
 
 
 def privacy_utility_curves(recipe: Recipe, on_progress: Progress) -> Findings:

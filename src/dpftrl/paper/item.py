@@ -1,4 +1,4 @@
-"""What an item of the paper is made of: rows, claims with a verdict each, and curves.
+"""The parts of an item of the paper: rows, claims with a verdict each, and curves.
 
 The helpers that draw figures use the colours of `dpftrl.plots`.
 """

@@ -33,9 +33,9 @@ from dpftrl.paper.stackoverflow_loss import LOSSES
 
 # Tables with more rows are only written as CSV, not in the Markdown page.
 MOST_ROWS = 16
-FORMATS = ("png", "svg")  # of figures
+FORMATS = ("png", "svg")  # file formats of figures
 HEADINGS = ("claim", "paper", "ours", "ratio", "verdict")
-# In the order of the paper.
+# All items, in the order of the paper.
 ITEMS: tuple[Item[Any], ...] = (
     SUMMARY,
     CINV,

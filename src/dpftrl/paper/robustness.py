@@ -1,7 +1,7 @@
-"""Losses when another participation happens than a mechanism was optimised for.
+"""Losses under a participation other than the one that a mechanism was optimised for.
 
-Figures `rmse_k3`, `rmse_nkb` and `other_mechs` have another min-sep than expected. Figure
-`rmse_vary_n` has fewer or more rounds.
+Figures `rmse_k3`, `rmse_nkb` and `other_mechs` show another min-sep than the expected one. Figure
+`rmse_vary_n` shows fewer or more rounds.
 """
 
 from collections.abc import Callable, Sequence

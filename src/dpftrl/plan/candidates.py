@@ -71,7 +71,7 @@ class Budget:
 @final
 @dataclass(frozen=True)
 class Question:
-    """What a privacy engineer knows before training.
+    """A planned training: what a privacy engineer knows before it starts.
 
     Attributes:
         fleet: The clients.
@@ -263,8 +263,8 @@ def candidates(
         participation: The planned participation.
         objective: The loss for which the mechanisms are optimized.
         buffers: Number of buffers of the BLTs.
-        max_participations: The enforced cap, or `UNCAPPED`. The robust BLT needs it apart from
-            `participation`, which states what the cap comes to for the planned rounds.
+        max_participations: The enforced cap, or `UNCAPPED`. The robust BLT needs the cap itself:
+            `participation` only has the largest count that is possible in the planned rounds.
         with_bandmf: Optimize BandMF even for many rounds.
     """
     n, b = participation.rounds, participation.min_sep

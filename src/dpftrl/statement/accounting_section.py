@@ -26,8 +26,8 @@ from dpftrl.statement.facts import (
 )
 from dpftrl.statement.sections import basis_counts, formal_sentence, limits_text, number_rows
 
-# For each kind of input file: the module and the function that load it, and the attribute of the
-# result that is the guarantee.
+# For each kind of input file: the module and the function that load the file, and the attribute of
+# the loaded value that is the guarantee.
 LOADERS = {
     "plan": ("dpftrl.plan", "load_plan", ".guarantee"),
     "guarantee": ("dpftrl.accounting", "load_guarantee", ""),
@@ -106,7 +106,10 @@ def _statement_command(facts: Facts) -> str:
 
 
 def _extract_command(source: Input, number: int, name: str) -> str:
-    """Return the command that saves the mechanism of a run, if it has no name, to a file."""
+    """Return the command that saves the mechanism of a run to a file.
+
+    The command is for a mechanism that has no name on the command line.
+    """
     module, load, field = LOADERS[source.role]
     # JSON strings have double quotes, so that shlex can put single quotes around the code.
     file = json.dumps(source.name, ensure_ascii=False)

@@ -28,7 +28,7 @@ ORIGINS = {
     ),
 }
 
-# The same if the guarantee comes from the server of a run, by the evidence for it.
+# The texts for a guarantee from the server of a run, by the evidence that the server enforced it.
 RUN_ORIGINS: dict[Evidence, str] = {
     "verified": (
         "It is what the server of the run enforced and accounted: the run's files verify."
@@ -67,7 +67,7 @@ def origin_text(facts: Facts) -> str:
 
 
 def start_model_sentences(facts: Facts) -> tuple[str, ...]:
-    """Return one sentence per private run behind the start model, or one if there is none."""
+    """Return one sentence for each private run that trained the start model; if none, just one."""
     start = facts.start
     if start is None:
         return ()

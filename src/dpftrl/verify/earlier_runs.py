@@ -105,7 +105,7 @@ class EarlierRuns:
 
 @final
 class EarlierRun:
-    """One private run behind the start model, as `run.json` describes it.
+    """One private run that trained the start model, as `run.json` describes it.
 
     The journal's first line holds the digest of `run.json`, so the description cannot be edited.
 
@@ -159,7 +159,7 @@ class EarlierRun:
         """Check that the stated mu is not below the recomputed one.
 
         Raises:
-            UnsafeState: It is below.
+            UnsafeState: The stated mu is below the recomputed one.
         """
         stated = self._content.guarantee.mu
         if not stated >= self.mu.least * (1 - ROUNDING):

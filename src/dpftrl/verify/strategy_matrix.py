@@ -20,7 +20,7 @@ from dpftrl.verify.sensitivity import (
 
 MOST_ROUNDS: Final = 3_000  # up to here C and C^T C are computed as dense matrices (72 MB each)
 PROBES: Final = 4  # random vectors that are sent through the noise stream
-AGREEMENT: Final = 1e-6  # largest absolute error of what comes out
+AGREEMENT: Final = 1e-6  # largest absolute error of the vectors that come out
 
 
 class Sensitivity(NamedTuple):
@@ -130,7 +130,7 @@ class Strategy:
         return Sensitivity(bounds.bound if settled and bounds else claimed, claimed, settled)
 
     def _bounds(self, limits: Limits) -> SensitivityBounds | None:
-        """Return independent bounds, or None if there are none for so many rounds."""
+        """Return independent bounds, or None if there are none for this number of rounds."""
         if self.is_small:
             bounds = bound_sensitivity(self.gram, limits)
             if bounds.is_exact:

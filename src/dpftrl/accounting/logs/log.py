@@ -28,7 +28,7 @@ from dpftrl.participation import MOST_ROUNDS, MinSep
 if TYPE_CHECKING:
     import polars as pl
 
-# Small enough for a partition to stay in the processor's cache.
+# A partition of this many rows stays in the processor's cache.
 ROWS_PER_PARTITION = 500_000
 
 # The Gram matrix of this many rounds has 128 MB and takes a few seconds to compute.
@@ -66,7 +66,7 @@ class ParticipationLog:
 
         Args:
             mechanism: The mechanism with the strategy C.
-            rounds: Number of training rounds, if the run had more than the log.
+            rounds: Number of training rounds, if the run had more rounds than the log shows.
         """
         total = self.rounds if rounds is None else mechanism.check_rounds(rounds)
         if total < self.rounds:

@@ -223,7 +223,7 @@ def _scan_json(path: Path) -> tuple["pl.LazyFrame", None]:
 
 
 def _present_columns(path: Path, names: list[str]) -> list[str]:
-    """Those of our columns that the log has.
+    """The columns `round`, `client` and `status`, as far as the log has them.
 
     Raises:
         InvalidInput: A required column is missing, or one is there twice.
