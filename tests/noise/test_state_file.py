@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 import pytest
 from noise_pieces import KEY, ONE_OF_EACH, OTHER_KEY, released_rounds
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 import dpftrl
 from dpftrl._internal import storage
-from dpftrl._internal.storage import replace_file, replace_secretly
+from dpftrl._internal.storage import replace_file, replace_with
 from dpftrl.errors import InvalidInput
 from dpftrl.noise import NoiseKey, NoiseStream
 from dpftrl.noise import state_file as state_module
@@ -391,10 +391,11 @@ def test_only_the_owner_can_read_a_state_while_it_is_written(tmp_path, monkeypat
 
     def watched(*arguments):
         look()
-        save_file(*arguments)
+        write_tensors(*arguments)
         look()
 
-    monkeypatch.setattr("safetensors.numpy.save_file", watched)
+    write_tensors = state_module._write_tensors
+    monkeypatch.setattr(state_module, "_write_tensors", watched)
     monkeypatch.setattr(storage.os, "fsync", look)
     with umask(0):
         made().save(tmp_path / "state")
@@ -413,17 +414,50 @@ def test_a_state_is_on_the_disk_when_save_returns(tmp_path, monkeypatch):
 def test_a_leftover_draft_or_link_is_not_followed(tmp_path):
     """Another user of a shared folder could point it at a file of theirs."""
     (tmp_path / "trap").write_bytes(b"")
-    for leave in (lambda p: p.symlink_to(tmp_path / "trap"), lambda p: p.write_bytes(b"old")):
-        leave(tmp_path / f".state.{os.getpid()}")
+    (tmp_path / "state").symlink_to(tmp_path / "trap")
+    made().save(tmp_path / "state")
+    assert (tmp_path / "trap").read_bytes() == b""
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["state", "trap"]
+    assert not (tmp_path / "state").is_symlink()
+
+
+@pytest.mark.parametrize("leave", ["link", "file"])
+def test_a_draft_that_somebody_made_before_is_neither_followed_nor_adopted(
+    tmp_path, monkeypatch, leave
+):
+    """Nobody can guess the name of a draft; this one guesses it all the same."""
+    monkeypatch.setattr(storage.secrets, "token_hex", lambda _: "00")
+    (tmp_path / "trap").write_bytes(b"")
+    draft = tmp_path / ".state.00"
+    draft.symlink_to(tmp_path / "trap") if leave == "link" else draft.write_bytes(b"old")
+    with pytest.raises(InvalidInput, match="File exists"):
         made().save(tmp_path / "state")
-        assert (tmp_path / "trap").read_bytes() == b""
-        assert sorted(file.name for file in tmp_path.iterdir()) == ["state", "trap"]
-        assert not (tmp_path / "state").is_symlink()
+    assert (tmp_path / "trap").read_bytes() == b""
+    assert not (tmp_path / "state").exists()
+
+
+def test_names_of_drafts_cannot_be_guessed(tmp_path, monkeypatch):
+    names = set()
+    monkeypatch.setattr(storage.os, "fsync", lambda _: names.update(os.listdir(tmp_path)))
+    for _ in range(5):
+        made().save(tmp_path / "state")
+    assert len({name for name in names if re.fullmatch(r"\.state\.[0-9a-f]{16}", name)}) == 5
+
+
+def test_the_safetensors_library_reads_what_was_written_without_it(tmp_path):
+    for name in ("blt", "tree", "sqrt"):
+        stream = made(ONE_OF_EACH[name], 5, 3)
+        stream.save(tmp_path / "state")
+        tensors = load_file(tmp_path / "state")
+        expected = stream._state.tensors()
+        assert tensors.keys() == expected.keys()
+        for key, value in expected.items():
+            assert tensors[key].dtype == value.dtype
+            assert np.array_equal(tensors[key], value)
 
 
 FAILURES = [
     OSError(errno.ENOSPC, "No space left on device"),
-    SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
     ValueError("something"),
     MemoryError(),
     RuntimeError("something"),
@@ -436,18 +470,17 @@ def test_a_failing_writer_leaves_the_old_state_and_no_draft(path, failure, monke
     """What is left of a draft is half a state, which is as secret as a whole one."""
     before = path.read_bytes()
 
-    def fails(_, draft, __):
-        with open(draft, "wb") as file:
-            file.write(b"half of it")
+    def fails(file, *_):
+        file.write(b"half of it")
         raise failure
 
-    monkeypatch.setattr("safetensors.numpy.save_file", fails)
+    monkeypatch.setattr(state_module, "_write_tensors", fails)
     stream = made(rounds=3)
     with pytest.raises(BaseException) as error:  # noqa: PT011
         stream.save(path)
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == ["state"]
-    if isinstance(failure, OSError | SafetensorError):
+    if isinstance(failure, OSError):
         assert isinstance(error.value, InvalidInput)
         assert "No space left on device" in str(error.value)
     monkeypatch.undo()
@@ -491,7 +524,7 @@ def test_a_path_without_a_name_is_refused(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for write in (
         lambda: made().save(path),
-        lambda: replace_secretly(storage.Path(path), lambda _: None),
+        lambda: replace_with(storage.Path(path), lambda _: None),
         lambda: replace_file(storage.Path(path), b""),
     ):
         with pytest.raises(InvalidInput, match="cannot be written"):

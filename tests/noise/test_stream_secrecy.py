@@ -444,7 +444,7 @@ def test_saving_that_fails_shows_no_secret(name, kind, tmp_path, monkeypatch):
     with pytest.raises(InvalidInput) as error:
         stream.save(tmp_path / "missing" / "state")
     check_hides(shown_by(error.value), secrets, kind)
-    for call in ("safetensors.numpy.save_file", "dpftrl._internal.storage.os.fsync"):
+    for call in ("dpftrl.noise.state_file._write_tensors", "dpftrl._internal.storage.os.fsync"):
         with monkeypatch.context() as patch:
             patch.setattr(call, fails)
             with pytest.raises(Broken) as error:

@@ -93,8 +93,9 @@ def test_runs_of_other_mechanisms_pass_without_warnings(tmp_path, name):
     assert (failed(verdict), warned(verdict)) == ({}, {})
 
 
-def test_a_server_killed_between_guarantee_and_commit_fails_until_resumed(tmp_path, monkeypatch):
-    run = record_run(tmp_path, 3)
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_a_server_killed_between_guarantee_and_commit_passes(tmp_path, monkeypatch, rounds):
+    run = record_run(tmp_path, rounds)
 
     def killed(*_):
         raise KeyboardInterrupt
@@ -107,10 +108,28 @@ def test_a_server_killed_between_guarantee_and_commit_fails_until_resumed(tmp_pa
         with pytest.raises(KeyboardInterrupt):
             server.commit(attempt)
         monkeypatch.undo()
-    (why,) = failed(run.verify()).values()
-    assert "one round ahead" in why
+    verdict = run.verify()
+    assert failed(verdict) == {}
+    assert verdict.rounds == rounds
+    (text,) = (check.text for check in verdict.checks if check.name == "guarantee.json")
+    assert "includes the round in flight" in text
+    edited = json.loads((run.folder / "guarantee.json").read_text())
+    edited["epsilon"] *= 0.99
+    kept = (run.folder / "guarantee.json").read_bytes()
+    (run.folder / "guarantee.json").write_text(json.dumps(edited))
+    assert "guarantee.json" in failed(run.verify())
+    (run.folder / "guarantee.json").write_bytes(kept)
     run.open().close()
     assert failed(run.verify()) == {}
+
+
+def test_a_guarantee_ahead_of_no_round_in_flight_fails(tmp_path):
+    run = record_run(tmp_path, 3)
+    ahead = (run.folder / "guarantee.json").read_bytes()
+    shutil.rmtree(tmp_path)
+    run = record_run(tmp_path, 2)
+    (run.folder / "guarantee.json").write_bytes(ahead)
+    assert "covers 3 rounds, but 2" in failed(run.verify())["guarantee.json"]
 
 
 def test_an_incomplete_last_line_is_a_warning_with_a_witness_and_fails_without(tmp_path):

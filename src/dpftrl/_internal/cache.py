@@ -4,7 +4,6 @@ A file is named by a hash of the inputs of its computation. A file that cannot b
 missing, and a folder that cannot be written to is ignored: the cache never causes an error.
 """
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Mapping
@@ -13,6 +12,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dpftrl._internal.storage import replace_file
+from dpftrl.errors import InvalidInput
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -68,15 +70,10 @@ def store_tensors(folder: Path, key: str, tensors: Tensors) -> bool:
     """
     from safetensors.numpy import save
 
-    target = folder / f"{key}.safetensors"
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
     content = save({name: np.ascontiguousarray(value) for name, value in tensors.items()})
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(content)
-        os.replace(draft, target)
-    except OSError:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
+        replace_file(folder / f"{key}.safetensors", content)
+    except (OSError, InvalidInput):
         return False
     return True

@@ -1,8 +1,9 @@
-"""The server of a run: the paper's Algorithm 1, with no engine in it.
+"""The server of a run: the paper's Algorithm 1, without communication with clients.
 
-Choose the cohort, hand out the model, take clipped updates until the report goal, add correlated
-noise, step the server's optimizer, commit, release. Whoever drives it (one process, Flower, your
-own code) only carries models to clients and updates back.
+In each round, the server chooses the cohort, gives out the model, clips and sums updates until the
+report goal is reached, adds correlated noise, applies the server optimizer, commits the round, and
+releases the model. The calling code (`dpftrl.simulation`, `dpftrl.flower` or your own) has the loop
+over rounds: it sends models to clients and passes their updates to the server.
 """
 
 import math
@@ -37,13 +38,14 @@ from dpftrl.plan import Plan
 
 @final
 class Server:
-    """A run that one process works on.
+    """A run, opened by one process: it begins, commits and abandons rounds.
 
     Guarantees:
-        A round's model can be had only after {model, optimiser, row, digest, ledger} are on the
-        disk together. A process that is killed at any instant resumes to the same bits if it gets
-        the same updates; whatever it gets, no row of noise covers two sums. A state that is older
-        than what was journalled, changed or in use elsewhere is refused.
+        The model of a round is returned only when the model, the state of the optimizer, the row of
+        noise, the digest of the sum and the ledger are all on the disk. A run whose process was
+        killed at any moment can be resumed; with the same updates it gives the same bits, and with
+        any updates no row of noise is used for two different sums. Files that are older than the
+        last journal record, that were changed, or that another server uses are refused.
 
     >>> import tempfile
     >>> from dpftrl import MinSep, account, mechanism
@@ -66,7 +68,7 @@ class Server:
     """
 
     def __init__(self, store: RunStore):
-        """Use `create` or `resume`."""
+        """Call `create` or `resume` instead."""
         self._store = store
         self._open_round: Round | None = None
         self._lock = Lock()
@@ -85,19 +87,22 @@ class Server:
         *,
         state_folder: str | os.PathLike[str] | None = None,
         insecure_test_key: int | None = None,
+        files: Mapping[str, bytes] | None = None,
     ) -> Self:
         """Create a run.
 
         Args:
-            folder: Where its files go.
-            plan: Mechanism, noise, fleet and the guarantee that they have together.
-            settings: All else.
-            model: Named arrays to start from, which must not depend on the clients' data. A model
-                from a file goes through `StartModel.load`: if a private run made it, the guarantee
-                of this run is composed with that of the earlier one.
-            state_folder: Where the witness goes, outside the run's folder; by default
+            folder: Folder for the files of the run.
+            plan: Mechanism, noise and fleet of the run, and the guarantee that follows from them.
+            settings: All settings of the server that are not in the plan.
+            model: Named arrays to start from, which must not depend on the clients' data. Load a
+                model from a file with `StartModel.load`: if a private run trained the model, the
+                guarantee of this run is composed with the guarantee of that earlier run.
+            state_folder: Folder for the witness, outside the folder of the run; by default
                 $DPFTRL_STATE, or the user's state folder.
-            insecure_test_key: Seed of a noise key that anybody can guess. For tests alone.
+            insecure_test_key: Seed of a noise key that anybody can guess. For tests only.
+            files: Content of further files, by name, to write into the folder, such as a
+                configuration. They are sealed: a run whose files were changed is refused.
         """
         return cls(
             RunStore.create(
@@ -107,6 +112,7 @@ class Server:
                 model,
                 _path(state_folder),
                 insecure_test_key,
+                files or {},
             )
         )
 
@@ -121,10 +127,10 @@ class Server:
         """Resume a run from its files.
 
         Args:
-            folder: Where its files are.
-            state_folder: Where its witness is.
-            trust_folder: Go on although the witness is missing: you know that this folder is the
-                newest there is, and that no copy of it was run.
+            folder: Folder with the files of the run.
+            state_folder: Folder with the witness of the run; the default is that of `create`.
+            trust_folder: Resume even if the witness is missing. Use this only if you know that the
+                folder is the newest state of the run, and that no copy of it was resumed.
         """
         store = RunStore.resume(RunFolder(Path(folder)), _path(state_folder), trust_folder)
         server = cls(store)
@@ -152,17 +158,17 @@ class Server:
         return f"Server({self._store.folder.root}, {self.rounds} rounds)"
 
     def close(self) -> None:
-        """Let another process have the run."""
+        """Close the run, so that another process can resume it."""
         self._store.close()
 
     @property
     def plan(self) -> Plan:
-        """What the run promised."""
+        """The plan of the run, with the promised guarantee."""
         return self._store.plan
 
     @property
     def settings(self) -> Settings:
-        """What it was told."""
+        """The settings of the run."""
         return self._store.settings
 
     @property
@@ -172,41 +178,41 @@ class Server:
 
     @property
     def layout(self) -> Layout:
-        """Names and shapes of the model's arrays."""
+        """The names and shapes of the model's arrays."""
         return self._store.layout
 
     @property
     def folder(self) -> RunFolder:
-        """Where its files are."""
+        """The paths of the files of the run."""
         return self._store.folder
 
     @property
     def rounds(self) -> int:
-        """Rounds released so far."""
+        """Number of rounds released so far."""
         return self._store.state.rounds
 
     @property
     def epsilon(self) -> float:
-        """What they and the earlier runs on the same people guarantee, at the plan's delta."""
+        """Epsilon so far at the plan's delta, including earlier runs on the same people."""
         return self._store.state.epsilon if self.rounds else self._guarantee.epsilon_before
 
     @property
     def start(self) -> Start | None:
-        """The model file that the run started from, if it was one."""
+        """The model file that the run started from; None if it started from arrays."""
         return self._store.start
 
     @property
     def planned(self) -> Guarantee:
-        """What the run will guarantee after its last round, composed with the earlier runs."""
+        """The guarantee after the last planned round, composed with the earlier runs."""
         return self._guarantee.planned
 
     @property
     def in_flight(self) -> bool:
-        """Whether a cohort was contacted whose round is neither committed nor abandoned."""
+        """Whether the last contacted cohort belongs to a round that has not ended yet."""
         return self._store.state.pending is not None
 
     def contacted_before(self, available: Sequence[str]) -> int:
-        """How many of these were contacted for the round in flight."""
+        """The number of available clients that were contacted for the round in flight."""
         if self._store.state.pending is None:
             return 0
         contacted = set(unpacked(self._store.state.pending.clients).tolist())
@@ -214,29 +220,29 @@ class Server:
 
     @property
     def clock(self) -> float | None:
-        """When the last cohort was contacted, in hours, if that was told."""
+        """The time of the last contact, in hours; None if `begin` was not given a time."""
         return self._store.state.clock
 
     @property
     def model(self) -> NDArray[np.float32]:
-        """The released model, as one vector that cannot be written to."""
+        """The last released model, as one read-only vector."""
         view = self._store.checkpoint.model.view()
         view.flags.writeable = False
         return view
 
     def arrays(self) -> dict[str, NDArray[np.float32]]:
-        """The released model, by name."""
+        """The arrays of the last released model, by name."""
         return self.layout.arrays(self.model)
 
     def export(self, path: str | os.PathLike[str]) -> dict[str, str]:
-        """Write the released model to a .safetensors file, which is meant to be shared.
+        """Write the last released model to a .safetensors file, which is meant to be shared.
 
-        Its metadata says how many rounds the model was trained, what they guarantee, and which
-        private runs are behind it, so that a later run can compose them. It says nothing about who
-        took part, and holds no noise and no key.
+        The metadata of the file contains the number of rounds, epsilon, delta, and all private runs
+        that trained the model, so that a later run can compose its guarantee with theirs. The file
+        does not show who took part, and contains no noise and no key.
 
         Returns:
-            The metadata without the runs.
+            The metadata without the private runs.
         """
         target = Path(path)
         if target.suffix != ".safetensors":
@@ -258,13 +264,17 @@ class Server:
         return summary
 
     def guarantee(self) -> Guarantee:
-        """What everything released so far guarantees, with the earlier runs on the same people."""
+        """The guarantee of all released rounds, composed with earlier runs on the same people."""
         if not self.rounds:
             raise InvalidInput("nothing has been released yet, so there is nothing to guarantee")
         return self._guarantee.after(self.rounds, self._store.exposure)
 
     def ended(self) -> str | None:
-        """Why there is no further round, if there is none; a budget by time shows at `begin`."""
+        """The reason why there is no further round, or None if there may be one.
+
+        With timers in hours, whether the next round fits into the budget depends on its cohort. The
+        budget is then checked by `begin`.
+        """
         if self.rounds >= self._planned_rounds:
             return f"all {self.rounds:,} rounds are done"
         if self.settings.timer_hours is None and self.settings.budget is not None:
@@ -277,12 +287,12 @@ class Server:
         Args:
             available: Names of the clients that can be contacted now. A client must have the same
                 name in all rounds; names that differ only in how they are written are refused.
-            now: The time in hours, where timers go by time.
+            now: The current time in hours. It is required if the timers count hours.
 
         Raises:
             InvalidInput: A name could be another spelling of another client's name.
             RunOver: There is no further round.
-            TooFewClients: Nobody was contacted; more must become available.
+            TooFewClients: Too few clients may be contacted now, and nobody was contacted.
         """
         with self._lock:
             store = self._store
@@ -311,10 +321,10 @@ class Server:
             raise RunOver(reason)
 
     def commit(self, open_round: Round) -> Released:
-        """Close a round: add the noise, step the optimizer, make the result durable.
+        """Close a round: add the noise, apply the server optimizer, and write the result to disk.
 
         Returns:
-            The model, which may be published.
+            The released model, which may be published.
         """
         with self._lock:
             self._check_open(open_round)
@@ -334,17 +344,17 @@ class Server:
     def _stepped(self, mean: NDArray[np.float64]) -> tuple[Float32Vector, State]:
         """The model and the state of the optimizer after a step with a round's noisy mean."""
         old = self._store.checkpoint
-        with np.errstate(over="ignore", invalid="ignore"):  # a model may diverge: that is released
+        with np.errstate(over="ignore", invalid="ignore"):  # a model that diverges is released too
             return self.settings.optimizer.step(
                 old.model, mean, old.optimizer, self.rounds, self._planned_rounds
             )
 
     def abandon(self, open_round: Round, reason: str) -> None:
-        """Close a round without a result: nothing is released, and the next one takes its place.
+        """Close a round without a release. The next round uses the same row of noise.
 
         Args:
             open_round: The round, as `begin` returned it.
-            reason: Why; it goes into the private journal.
+            reason: The reason, for the private journal.
         """
         with self._lock:
             self._check_open(open_round)
@@ -354,7 +364,7 @@ class Server:
             self._open_round = None
 
     def log(self, **entry: Any) -> None:
-        """Write to the private log, which is never to be published."""
+        """Write an entry to the private log, which must never be published."""
         self._store.folder.note(entry)
 
     def _check_open(self, open_round: Round) -> None:

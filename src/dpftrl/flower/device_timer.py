@@ -15,7 +15,7 @@ from typing import Final, Literal, final
 
 import msgspec
 
-from dpftrl._internal.storage import default_state_folder, read_json, replace_durably
+from dpftrl._internal.storage import default_state_folder, read_json, replace_file
 from dpftrl.flower.messages import ContactRule, Instruction, Refusal
 
 SECONDS_PER_HOUR: Final = 3600.0
@@ -29,9 +29,10 @@ class ContactFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     Attributes:
         row: Row of the noise matrix (the round) that the contact was for.
         attempt: Attempt that the contact was for.
-        began: When the contact began, in seconds since 1970 by the device's clock.
-        rule: Contact rule that the server named at the first contact of the run.
-        rounds: Number of rounds that the server named at the first contact of the run.
+        began: Earliest time at which the server may have sent the message of the contact, in
+            seconds since 1970 by the device's clock (see `_earliest_start`).
+        rule: Contact rule that the server stated at the first contact of the run.
+        rounds: Number of rounds that the server stated at the first contact of the run.
     """
 
     format: Literal["dpftrl turn"]
@@ -48,12 +49,13 @@ class DeviceTimer:
     """Decides whether a device may accept a contact, and records the contacts it accepts.
 
     Guarantees:
-        A contact is on the disk before the device trains. Two contacts in one run are as far apart
-        as the rule of the run's first contact says, or as the device was promised: in rows, as the
-        server numbers them; or in hours of the device's own clock, minus at most the time that a
-        message may take, and never minus more than half of the timer. Rows never go back. Only the
-        same attempt may be repeated, which an interrupted server does. Promised hours hold across
-        runs; any other rule holds in each run separately.
+        A contact is on the disk before the device trains. Two contacts in one run are at least as
+        far apart as the promised rule requires or, without a promise, the rule of the run's first
+        contact. A rule in rows uses the row numbers that the server sends. A rule in hours uses the
+        device's own clock; the hours may be shorter by the time that a message may take, but never
+        by more than half of the timer. Row numbers never decrease. An attempt may be repeated,
+        because a server that was interrupted sends it again. Promised hours hold across runs; any
+        other rule holds in each run separately.
 
     Args:
         folder: Folder of this device alone. It must survive restarts.
@@ -94,11 +96,11 @@ class DeviceTimer:
                 rule=last.rule if last else instruction.rule,
                 rounds=last.rounds if last else instruction.rounds,
             )
-            replace_durably(path, msgspec.json.encode(contact))
+            replace_file(path, msgspec.json.encode(contact), private=True)
         return None
 
     def _is_weaker(self, instruction: Instruction, last: ContactFile | None) -> bool:
-        """Whether the server's rule, or its number of rounds, breaks what held before."""
+        """Whether the rule is weaker, or the number of rounds larger, than the device accepts."""
         promised = self._promised or (last.rule if last else None)
         is_weaker = promised is not None and instruction.rule.is_weaker(promised)
         return is_weaker or (last is not None and instruction.rounds > last.rounds)
@@ -134,7 +136,7 @@ def _may_return(last: ContactFile | None, instruction: Instruction, now: float) 
 
 
 def _earliest_start(rule: ContactRule, ttl: float, now: float) -> float:
-    """Return the earliest time, by the device's clock, that the server may count from.
+    """Return the earliest time, by the device's clock, from which the server may count the timer.
 
     The server counts from the time it sent the message, which the device does not know. If the
     device counted from the arrival of a slow message, it would refuse the next message although the

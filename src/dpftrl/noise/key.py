@@ -42,6 +42,10 @@ class Secret:
         """The secret itself, to store where only the server can read it."""
         return self._secret
 
+    def json_string(self) -> bytes:
+        """The secret as a JSON string of hexadecimal digits, for files of the server."""
+        return b'"' + self._secret.hex().encode() + b'"'
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, type(self)) and hmac.compare_digest(self._secret, other._secret)
 

@@ -8,18 +8,20 @@ header and the content detects every change.
 import hmac
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, Literal, final
+from typing import IO, Any, Final, Literal, final
 
 import msgspec
 import numpy as np
 
 from dpftrl._internal.arrays import Array
-from dpftrl._internal.storage import replace_secretly
+from dpftrl._internal.storage import replace_with
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism
 from dpftrl.noise.key import DIGEST_BYTES, Digest, NoiseKey, Secret
 from dpftrl.noise.rounds import Buffer, NoiseState
 
+# Names of number types in safetensors files.
+SAFETENSORS_NAMES: Final = {"uint8": "U8", "float32": "F32", "float64": "F64"}
 # Most buffers that a header may announce, so that a damaged header does not fill the memory.
 MOST_BUFFERS: Final = 10**6
 
@@ -53,15 +55,32 @@ def mechanism_sha256(mechanism: Mechanism) -> str:
 
 def write_state(path: Path, header: Header, state: NoiseState, key: NoiseKey) -> None:
     """Write a state file atomically: after a crash there is the old file or the new one."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType]
-
     text = msgspec.json.encode(header)
     metadata = {"header": text.decode(), "seal": _seal(key, text, state)}
-    try:
-        replace_secretly(path, lambda draft: save_file(state.tensors(), draft, metadata))
-    except SafetensorError as error:
-        raise InvalidInput(f"{path} cannot be written: {error}") from None
+    replace_with(path, lambda file: _write_tensors(file, metadata, state), private=True)
+
+
+def _write_tensors(file: IO[bytes], metadata: dict[str, str], state: NoiseState) -> None:
+    """Write a safetensors file without copying its tensors, as the library would have to.
+
+    The format is a length of 8 bytes, a JSON object with the position of each tensor, padded with
+    spaces to a multiple of 8, and the tensors.
+    """
+    entries: dict[str, Any] = {"__metadata__": metadata}
+    names = sorted(state.tensors(), key=lambda name: (name == "digests", name))
+    end = 0
+    for name in names:
+        start, end = end, end + state.tensors()[name].nbytes
+        entries[name] = {
+            "dtype": SAFETENSORS_NAMES[state.tensors()[name].dtype.name],
+            "shape": list(state.tensors()[name].shape),
+            "data_offsets": [start, end],
+        }
+    positions = msgspec.json.encode(entries)
+    positions += b" " * (-len(positions) % 8)
+    file.write(len(positions).to_bytes(8, "little") + positions)
+    for name in names:
+        file.write(state.tensors()[name].view(np.uint8).data)
 
 
 def read_state(

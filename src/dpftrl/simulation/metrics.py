@@ -1,13 +1,14 @@
 """Public metrics of a run, one point per round; written only after the round is committed."""
 
 import contextlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
 
 import msgspec
 
-from dpftrl._internal.storage import read_file, replace_file
+from dpftrl._internal.storage import open_own, read_file, replace_file
 from dpftrl.errors import InvalidInput
 from dpftrl.plots import plot_training
 
@@ -55,7 +56,8 @@ class Metrics:
         """Append the point of a committed round."""
         self.points.append(point)
         try:
-            with self._path.open("ab") as file:
+            handle = open_own(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            with os.fdopen(handle, "ab") as file:
                 file.write(_lines([point]))
         except OSError as error:
             raise InvalidInput(f"{self._path} cannot be written: {error.strerror}") from None

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from dpftrl._internal.deprecation import renamed_argument, warn
 from dpftrl._internal.progress import Progress
-from dpftrl._internal.storage import replace_file
 from dpftrl.accounting import account, calibrate
 from dpftrl.errors import InvalidInput, RunOver
 from dpftrl.federated import Layout, RunFolder, Server, Settings, StartModel
@@ -50,7 +49,7 @@ SPECIAL_TOKEN_WEIGHT = 1e-5
 @final
 @dataclass(frozen=True)
 class TrainingProgress:
-    """How far a training is.
+    """The progress of a training.
 
     Attributes:
         point: Metrics of the last round.
@@ -152,8 +151,8 @@ class Training:
             model,
             state_folder=state_folder,
             insecure_test_key=insecure_test_key,
+            files={CONFIG: config_text(config).encode()},
         )
-        replace_file(folder / CONFIG, config_text(config).encode())
         return cls(config, task, server, state_folder)
 
     @classmethod

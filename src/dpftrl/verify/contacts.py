@@ -323,20 +323,24 @@ def limits_of(journal: Journal, contacts: Contacts, run_files: RunFiles) -> tupl
     With a timer in rounds, the server enforces the planned limits, and both values are the same.
     With a timer in hours, the limits are observed: they come from all contacts so far.
     """
-    rounds, planned = len(journal.commits), run_files.promised.stream.participation
+    rounds = len(journal.commits)
+    now = limits_with(rounds, contacts, run_files)
     if run_files.settings.timer_hours is None:
-        limits = Limits(rounds, planned.min_sep, planned.max_participations)
-        return limits, limits
+        return now, now
     last_released = max(
         number
         for number, attempt in enumerate(journal.attempts)
         if isinstance(attempt.end, Committed)
     )
     at_release = contacts.select(contacts.attempts <= last_released)
-    return _observed_limits(rounds, at_release), _observed_limits(rounds, contacts)
+    return limits_with(rounds, at_release, run_files), now
 
 
-def _observed_limits(rounds: int, contacts: Contacts) -> Limits:
+def limits_with(rounds: int, contacts: Contacts, run_files: RunFiles) -> Limits:
+    """Return the participation limits of so many rounds with these contacts."""
+    if run_files.settings.timer_hours is None:
+        planned = run_files.promised.stream.participation
+        return Limits(rounds, planned.min_sep, planned.max_participations)
     return Limits(rounds, contacts.min_gap() or rounds, max(1, contacts.max_count()))
 
 

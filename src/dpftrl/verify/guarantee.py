@@ -10,7 +10,7 @@ import numpy as np
 
 from dpftrl._internal.storage import read_json
 from dpftrl.errors import InvalidInput, UnsafeState
-from dpftrl.verify.contacts import Contacts, Ledger, largest_client_shift, limits_of
+from dpftrl.verify.contacts import Contacts, Ledger, largest_client_shift, limits_of, limits_with
 from dpftrl.verify.earlier_runs import EarlierRuns
 from dpftrl.verify.epsilon import sampler_delta
 from dpftrl.verify.files import GuaranteeFile, RunFiles, StreamContent, stream_mechanism
@@ -85,11 +85,7 @@ class ReleasedRounds:
         return least
 
     def _epsilons(self, limits: Limits) -> tuple[float, float]:
-        """Return the smallest and the largest epsilon that a correct file may state."""
-        run_files, earlier = self._run_files, self._earlier
-        own_mu = self._strategy.mu_range(limits, run_files.noise_multiplier, run_files.buffers)
-        is_v1 = run_files.buffers == "float32" or earlier.is_v1
-        return own_mu.composed_with(earlier.mu).epsilons(run_files.delta, is_v1)
+        return _epsilons(self._strategy, limits, self._run_files, self._earlier)
 
     def _epsilon_alone(self) -> float:
         """Return the epsilon of this run without the earlier runs, as a plan promises it."""
@@ -138,19 +134,15 @@ class ReleasedRounds:
         return check_epsilon(epsilons[-1], *self._epsilons(self._limits_at_release), "the journal")
 
     def _check_guarantee_file(self) -> str:
-        claim = read_guarantee(self._path, len(self._journal.commits))
-        coverage = check_claim(
-            claim,
-            self._path,
-            self._run_files,
-            self._earlier,
-            at_release=self._limits_at_release,
-            now=self._limits_now,
+        claim, rounds = read_guarantee(self._path), len(self._journal.commits)
+        if own_stream(claim).participation.rounds == rounds + 1 and self._journal.in_flight:
+            return check_guarantee_in_flight(
+                self._path, self._journal, self._contacts, self._run_files, self._earlier
+            )
+        limits = self._limits_at_release, self._limits_now
+        return _check_guarantee(
+            claim, self._path, self._strategy, self._run_files, self._earlier, *limits
         )
-        limits = claimed_limits(claim)
-        check_sensitivity(own_stream(claim).sensitivity, self._strategy.sensitivity(limits))
-        epsilon = check_epsilon(claim.epsilon, *self._epsilons(limits), "the file")
-        return f"{coverage}; {epsilon}"
 
     def _check_budget(self) -> str | Check:
         spent = max(self.epsilon(), self._journal.commits[-1].epsilon)
@@ -190,28 +182,71 @@ class ReleasedRounds:
         )
 
 
-def read_guarantee(path: Path, rounds: int) -> GuaranteeFile:
-    """Read `guarantee.json`.
+def check_guarantee_in_flight(
+    path: Path,
+    journal: Journal,
+    contacts: Contacts,
+    run_files: RunFiles,
+    earlier: EarlierRuns,
+) -> str:
+    """Check a `guarantee.json` that covers the round in flight already.
 
-    Args:
-        path: The file.
-        rounds: The number of released rounds.
+    A server writes the file before it commits a round. A server that stops in between leaves a
+    file that is one round ahead, and resuming the run rewrites it.
 
     Raises:
-        UnsafeState: The file is missing, or covers another number of rounds.
+        UnsafeState: The file does not describe this run with one more round.
+    """
+    rounds = len(journal.commits) + 1
+    limits = limits_with(rounds, contacts, run_files)
+    strategy = Strategy(run_files.mechanism, rounds)
+    text = _check_guarantee(
+        read_guarantee(path), path, strategy, run_files, earlier, limits, limits
+    )
+    return f"{text}; it includes the round in flight, as after a server that stopped in a commit"
+
+
+def _check_guarantee(
+    claim: GuaranteeFile,
+    path: Path,
+    strategy: Strategy,
+    run_files: RunFiles,
+    earlier: EarlierRuns,
+    at_release: Limits,
+    now: Limits,
+) -> str:
+    """Check that a guarantee file describes this run, and that its numbers follow.
+
+    The arguments are those of `check_claim`, and the strategy for the rounds that are covered.
+    """
+    covered = own_stream(claim).participation.rounds
+    if covered != strategy.rounds:
+        raise UnsafeState(f"it covers {covered} rounds, but {strategy.rounds} were released")
+    coverage = check_claim(claim, path, run_files, earlier, at_release=at_release, now=now)
+    limits = claimed_limits(claim)
+    check_sensitivity(own_stream(claim).sensitivity, strategy.sensitivity(limits))
+    epsilons = _epsilons(strategy, limits, run_files, earlier)
+    return f"{coverage}; {check_epsilon(claim.epsilon, *epsilons, 'the file')}"
+
+
+def _epsilons(
+    strategy: Strategy, limits: Limits, run_files: RunFiles, earlier: EarlierRuns
+) -> tuple[float, float]:
+    """Return the smallest and the largest epsilon that a correct file may state."""
+    own_mu = strategy.mu_range(limits, run_files.noise_multiplier, run_files.buffers)
+    is_v1 = run_files.buffers == "float32" or earlier.is_v1
+    return own_mu.composed_with(earlier.mu).epsilons(run_files.delta, is_v1)
+
+
+def read_guarantee(path: Path) -> GuaranteeFile:
+    """Read `guarantee.json`.
+
+    Raises:
+        UnsafeState: The file is missing.
     """
     if not path.exists():
-        raise UnsafeState(f"guarantee.json is missing, although {rounds} rounds were released")
-    claim = read_json(path, GuaranteeFile, "guarantee")
-    covered = own_stream(claim).participation.rounds
-    if covered == rounds + 1:
-        raise UnsafeState(
-            "guarantee.json is one round ahead: the server stopped while it committed a round; "
-            "resuming the run rewrites the file"
-        )
-    if covered != rounds:
-        raise UnsafeState(f"it covers {covered} rounds, but {rounds} were released")
-    return claim
+        raise UnsafeState("guarantee.json is missing, although rounds were released")
+    return read_json(path, GuaranteeFile, "guarantee")
 
 
 def own_stream(claim: GuaranteeFile) -> StreamContent:
@@ -287,9 +322,7 @@ def check_claim(
         if not holds:
             raise UnsafeState(f"{what} in guarantee.json is not that of this run")
     composed = f", composed with {len(claim.runs) - 1} earlier run(s)" if claim.runs[1:] else ""
-    return (
-        f"it covers the {limits.rounds:,} released rounds at min-sep {limits.min_sep:,}{composed}"
-    )
+    return f"it covers {limits.rounds:,} rounds at min-sep {limits.min_sep:,}{composed}"
 
 
 def check_sensitivity(claimed: float, recomputed: Sensitivity) -> str:

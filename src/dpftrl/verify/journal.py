@@ -71,6 +71,7 @@ class Created(Record, frozen=True, tag="created"):
     plan_sha256: Sha256
     key_fingerprint: EightBytes
     checkpoint_sha256: Sha256
+    files: dict[str, Sha256] = {}
 
 
 @final

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import final
+from typing import Final, final
 
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.verify.contacts import (
@@ -23,9 +23,11 @@ from dpftrl.verify.files import (
     check_witness,
     witness_folder,
 )
-from dpftrl.verify.guarantee import ReleasedRounds
+from dpftrl.verify.guarantee import ReleasedRounds, check_guarantee_in_flight
 from dpftrl.verify.journal import Journal, fingerprint, read_journal, read_key
 from dpftrl.verify.verdict import Check, Verdict, run_check
+
+CONFIG: Final = "config.toml"  # the configuration that `dpftrl train` keeps in a run
 
 
 def verify_run(
@@ -158,16 +160,23 @@ class _Verification:
             text += "; it had no effect, and resuming the run removes it"
         self.checks.append(Check("journal's end", "warning" if witness_passed else "failed", text))
 
-    def _read_run_files(self, journal: Journal) -> str:
+    def _read_run_files(self, journal: Journal) -> str | Check:
         created = journal.created
         check_digest(self.root / "run.json", created.settings_sha256, "the run was created")
         check_digest(self.root / "plan.json", created.plan_sha256, "the run was created")
+        for name, sha256 in created.files.items():
+            check_digest(self.root / name, sha256, "the run was created")
         run_files = RunFiles(self.root)
         if run_files.run_id != created.run:
             raise UnsafeState("run.json belongs to another run")
         self.earlier = EarlierRuns(run_files, self.root / "run.json")
         self.run_files = run_files
-        return "run.json, plan.json and the mechanism are unchanged since the run was created"
+        names = ", ".join(("run.json", "plan.json", *created.files))
+        text = f"{names} and the mechanism are unchanged since the run was created"
+        if (self.root / CONFIG).exists() and CONFIG not in created.files:
+            text += f"; {CONFIG} is not sealed, as in all runs of version 0.1"
+            return Check("settings and plan", "warning", text)
+        return text
 
     def _read_ledger(self, journal: Journal) -> str | Check:
         self.ledger = read_ledger(self.root / "ledger.csv", journal.attempts)
@@ -188,8 +197,7 @@ class _Verification:
     ) -> str:
         """Run the checks of the released rounds, and recompute their epsilon."""
         if not journal.commits:
-            if (self.root / "guarantee.json").exists():
-                raise UnsafeState("there is a guarantee.json, although no round was released")
+            self._check_guarantee_of_nothing(journal, contacts, run_files, earlier)
             self.epsilon = earlier.epsilon()
             return "no round was released yet"
         released = ReleasedRounds(self.root, journal, contacts, run_files, earlier)
@@ -197,3 +205,17 @@ class _Verification:
             self._check(name, check)
         self.epsilon = released.epsilon()
         return f"epsilon is {self.epsilon:.6g} at delta {run_files.delta:g}, recomputed"
+
+    def _check_guarantee_of_nothing(
+        self, journal: Journal, contacts: Contacts, run_files: RunFiles, earlier: EarlierRuns
+    ) -> None:
+        """Check that there is no guarantee yet, except one for the first round in flight."""
+        path = self.root / "guarantee.json"
+        if not path.exists():
+            return
+        if not journal.in_flight:
+            raise UnsafeState("there is a guarantee.json, although no round was released")
+        self._check(
+            "guarantee.json",
+            lambda: check_guarantee_in_flight(path, journal, contacts, run_files, earlier),
+        )

@@ -459,7 +459,7 @@ def test_a_backup_that_is_restored_under_a_server_stops_it(history: History, nam
     history.back_to(AT)
     with history.place.open() as server:
         (history.place.folder / name).write_bytes(history.after[1][name])
-        with pytest.raises(InvalidInput, match="lost some"):
+        with pytest.raises(InvalidInput, match="somebody else has changed it"):
             go_on(server)
     goes_on(history)
 

@@ -1,9 +1,9 @@
-"""The folder of a run: the path of each file, what may lie in it, and checkpoints.
+"""The folder of a run: the path of each of its files, and reading and writing checkpoints.
 
-A checkpoint is the model and the server optimizer after a round, in one file.
+A checkpoint is one file with the model and the state of the server optimizer after a round.
 
-Everything in `private/`, and the ledger, stays on the server. Whoever has the key, the journal or
-the noise state can remove the noise from the models again.
+Everything in `private/`, and the ledger, must stay on the server. Whoever has the key, the journal
+or the noise state can remove the noise from released models.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from typing import Any, Final, final
 import msgspec
 
 from dpftrl._internal.arrays import Float32Vector
-from dpftrl._internal.storage import read_file, replace_durably
+from dpftrl._internal.storage import check_own_folder, open_own, read_file, replace_file
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.federated.optimizers import State
 from dpftrl.federated.store.ledger import HEADER
@@ -28,9 +28,11 @@ from dpftrl.noise import NoiseKey
 MODEL: Final = "model"
 OPTIMIZER: Final = "optimizer."
 MOST_CHECKPOINT_BYTES: Final = 2**40
-# Temporary files that a killed process may leave: a dot, one of our names, and the process id.
+# Drafts that a killed process may leave: a dot, one of our names, and a random number or, in
+# version 0.1, the process id.
 DRAFT = re.compile(
-    r"\.(run\.json|plan.*|guarantee\.json|noise\..*|journal\.jsonl|[0-9]+\.safetensors)\.[0-9]+"
+    r"\.(run\.json|plan.*|guarantee.*|ledger\.csv|noise\..*|journal\.jsonl|[0-9]+\.safetensors"
+    r"|config\.toml|metrics\.jsonl|statement\..*|curves\.png)\.([0-9]+|[0-9a-f]{16})"
 )
 
 
@@ -43,7 +45,7 @@ class RunFolder:
 
     @cached_property
     def private(self) -> Path:
-        """The folder of what only the server may read."""
+        """The folder of the files that only the server may read."""
         return self.root / "private"
 
     @cached_property
@@ -63,7 +65,7 @@ class RunFolder:
 
     @cached_property
     def ledger(self) -> Path:
-        """Who took part in which round (`ledger.csv`)."""
+        """The ledger: who took part in which round (`ledger.csv`)."""
         return self.root / "ledger.csv"
 
     @cached_property
@@ -92,7 +94,7 @@ class RunFolder:
         return self.private / "log.jsonl"
 
     def checkpoint(self, rounds: int) -> Path:
-        """The checkpoint after so many rounds."""
+        """The checkpoint after this number of rounds."""
         return self.private / "checkpoints" / f"{rounds:08d}.safetensors"
 
     @property
@@ -110,17 +112,25 @@ class RunFolder:
             )
 
     def make(self) -> None:
-        """Make the folder; its private part is readable by the owner only."""
+        """Create the folder; only the owner can read its private part."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
+            check_own_folder(self.root, may_be_link=True)
             for folder in (self.private, self.private / "checkpoints"):
                 folder.mkdir(exist_ok=True, mode=0o700)
+                check_own_folder(folder)
                 folder.chmod(0o700)
         except OSError as error:
             raise InvalidInput(f"{self.root} cannot be made: {error.strerror}") from None
 
+    def check_owner(self) -> None:
+        """Refuse folders that are links, or of another user, or that everybody may write to."""
+        check_own_folder(self.root, may_be_link=True)
+        for folder in (self.private, self.private / "checkpoints"):
+            check_own_folder(folder)
+
     def check_checkpoints(self, rounds: int) -> None:
-        """Refuse a journal of `rounds` rounds if there are checkpoints of later ones."""
+        """Refuse a journal of `rounds` rounds if there are checkpoints of later rounds."""
         latest = max(self._checkpoints(), default=0)
         if latest > rounds + 1:
             raise UnsafeState(
@@ -129,7 +139,7 @@ class RunFolder:
             )
 
     def tidy(self, rounds: int) -> None:
-        """Remove temporary files of killed processes, and checkpoints that nobody needs."""
+        """Remove temporary files of killed processes, and checkpoints that are no longer needed."""
         old = [path for number, path in self._checkpoints().items() if number < rounds - 1]
         drafts = (
             path
@@ -138,7 +148,7 @@ class RunFolder:
             if DRAFT.fullmatch(path.name)
         )
         for path in (*old, *drafts):
-            with contextlib.suppress(OSError):  # tidiness is not worth a round
+            with contextlib.suppress(OSError):  # a failed clean-up must not stop the round
                 path.unlink()
 
     def _checkpoints(self) -> dict[int, Path]:
@@ -147,26 +157,26 @@ class RunFolder:
 
     def note(self, entry: dict[str, Any]) -> None:
         """Append an entry to the private log."""
-        with contextlib.suppress(OSError):  # a log is not worth a round
-            flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+        with contextlib.suppress(OSError):  # a failed log entry must not stop the round
+            flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
             with os.fdopen(os.open(self.log, flags, 0o600), "ab") as file:
                 file.write(msgspec.json.encode(entry) + b"\n")
 
     def write_key(self, key: NoiseKey) -> None:
         """Write the noise key, readable by the owner only."""
-        replace_durably(self.key, key.secret_bytes())
+        replace_file(self.key, memoryview(key.secret_bytes()), private=True)
 
     def read_key(self) -> NoiseKey:
         """Read the noise key."""
         if not self.key.exists():
             raise UnsafeState(f"{self.key} is missing: without its noise key a run cannot go on")
-        return NoiseKey(read_file(self.key))
+        return NoiseKey(read_file(self.key, own=True))
 
 
 def sha256_of(path: Path) -> str:
     """SHA-256 of the content of a file, in hexadecimal."""
     try:
-        with path.open("rb") as content:
+        with os.fdopen(open_own(path), "rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest()
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
@@ -194,7 +204,7 @@ class Checkpoint:
 
         vectors = {OPTIMIZER + name: vector for name, vector in self.optimizer.items()}
         content = save({MODEL: self.model, **vectors})
-        replace_durably(path, content)
+        replace_file(path, content, private=True)
         return hashlib.sha256(content).hexdigest()
 
     @classmethod
@@ -202,7 +212,7 @@ class Checkpoint:
         """Read a checkpoint; refuse a file with another SHA-256."""
         from safetensors.numpy import load
 
-        content = read_file(path, MOST_CHECKPOINT_BYTES)
+        content = read_file(path, MOST_CHECKPOINT_BYTES, own=True)
         if hashlib.sha256(content).hexdigest() != sha256:
             raise UnsafeState(f"{path} was changed since it was committed: its digest differs")
         arrays = load(content)

@@ -1,38 +1,49 @@
-"""The journal of a run: one line per decision, on the disk before anything follows from it.
+"""The journal of a run: one line per decision, written to the disk before the server acts on it.
 
 Every line carries a keyed digest of itself and of all lines before it. Without the key nobody can
-change, remove or reorder lines, except at the end of the file; the end is what the witness
-remembers. The witness is a file outside the folder of the run: a folder that was restored from a
-backup, or copied, does not know what was released since, and the witness does. Its lock also keeps
-two servers from working on one run, wherever the folder is.
+change, remove or reorder lines, except that lines can be cut off at the end of the file. The
+witness detects this: it is a file outside the folder of the run that records the number of lines
+and the digest of the last line. The witness therefore also detects a folder that was restored from
+a backup, or copied, and lacks later releases. A lock beside the witness file prevents two servers
+from working on one run, even in two copies of its folder.
 """
 
 import contextlib
+import errno
 import fcntl
 import hmac
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, final
+from typing import Final, Literal, NoReturn, final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl._internal.storage import STATE, append_durably, read_json, replace_durably
+from dpftrl._internal.storage import (
+    STATE,
+    append_durably,
+    check_own_folder,
+    cut_durably,
+    open_own,
+    read_json,
+    replace_file,
+)
 from dpftrl.errors import InvalidInput, RunInUse, UnsafeState
 from dpftrl.federated.eligibility import PREFIX
 from dpftrl.noise import NoiseKey
+from dpftrl.noise.key import Secret
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
-    """What one line of the journal says."""
+    """The content of one line of the journal."""
 
 
 @final
-class Created(Record, frozen=True, tag="created"):
-    """A run was created: the first line of every journal.
+class Created(Record, frozen=True, tag="created", omit_defaults=True):
+    """The run was created. This is the first record of every journal.
 
     Attributes:
         run: The identity of the run: 16 random bytes, in hexadecimal.
@@ -40,6 +51,8 @@ class Created(Record, frozen=True, tag="created"):
         plan_sha256: SHA-256 of the file `plan.json`.
         key_fingerprint: The fingerprint of the noise key.
         checkpoint_sha256: SHA-256 of the checkpoint before the first round.
+        files: SHA-256 of further files of the run, by name, such as a configuration. Version 0.1
+            has none.
     """
 
     run: str
@@ -47,19 +60,20 @@ class Created(Record, frozen=True, tag="created"):
     plan_sha256: str
     key_fingerprint: str
     checkpoint_sha256: str
+    files: dict[str, str] = {}
 
 
 @final
 class Cohort(Record, frozen=True, tag="cohort"):
-    """Clients are about to be contacted.
+    """A cohort was chosen, and its clients are about to be contacted.
 
     Attributes:
         attempt: The number of the attempt; attempts are counted from 0 over the whole run.
-        row: The row of noise that the attempt takes: the number of rounds committed before it.
+        row: The row of noise that the attempt uses: the number of rounds committed before it.
         clients: Pseudonyms of the clients, 16 hexadecimal digits each, in rising order, without a
             separator.
-        time: The time of the contact in hours, where timers go by time.
-        names: Names of the clients in the same order, where the run does not hash them.
+        time: The time of the contact in hours; None unless the timers of the run count hours.
+        names: Names of the clients in the same order; None if the run stores only pseudonyms.
     """
 
     attempt: int
@@ -71,24 +85,24 @@ class Cohort(Record, frozen=True, tag="cohort"):
 
 @final
 class Committed(Record, frozen=True, tag="committed"):
-    """A round was committed: from here on its model may be released.
+    """A round was committed. From now on its model may be released.
 
     Attributes:
         attempt: The number of the attempt that succeeded.
-        row: The row of noise that the round took.
-        reports: How many updates are in the sum: the report goal.
-        digest: Keyed digest of this sum and of all earlier sums. The noise of the round can be
-            computed again from it.
+        row: The row of noise that the round used.
+        reports: The number of updates in the sum, which is the report goal.
+        digest: Keyed digest of this sum and of all earlier sums. With the noise key, the noise of
+            the round can be recomputed from this digest.
         checkpoint_sha256: SHA-256 of the checkpoint after the round.
         ledger_bytes: Length of the ledger, including the rows of this round.
-        ledger_sha256: SHA-256 of these bytes.
+        ledger_sha256: SHA-256 of the first `ledger_bytes` bytes of the ledger.
         epsilon: Epsilon of everything released so far, at the delta of the plan.
     """
 
     attempt: int
     row: int
     reports: int
-    digest: str
+    digest: msgspec.Raw  # which, unlike a string, no traceback shows
     checkpoint_sha256: str
     ledger_bytes: int
     ledger_sha256: str
@@ -97,7 +111,7 @@ class Committed(Record, frozen=True, tag="committed"):
 
 @final
 class Abandoned(Record, frozen=True, tag="abandoned"):
-    """An attempt was abandoned: nothing is released, and the next attempt takes the same row."""
+    """An attempt was abandoned: nothing is released, and the next attempt uses the same row."""
 
     attempt: int
     row: int
@@ -110,25 +124,25 @@ AnyRecord = Created | Cohort | Committed | Abandoned
 
 
 Keys = NDArray[np.uint64]
-# What became of a client's update, as the ledger says it.
+# The status of a client's update in the ledger.
 Status = Literal["counted", "contacted", "abandoned"]
-DIGITS: Final = 16  # of one pseudonym
+DIGITS: Final = 16  # hexadecimal digits of one pseudonym
 
 
 @final
 class RunState:
-    """Where a run stands, as its journal tells it.
+    """The current state of a run, computed from the records of its journal.
 
     Attributes:
         created: The first record of the journal.
-        rounds: How many rounds were committed; also the row of noise that the next one takes.
-        attempts: How many attempts were made, the open one included.
-        pending: The cohort of the open attempt, which is neither committed nor abandoned.
-        digests: The keyed digest of each round's sum, in hexadecimal. As secret as the noise.
+        rounds: Number of committed rounds, which is also the row of noise of the next round.
+        attempts: Number of attempts so far, including the open one.
+        pending: The cohort of the open attempt (not committed or abandoned); None if there is none.
+        digests: The keyed digest of each round's sum. They are as secret as the noise.
         checkpoint_sha256: SHA-256 of the newest checkpoint.
-        ledger: Length and SHA-256 of the ledger.
-        epsilon: Epsilon as journalled after the last round.
-        clock: When the last cohort was contacted, in hours, where timers go by time.
+        ledger: Length and SHA-256 of the ledger after the last attempt that ended.
+        epsilon: Epsilon in the record of the last committed round.
+        clock: Time of the last contact in hours; None unless the timers of the run count hours.
     """
 
     def __init__(self) -> None:
@@ -136,7 +150,7 @@ class RunState:
         self.rounds = 0
         self.attempts = 0
         self.pending: Cohort | None = None
-        self.digests: list[str] = []
+        self.digests: list[msgspec.Raw] = []
         self.checkpoint_sha256 = ""
         self.ledger: tuple[int, str] | None = None
         self.epsilon = 0.0
@@ -144,6 +158,9 @@ class RunState:
 
     def __repr__(self) -> str:
         return f"RunState({self.rounds} rounds, {self.attempts} attempts)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a RunState cannot be pickled or copied: it holds secret digests")
 
     def follow(self, record: AnyRecord) -> None:
         """Apply one journal record to the state."""
@@ -184,8 +201,20 @@ class RunState:
         )
 
 
+def digest_of(raw: msgspec.Raw) -> Secret:
+    """The digest that a record holds as a JSON string.
+
+    Raises:
+        UnsafeState: The record holds something else.
+    """
+    try:
+        return Secret(bytes.fromhex(msgspec.json.decode(raw, type=str)))
+    except (ValueError, msgspec.MsgspecError):
+        raise UnsafeState("the journal makes no sense: a digest is not hexadecimal") from None
+
+
 def statuses(cohort: Cohort, counted: set[int], otherwise: Status) -> list[tuple[str, Status]]:
-    """The name of each client of a cohort as the ledger shows it, and what became of its update."""
+    """The name of each client of a cohort in the ledger, and the status of its update."""
     names = cohort.names or tuple(
         PREFIX + cohort.clients[i : i + DIGITS] for i in range(0, len(cohort.clients), DIGITS)
     )
@@ -197,7 +226,7 @@ def statuses(cohort: Cohort, counted: set[int], otherwise: Status) -> list[tuple
 
 
 def packed(keys: Keys) -> str:
-    """Encode pseudonyms as the journal keeps them: 16 hexadecimal digits each."""
+    """Encode pseudonyms as the journal stores them: 16 hexadecimal digits each."""
     return keys.astype(">u8").tobytes().hex()
 
 
@@ -206,12 +235,12 @@ def unpacked(clients: str) -> Keys:
     return np.frombuffer(bytes.fromhex(clients), ">u8").astype(np.uint64)
 
 
-# The digest that the first line builds on.
+# The digest that the first line uses in place of the digest of a line before it.
 START: Final = "0" * 64
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):
-    """One line of the file: a record, and the keyed digest of it and all lines before."""
+    """One line of the file: a record, and the keyed digest of this record and all before it."""
 
     mac: str
     record: msgspec.Raw
@@ -222,8 +251,8 @@ class Journal:
     """The journal file, which is read once and then appended to.
 
     Attributes:
-        lines: How many lines were read or written so far.
-        mac: The keyed digest of the last of them.
+        lines: Number of lines read or written so far.
+        mac: The keyed digest of the last line read or written.
     """
 
     def __init__(self, path: Path, key: NoiseKey):
@@ -238,66 +267,76 @@ class Journal:
         return f"Journal({self._path}, {self.lines} lines)"
 
     def append(self, record: AnyRecord) -> None:
-        """Append a record; on return it is on the disk."""
-        try:
-            content = msgspec.json.encode(record)
-        except UnicodeEncodeError:
-            raise InvalidInput("the journal holds valid Unicode, and nothing else") from None
-        _decoded(content)  # what could not be read back must never be written
+        """Append a record. When the method returns, the record is on the disk."""
+        content = _encoded(record)
+        _decoded(content)  # raises for a record that could not be read back
         mac = self._mac(content)
-        line = msgspec.json.encode(Line(mac, msgspec.Raw(content))) + b"\n"
+        line = memoryview(msgspec.json.encode(Line(mac, msgspec.Raw(content))) + b"\n")
         if self.lines:
             append_durably(self._path, line, self._bytes)
-        else:  # a journal has a first line, or does not exist
-            replace_durably(self._path, line)
+        else:  # the first line creates the file, so that no journal is ever empty
+            replace_file(self._path, line, private=True)
         self._move(line, mac)
 
     def read(self) -> Iterator[tuple[AnyRecord, str]]:
         """Yield every record from the first on, with the keyed digest of its line.
 
-        An incomplete last line is left out: the process was killed while writing it, and nothing
-        followed from it. If somebody cut or changed that line instead, the witness notices.
+        An incomplete last line is left out: the process was killed while writing it, and had not
+        acted on it yet. If somebody cut or changed that line instead, the witness detects it.
         """
         try:
-            with self._path.open("rb") as file:
-                yield from self._read(file)
+            with os.fdopen(open_own(self._path), "rb") as file:
+                yield from self._read(map(memoryview, file))
         except OSError as error:
             raise InvalidInput(f"{self._path} cannot be read: {error.strerror}") from None
 
-    def _read(self, file: Iterator[bytes]) -> Iterator[tuple[AnyRecord, str]]:
-        for line in file:
+    def cut(self) -> None:
+        """Cut off an incomplete last line."""
+        cut_durably(self._path, self._bytes)
+
+    def _read(self, lines: Iterator[memoryview]) -> Iterator[tuple[AnyRecord, str]]:
+        for line in lines:
             known = self._authentic(line)
             if known is None:
-                if next(file, None) is not None:
+                if next(lines, None) is not None:
                     raise UnsafeState(
                         f"{self._path}: line {self.lines + 1} was changed, or a line before it is "
                         "missing; the run cannot go on from it"
                     )
                 return
             self._move(line, known.mac)
-            yield _decoded(bytes(known.record)), known.mac
+            yield _decoded(memoryview(known.record)), known.mac
 
-    def _authentic(self, line: bytes) -> Line | None:
+    def _authentic(self, line: memoryview) -> Line | None:
         try:
             known = msgspec.json.decode(line, type=Line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
-        whole = line.endswith(b"\n")
-        fits = hmac.compare_digest(known.mac.encode(), self._mac(bytes(known.record)).encode())
-        return known if whole and fits else None
+        whole = line[-1] == ord("\n")
+        mac = self._mac(memoryview(known.record))
+        return known if whole and hmac.compare_digest(known.mac.encode(), mac.encode()) else None
 
-    def _mac(self, content: bytes) -> str:
+    def _mac(self, content: memoryview) -> str:
         keyed = self._hmac.copy()
-        keyed.update(bytes.fromhex(self.mac) + content)
+        keyed.update(bytes.fromhex(self.mac))
+        keyed.update(content)
         return keyed.hexdigest()
 
-    def _move(self, line: bytes, mac: str) -> None:
+    def _move(self, line: memoryview, mac: str) -> None:
         self._bytes += len(line)
         self.lines += 1
         self.mac = mac
 
 
-def _decoded(content: bytes) -> AnyRecord:
+def _encoded(record: AnyRecord) -> memoryview:
+    """A record as JSON. No traceback shows the content of a memoryview."""
+    try:
+        return memoryview(msgspec.json.encode(record))
+    except UnicodeEncodeError:
+        raise InvalidInput("the journal holds valid Unicode, and nothing else") from None
+
+
+def _decoded(content: memoryview) -> AnyRecord:
     try:
         return msgspec.json.decode(content, type=AnyRecord)
     except msgspec.MsgspecError as error:
@@ -316,7 +355,10 @@ class WitnessFile(msgspec.Struct, forbid_unknown_fields=True):
 
 @final
 class Witness:
-    """The witness of one run, locked by one server at a time."""
+    """The witness of one run: the length and the last digest of its journal, in another folder.
+
+    One server at a time holds the lock of the witness.
+    """
 
     def __init__(self, folder: Path, run: str):
         self._run = run
@@ -327,19 +369,23 @@ class Witness:
             raise InvalidInput(
                 f"{folder} cannot be made: {error.strerror}; ${STATE} names another folder"
             ) from None
+        check_own_folder(folder, may_be_link=True)
         self._lock = Lock(folder / f"{run}.lock")
+        for draft in folder.glob(f".{run}.json.*"):  # of processes that were killed
+            with contextlib.suppress(OSError):
+                draft.unlink()
 
     def seen(self) -> WitnessFile | None:
-        """What the witness remembers, or None if there is no witness file."""
+        """The content of the witness file, or None if there is no such file."""
         if not self._path.exists():
             return None
-        found = read_json(self._path, WitnessFile, "witness")
+        found = read_json(self._path, WitnessFile, "witness", own=True)
         if found.run != self._run:
             raise UnsafeState(f"{self._path} is the witness of another run, {found.run:.40}")
         return found
 
     def check(self, lines: int, mac: str) -> None:
-        """Refuse to go on if another server has worked on the run meanwhile."""
+        """Raise an error if another server has worked on the run in the meantime."""
         self._lock.check()
         seen = self.seen()
         if seen is None or (seen.lines, seen.mac) != (lines, mac):
@@ -348,12 +394,12 @@ class Witness:
             )
 
     def remember(self, lines: int, mac: str) -> None:
-        """Record the number of lines in the journal, and the digest of the last one."""
+        """Record the number of lines in the journal, and the digest of the last line."""
         content = msgspec.json.encode(WitnessFile("dpftrl witness", 1, self._run, lines, mac))
-        replace_durably(self._path, content)
+        replace_file(self._path, content, private=True)
 
     def close(self) -> None:
-        """Let another server have the run."""
+        """Release the lock, so that another server can open the run."""
         self._lock.close()
 
 
@@ -365,24 +411,29 @@ class Lock:
         self._path = path
         self._process = os.getpid()
         try:
-            self._handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            self._handle = open_own(path, os.O_CREAT | os.O_RDWR)
         except OSError as error:
             raise InvalidInput(f"{path} cannot be opened: {error.strerror}") from None
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             holder = os.pread(self._handle, 20, 0).decode(errors="replace").strip()
             os.close(self._handle)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise InvalidInput(
+                    f"{path} cannot be locked: {error.strerror}; use a file system with locks, "
+                    "such as a local disk"
+                ) from None
             raise RunInUse(
                 f"another server (process {holder or 'unknown'}) is working on this run; "
                 "wait for it, or stop it"
             ) from None
-        with contextlib.suppress(OSError):  # who holds it is a courtesy, for the message above
+        with contextlib.suppress(OSError):  # the process id only improves the message above
             os.ftruncate(self._handle, 0)
             os.pwrite(self._handle, str(self._process).encode(), 0)
 
     def check(self) -> None:
-        """Refuse to go on if the lock file was replaced: another process may hold the new one."""
+        """Raise an error if the lock file was replaced: another process may hold the new file."""
         try:
             here, there = os.fstat(self._handle), self._path.stat()
         except OSError:
@@ -391,7 +442,7 @@ class Lock:
             raise UnsafeState(f"{self._path} was removed while this server worked; open it again")
 
     def close(self) -> None:
-        """Release the lock. A copy of this process by fork closes its handle only."""
+        """Release the lock. A forked copy of this process only closes its own handle."""
         if self._handle >= 0:
             if os.getpid() == self._process:
                 fcntl.flock(self._handle, fcntl.LOCK_UN)
@@ -410,7 +461,7 @@ class Decisions:
     lock: Lock
 
     def append(self, record: AnyRecord) -> None:
-        """Journal a decision; on return it is on the disk, and the witness knows of it."""
+        """Append a decision to the journal on the disk, then update the state and the witness."""
         self.state.check(record)
         self.lock.check()
         self.witness.check(self.journal.lines, self.journal.mac)

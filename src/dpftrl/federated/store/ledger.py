@@ -1,37 +1,39 @@
-"""The ledger: who took part in which round, as the file that `dpftrl observe` reads.
+"""The ledger: a file that records who took part in which round, for `dpftrl observe`.
 
-Rows are only ever appended, one round at a time. The journal keeps the length and the digest of the
-file. What comes after that length belongs to a round that was not committed, and is cut off.
+Rows are only appended, one attempt at a time. The journal stores the length and the digest of the
+file. Rows after that length belong to an attempt whose end was not journalled; they are removed
+when the run is resumed.
 """
 
 import csv
 import hashlib
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, final
 
-from dpftrl._internal.storage import append_durably
+from dpftrl._internal.storage import append_durably, cut_durably, open_own, replace_file
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.federated.store.journal import Status
 
 HEADER: Final = "round,client,status\n"
-# Length and digest of a ledger with nobody in it.
+# Length and digest of a ledger without rows.
 EMPTY: Final = (len(HEADER), hashlib.sha256(HEADER.encode()).hexdigest())
 PIECE: Final = 2**20
 
 
 @final
 class Ledger:
-    """The ledger file of a run, which is appended to.
+    """The ledger file of a run. Rows are only appended.
 
     Args:
         path: The CSV file.
-        hashed: Whether clients appear under their pseudonyms.
+        hashed: Whether the file contains pseudonyms instead of the names of clients.
 
     Attributes:
-        bytes: The length of the committed part of the file.
-        sha256: SHA-256 of that part.
+        bytes: Number of bytes that `resume` has checked or that were appended since.
+        sha256: SHA-256 of these bytes.
     """
 
     def __init__(self, path: Path, hashed: bool):
@@ -46,21 +48,27 @@ class Ledger:
 
     def begin(self) -> None:
         """Write the header."""
-        self._append(HEADER.encode())
+        replace_file(self._path, HEADER.encode(), private=True)
+        self._hasher.update(HEADER.encode())
+        self.bytes, self.sha256 = EMPTY
 
     def append(self, row: int, clients: Sequence[tuple[str, Status]]) -> None:
-        """Add the rows of a round, with the name and the status of each client, durably."""
+        """Write the rows of an attempt to the disk: the name and the status of each client."""
         text = io.StringIO()
-        # Names may hold anything; quotes keep what a reader might strip or split at.
+        # Names may contain any characters. Quotes keep readers from stripping or splitting them.
         quoting = csv.QUOTE_MINIMAL if self._hashed else csv.QUOTE_NONNUMERIC
         writer = csv.writer(text, lineterminator="\n", quoting=quoting)
         writer.writerows((row, *client) for client in clients)
-        self._append(text.getvalue().encode())
+        content = text.getvalue().encode()
+        append_durably(self._path, content, self.bytes)
+        self._hasher.update(content)
+        self.bytes += len(content)
+        self.sha256 = self._hasher.hexdigest()
 
     def resume(self, length: int, sha256: str) -> None:
-        """Check that the first `length` bytes are unchanged, and append after them from now on."""
+        """Check that the first `length` bytes are unchanged; later rows are appended after them."""
         try:
-            with self._path.open("rb") as file:
+            with os.fdopen(open_own(self._path), "rb") as file:
                 while self.bytes < length and (piece := file.read(min(PIECE, length - self.bytes))):
                     self._hasher.update(piece)
                     self.bytes += len(piece)
@@ -74,11 +82,5 @@ class Ledger:
             )
 
     def cut(self) -> None:
-        """Cut off what was written after the committed part."""
-        append_durably(self._path, b"", self.bytes)
-
-    def _append(self, content: bytes) -> None:
-        append_durably(self._path, content, self.bytes)
-        self._hasher.update(content)
-        self.bytes += len(content)
-        self.sha256 = self._hasher.hexdigest()
+        """Remove everything after the first `bytes` bytes of the file."""
+        cut_durably(self._path, self.bytes)

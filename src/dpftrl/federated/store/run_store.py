@@ -1,11 +1,13 @@
-"""Everything of a run that is on the disk, and the only code that changes it.
+"""The files of a run on the disk, and the only code that changes them.
 
-`RunStore.create` writes the files of a new run and `RunStore.resume` checks those of an old one.
-After that, a run changes in three ways alone: clients are contacted, a round is committed, or a
-round is abandoned. Each is journalled before anything follows from it.
+`RunStore.create` writes the files of a new run, and `RunStore.resume` reads and checks the files of
+an existing run. After that, only three steps change a run: clients are contacted, a round is
+committed, or a round is abandoned. Each step is written to the journal before the server acts on
+it.
 """
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl._internal.arrays import Float32Vector
-from dpftrl._internal.storage import default_state_folder, flush, read_json, replace_durably
+from dpftrl._internal.storage import default_state_folder, read_json, replace_file
 from dpftrl.accounting import Guarantee, save_guarantee
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.federated.eligibility import Chosen, Eligibility, Exposure, Rules
@@ -37,6 +39,7 @@ from dpftrl.federated.store.journal import (
     Lock,
     RunState,
     Witness,
+    digest_of,
     packed,
     statuses,
     unpacked,
@@ -45,7 +48,6 @@ from dpftrl.federated.store.ledger import EMPTY, Ledger
 from dpftrl.mechanisms import Mechanism
 from dpftrl.mechanisms.files import MechanismFile
 from dpftrl.noise import NoiseKey, NoiseStream
-from dpftrl.noise.key import Secret
 from dpftrl.plan import Plan, load_plan, save_plan
 
 Keys = NDArray[np.uint64]
@@ -54,24 +56,24 @@ Keys = NDArray[np.uint64]
 @final
 @dataclass
 class RunStore:
-    """A run that this process holds.
+    """A run that this process has opened: its files, and the state that was read from them.
 
     Guarantees:
-        A step that fails part-way poisons the store: nothing more can be done with it, and the run
-        has to be resumed from its files. So no later step builds on half of an earlier one.
+        If a step fails before its end, the store refuses every further step, and the run must be
+        resumed from its files. So no step builds on an earlier step that is incomplete.
 
     Attributes:
-        folder: Where the files of the run are.
+        folder: The paths of the files of the run.
         plan: Mechanism, noise, fleet and guarantee.
-        file: What `run.json` says.
-        start: The model file that the run started from, if there was one.
-        settings: What `run.json` says about the training.
+        file: The content of `run.json`.
+        start: The model file that the run started from; None if it started from arrays.
+        settings: The settings of the run, from `run.json`.
         layout: Names and shapes of the model's arrays.
-        state: Where the run stands, as its journal tells it.
+        state: The current state of the run, computed from its journal.
         eligibility: Who was contacted when, and who may be contacted again.
-        noise: The stream of noise, after the last round that was committed.
-        checkpoint: The model after that round.
-        exposure: How closely and how often clients were contacted up to that round.
+        noise: The noise stream, after the last committed round.
+        checkpoint: The model and the state of the optimizer after the last committed round.
+        exposure: How closely and how often clients were contacted up to the last committed round.
     """
 
     folder: RunFolder
@@ -92,7 +94,7 @@ class RunStore:
         self.state = self._decisions.state
         self._process = os.getpid()
         self._poisoned = False
-        self._mechanisms: dict[Mechanism, MechanismFile] = {}  # that guarantee.json describes
+        self._mechanisms: dict[Mechanism, MechanismFile] = {}  # those in guarantee.json
 
     @classmethod
     def create(
@@ -103,8 +105,9 @@ class RunStore:
         model: Mapping[str, NDArray[Any]] | StartModel,
         state_folder: Path | None,
         insecure_test_key: int | None,
+        files: Mapping[str, bytes],
     ) -> Self:
-        """Write everything that a run needs; the first line of its journal comes last."""
+        """Write the files of a new run; the first line of the journal is written last."""
         plan = plan.covering_rounding()
         settings.check(plan)
         start = model.start if isinstance(model, StartModel) else None
@@ -132,19 +135,20 @@ class RunStore:
             ledger = Ledger(folder.ledger, settings.hash_clients)
             noise = _noise(plan, file, layout, key)
             checkpoint = Checkpoint(layout.flat(arrays), settings.optimizer.start(layout.size))
-            _write_first(folder, plan, file, key, checkpoint, ledger, decisions)
+            _write_first(folder, plan, file, key, checkpoint, ledger, decisions, files)
             eligibility = _eligibility(plan, settings, key)
             parts = (eligibility, noise, checkpoint, Exposure(), decisions, ledger)
             return cls(folder, plan, file, start, *parts, held.pop_all())
 
     @classmethod
     def resume(cls, folder: RunFolder, state_folder: Path | None, trust_folder: bool) -> Self:
-        """Check everything, cut off what was not committed, and bring the noise up to date."""
+        """Check all files, remove ledger rows that were not journalled, and restore the noise."""
         if not folder.exists:
             raise InvalidInput(
                 f"{folder.root} holds no run; there is no {folder.journal.name} in it"
             )
         with ExitStack() as held:
+            folder.check_owner()
             lock = Lock(folder.lock)
             held.callback(lock.close)
             key = folder.read_key()
@@ -165,19 +169,20 @@ class RunStore:
             checkpoint = _last_checkpoint(folder, state)
             noise = _restored(noise, folder, plan, state, key)
             ledger.cut()
+            decisions.journal.cut()
             decisions.witness.remember(decisions.journal.lines, decisions.journal.mac)
             folder.tidy(state.rounds)
             parts = (eligibility, noise, checkpoint, exposure, decisions, ledger)
             return cls(folder, plan, file, start, *parts, held.pop_all())
 
     def close(self) -> None:
-        """Let another process have the run."""
+        """Release the locks, so that another process can resume the run."""
         self._poisoned = True
         self._held.close()
 
     def check_usable(self) -> None:
-        """Refuse to go on in a copy by fork, after `close`, or after a step that failed."""
-        if os.getpid() != self._process:  # the lock on the run does not tell copies apart
+        """Raise an error in a forked copy, after `close`, or after a step that failed."""
+        if os.getpid() != self._process:  # forked copies share the lock of the run
             raise UnsafeState(
                 f"this is a copy, by fork, of the server of process {self._process}: two of them "
                 "would release a round twice; go on there, or resume the run when it has ended"
@@ -189,7 +194,7 @@ class RunStore:
 
     @contextmanager
     def all_or_nothing(self) -> Generator[None]:
-        """What is done within either succeeds as a whole or poisons the store."""
+        """Run a block of code; if it raises, the store refuses every further step."""
         self.check_usable()
         self._poisoned = True
         yield
@@ -206,10 +211,10 @@ class RunStore:
 
         Args:
             chosen: The cohort.
-            now: The time in hours, where timers go by time.
+            now: The current time in hours. It is required if the timers count hours.
 
         Returns:
-            The record that was journalled.
+            The record that was appended to the journal.
         """
         row = self.state.rounds
         kept = None if self.settings.hash_clients else chosen.names
@@ -226,28 +231,28 @@ class RunStore:
         optimizer: OptimizerState,
         guarantee: Guarantee,
     ) -> None:
-        """Make a round durable: from here on its model may be released.
+        """Write a committed round to the disk. After this call its model may be released.
 
-        Called within `all_or_nothing`, after the noise of the round was added.
+        Call this within `all_or_nothing`, after the noise of the round was added.
 
         Args:
             counted: Pseudonyms of the clients whose updates are in the sum.
             model: The model after the round, as one flat vector.
             optimizer: The state of the server optimizer after the round.
-            guarantee: What everything released so far guarantees, this round included.
+            guarantee: The guarantee of all released rounds, including this one.
         """
         pending = self.pending()
         after = Checkpoint(model, optimizer)
         sha256 = after.save(self.folder.checkpoint(self.state.rounds + 1))
         self._ledger.append(pending.row, statuses(pending, counted, "contacted"))
-        # Published before the round is real: what is stated is never too little.
+        # Written before the round is journalled, so that its epsilon is never too small.
         save_guarantee(guarantee, self.folder.guarantee, self._mechanisms)
         self._decisions.append(
             Committed(
                 attempt=pending.attempt,
                 row=pending.row,
                 reports=len(counted),
-                digest=self.noise.last_digest().secret_bytes().hex(),
+                digest=msgspec.Raw(self.noise.last_digest().json_string()),
                 checkpoint_sha256=sha256,
                 ledger_bytes=self._ledger.bytes,
                 ledger_sha256=self._ledger.sha256,
@@ -257,7 +262,7 @@ class RunStore:
         self.checkpoint, self.exposure = after, self.eligibility.timers.exposure
 
     def abandon(self, reason: str) -> None:
-        """Journal that the open round comes to nothing; its row of noise is for the next one."""
+        """Journal that the open round is abandoned; the next round uses its row of noise."""
         with self.all_or_nothing():
             pending = self.pending()
             self._ledger.append(pending.row, statuses(pending, set(), "abandoned"))
@@ -269,13 +274,13 @@ class RunStore:
         save_guarantee(guarantee, self.folder.guarantee, self._mechanisms)
 
     def tidy(self, entry: dict[str, Any]) -> None:
-        """Note an entry in the private log, save the noise buffers when it is time, clean up."""
+        """Write an entry to the private log, save the noise every few rounds, and clean up."""
         rounds = self.state.rounds
         self.folder.note(entry)
         if rounds % self.settings.snapshot_every == 0:
             try:
                 self.noise.save(self.folder.noise)
-            except InvalidInput as error:  # it can be made again; the round is committed
+            except InvalidInput as error:  # not fatal: the noise can be recomputed
                 self.folder.note({"row": rounds, "snapshot": str(error)})
         self.folder.tidy(rounds)
 
@@ -288,7 +293,7 @@ def _decisions(
     state_folder: Path | None,
     held: ExitStack,
 ) -> Decisions:
-    """A journal that has not been read, with its witness, which `held` closes."""
+    """A journal that has not been read yet, with its witness; `held` closes the witness."""
     witness = Witness(_witnesses(folder, state_folder), file.run)
     held.callback(witness.close)
     return Decisions(Journal(folder.journal, key), RunState(), witness, lock)
@@ -301,7 +306,7 @@ def _eligibility(plan: Plan, settings: Settings, key: NoiseKey) -> Eligibility:
 
 
 def _check_others(start: Start, settings: Settings) -> None:
-    """Refuse a statement about other people that the labels contradict."""
+    """Refuse a statement that people are others if both runs have the same population label."""
     for one in start.others:
         if one.population is not None and one.population == settings.population:
             raise InvalidInput(
@@ -319,15 +324,16 @@ def _write_first(
     checkpoint: Checkpoint,
     ledger: Ledger,
     decisions: Decisions,
+    files: Mapping[str, bytes],
 ) -> None:
     folder.write_key(key)
     save_plan(plan, folder.plan)
-    replace_durably(folder.settings, msgspec.json.format(msgspec.json.encode(file)))
-    for path in (*folder.root.glob("plan*"), *folder.root.glob("run*"), folder.root):
-        flush(path)
+    replace_file(folder.settings, msgspec.json.format(msgspec.json.encode(file)), private=True)
+    for name, content in files.items():
+        replace_file(folder.root / name, content)
     sha256 = checkpoint.save(folder.checkpoint(0))
     ledger.begin()
-    # From here on a missing witness means that somebody took it away.
+    # From now on, a missing witness means that somebody removed it.
     decisions.witness.remember(decisions.journal.lines, decisions.journal.mac)
     decisions.append(
         Created(
@@ -336,18 +342,20 @@ def _write_first(
             plan_sha256=sha256_of(folder.plan),
             key_fingerprint=key.fingerprint(),
             checkpoint_sha256=sha256,
+            files={name: hashlib.sha256(files[name]).hexdigest() for name in sorted(files)},
         )
     )
 
 
 def _check_created(folder: RunFolder, key: NoiseKey) -> None:
-    """Before anything in these files is used: they are what they were when the run began."""
+    """Check, before they are used, that `run.json` and `plan.json` were not changed."""
     created = next((record for record, _ in Journal(folder.journal, key).read()), None)
     if not isinstance(created, Created):
         raise UnsafeState(f"{folder.journal} has no first line that belongs to this noise key")
     for path, known in (
         (folder.settings, created.settings_sha256),
         (folder.plan, created.plan_sha256),
+        *((folder.root / name, sha256) for name, sha256 in created.files.items()),
     ):
         if sha256_of(path) != known:
             raise UnsafeState(f"{path} is not what it was when the run began")
@@ -373,29 +381,42 @@ def _noise(plan: Plan, file: RunFile, layout: Layout, key: NoiseKey) -> NoiseStr
 def _read_journal(
     decisions: Decisions, folder: RunFolder, eligibility: Eligibility, trust_folder: bool
 ) -> Exposure:
-    """Follow the journal to its end; return the exposure up to the last committed round."""
+    """Read the whole journal; return the exposure up to the last committed round."""
     journal, state = decisions.journal, decisions.state
     exposure = Exposure()
     seen = decisions.witness.seen()
-    is_known = seen is not None and seen.lines == 0
+    # The journal is written before the witness: a killed server leaves a witness that has seen
+    # all lines but the last.
+    newest = [(journal.lines, journal.mac)]
+    is_known = False
     for record, mac in journal.read():
         state.follow(record)
         if isinstance(record, Cohort):
             eligibility.contact(unpacked(record.clients), record.row, record.time)
         elif isinstance(record, Committed):
             exposure = eligibility.timers.exposure
+        newest = [newest[-1], (journal.lines, mac)]
         is_known |= seen is not None and (journal.lines, mac) == (seen.lines, seen.mac)
     if seen is None and not trust_folder:
         raise UnsafeState(
             f"the witness of this run is missing, so nobody knows whether {folder.root} is its "
-            "newest state; bring the witness along, or say that you trust the folder"
+            "newest state; bring the witness along, and name its folder as state_folder "
+            "(--state-folder), or say that you trust the folder (--trust-folder)"
         )
-    if seen is not None and not is_known:
+    if seen is None or (seen.lines, seen.mac) in newest:
+        return exposure
+    if is_known and trust_folder:
+        return exposure
+    if is_known:
         raise UnsafeState(
-            f"{folder.root} was rolled back or changed: its journal has {journal.lines} "
-            f"lines, and the witness has seen {seen.lines}; going on could release a round twice"
+            f"the journal in {folder.root} has {journal.lines} lines, and the witness has seen "
+            f"{seen.lines}: lines were added, or the witness is an old copy; bring the newest "
+            "witness along, or say that you trust the folder (--trust-folder)"
         )
-    return exposure
+    raise UnsafeState(
+        f"{folder.root} was rolled back or changed: its journal has {journal.lines} lines, and the "
+        f"witness has seen {seen.lines}; going on could release a round twice"
+    )
 
 
 def _last_checkpoint(folder: RunFolder, state: RunState) -> Checkpoint:
@@ -409,25 +430,28 @@ def _last_checkpoint(folder: RunFolder, state: RunState) -> Checkpoint:
 def _restored(
     fresh: NoiseStream, folder: RunFolder, plan: Plan, state: RunState, key: NoiseKey
 ) -> NoiseStream:
-    """The saved buffers, or none if they cannot be used; then what the journal says came after."""
+    """The noise stream after the last committed round.
+
+    The stream starts from the saved buffers, or from `fresh` if they cannot be used. Then the later
+    rounds of the journal are replayed.
+    """
     stream, saved = fresh, None
     if folder.noise.exists():
-        # It is a cache: what cannot be used is made again from the journal.
+        # The file is only a cache: without it, the buffers are recomputed from the journal.
         with contextlib.suppress(InvalidInput):
             saved = NoiseStream.load(folder.noise, plan, key=key, at_least=0)
     if saved is not None and _belongs(saved, state):
         stream = saved
     for digest in state.digests[stream.round :]:
-        stream.replay(Secret(bytes.fromhex(digest)))
+        stream.replay(digest_of(digest))
     return stream
 
 
 def _belongs(saved: NoiseStream, state: RunState) -> bool:
-    """Whether saved buffers are those of this run after some of its rounds."""
+    """Whether the saved buffers belong to this run, after one of its rounds."""
     if saved.round > state.rounds:
         raise UnsafeState(
             f"the saved noise has seen {saved.round} rounds, the journal {state.rounds}: the "
             "journal was rolled back"
         )
-    digest = saved.last_digest().secret_bytes().hex()
-    return saved.round > 0 and digest == state.digests[saved.round - 1]
+    return saved.round > 0 and saved.last_digest() == digest_of(state.digests[saved.round - 1])
