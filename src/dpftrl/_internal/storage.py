@@ -76,7 +76,7 @@ def read_file(path: Path, limit: int = MOST_BYTES, *, own: bool = False) -> byte
 
     Args:
         path: The file.
-        limit: Most bytes that it may have.
+        limit: The largest number of bytes that the file may have.
         own: Whether the file must belong to this user and must not be a link.
 
     Raises:
@@ -135,10 +135,11 @@ def check_own_folder(path: Path, *, may_be_link: bool = False) -> None:
 
     Args:
         path: The folder.
-        may_be_link: Whether it may be a link that belongs to this user.
+        may_be_link: Whether the folder may be a link that belongs to this user.
 
     Raises:
-        UnsafeState: It is a link, not a folder, of another user, or everybody may write to it.
+        UnsafeState: The path is a link, is not a folder, belongs to another user, or is a folder
+            that everybody may write to.
     """
     try:
         status = path.lstat()
@@ -209,7 +210,7 @@ def _refuse_other_kinds(path: Path) -> None:
     """Refuse to replace a folder, a device or a pipe."""
     try:
         mode = path.lstat().st_mode
-    except (OSError, ValueError):  # writing will say why
+    except (OSError, ValueError):  # the caller's attempt to write reports the reason
         return
     if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
@@ -249,7 +250,7 @@ def append_durably(path: Path, content: bytes | memoryview, at: int) -> None:
 
 
 def cut_durably(path: Path, length: int) -> None:
-    """Cut a file of this user to a length that it has or exceeds.
+    """Cut a file of this user to a length, which must not exceed its current length.
 
     Raises:
         UnsafeState: The file is shorter.

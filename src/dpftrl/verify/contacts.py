@@ -337,7 +337,7 @@ def limits_of(journal: Journal, contacts: Contacts, run_files: RunFiles) -> tupl
 
 
 def limits_with(rounds: int, contacts: Contacts, run_files: RunFiles) -> Limits:
-    """Return the participation limits of so many rounds with these contacts."""
+    """Return the participation limits for this number of rounds and these contacts."""
     if run_files.settings.timer_hours is None:
         planned = run_files.promised.stream.participation
         return Limits(rounds, planned.min_sep, planned.max_participations)

@@ -51,8 +51,8 @@ class Created(Record, frozen=True, tag="created", omit_defaults=True):
         plan_sha256: SHA-256 of the file `plan.json`.
         key_fingerprint: The fingerprint of the noise key.
         checkpoint_sha256: SHA-256 of the checkpoint before the first round.
-        files: SHA-256 of further files of the run, by name, such as a configuration. Version 0.1
-            has none.
+        files: SHA-256 of further files of the run, by name, such as a configuration. Journals
+            of version 0.1 have no such digests.
     """
 
     run: str
@@ -102,7 +102,7 @@ class Committed(Record, frozen=True, tag="committed"):
     attempt: int
     row: int
     reports: int
-    digest: msgspec.Raw  # which, unlike a string, no traceback shows
+    digest: msgspec.Raw  # a Raw value: a traceback would show the content of a string
     checkpoint_sha256: str
     ledger_bytes: int
     ledger_sha256: str
@@ -202,10 +202,10 @@ class RunState:
 
 
 def digest_of(raw: msgspec.Raw) -> Secret:
-    """The digest that a record holds as a JSON string.
+    """The digest in a record, decoded from a hexadecimal JSON string.
 
     Raises:
-        UnsafeState: The record holds something else.
+        UnsafeState: The value is not a hexadecimal string.
     """
     try:
         return Secret(bytes.fromhex(msgspec.json.decode(raw, type=str)))
@@ -308,6 +308,7 @@ class Journal:
             yield _decoded(memoryview(known.record)), known.mac
 
     def _authentic(self, line: memoryview) -> Line | None:
+        """Parse a line; None if the line is incomplete or has a wrong keyed digest."""
         try:
             known = msgspec.json.decode(line, type=Line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -317,12 +318,14 @@ class Journal:
         return known if whole and hmac.compare_digest(known.mac.encode(), mac.encode()) else None
 
     def _mac(self, content: memoryview) -> str:
+        """The keyed digest of a record that follows the lines so far."""
         keyed = self._hmac.copy()
         keyed.update(bytes.fromhex(self.mac))
         keyed.update(content)
         return keyed.hexdigest()
 
     def _move(self, line: memoryview, mac: str) -> None:
+        """Count a line that was read or written, and keep its keyed digest."""
         self._bytes += len(line)
         self.lines += 1
         self.mac = mac
@@ -371,7 +374,7 @@ class Witness:
             ) from None
         check_own_folder(folder, may_be_link=True)
         self._lock = Lock(folder / f"{run}.lock")
-        for draft in folder.glob(f".{run}.json.*"):  # of processes that were killed
+        for draft in folder.glob(f".{run}.json.*"):  # drafts of processes that were killed
             with contextlib.suppress(OSError):
                 draft.unlink()
 

@@ -348,7 +348,10 @@ def _write_first(
 
 
 def _check_created(folder: RunFolder, key: NoiseKey) -> None:
-    """Check, before they are used, that `run.json` and `plan.json` were not changed."""
+    """Check, before it is used, that no file sealed in the first journal record was changed.
+
+    These files are `run.json`, `plan.json` and the further files of `Server.create`.
+    """
     created = next((record for record, _ in Journal(folder.journal, key).read()), None)
     if not isinstance(created, Created):
         raise UnsafeState(f"{folder.journal} has no first line that belongs to this noise key")
