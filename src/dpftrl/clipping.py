@@ -130,11 +130,12 @@ class ExactSum:
         grid = self.grid
         limit = grid.clip_norm / (1 + SLACK)
         factor = 1.0 if norm <= limit else limit / norm
-        start = 0
+        start, most = 0, grid.clip_norm / grid.step
         for part in parts:
-            steps = self.steps[start : start + part.size]
-            add_clipped(part, factor, 1 / grid.step, grid.clip_norm / grid.step, steps)
-            start += part.size
+            end = start + part.size
+            # The sum is not kept in a local variable, which a traceback may show.
+            add_clipped(part, factor, 1 / grid.step, most, self.steps[start:end])
+            start = end
         self.updates += 1
 
     def _checked(self, update: tuple[Any, ...]) -> list[NDArray[Any]]:

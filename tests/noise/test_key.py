@@ -13,7 +13,15 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from dpftrl.errors import InvalidInput
 from dpftrl.noise import NoiseKey
 from dpftrl.noise import key as digest_module
-from dpftrl.noise.key import NONCE, PIECE, Digest, Keystream, Secret, digest_of_update, row_key
+from dpftrl.noise.key import (
+    NONCE,
+    PIECE,
+    Digest,
+    Keystream,
+    Secret,
+    digest_of_update,
+    row_key,
+)
 
 # NIST SP 800-38A, F.5.5: CTR-AES256.Encrypt.
 NIST_KEY = NoiseKey(
@@ -193,7 +201,8 @@ def test_a_digest_takes_more_than_two_gibibytes_at_once():
 def of_update(
     *parts, scale: float = 1.0, key: NoiseKey = KEY, before: bytes = b"", threads: int = 1
 ) -> bytes:
-    return digest_of_update(key, parts, scale, Secret(before), threads).secret_bytes()
+    sums = list(map(memoryview, parts))
+    return digest_of_update(key, sums, scale, Secret(before), threads).secret_bytes()
 
 
 def check_every_bit_counts(digest_of) -> None:

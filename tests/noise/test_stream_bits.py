@@ -451,7 +451,7 @@ def test_where_arrays_end_makes_no_difference_to_the_bits(kind):
     def added(parts):
         buffers = [Buffer(np.zeros(size, np.float32)) for _ in range(3)]
         made = BltRound(row, np.array([0.9, 0.5, 0.2]), np.full(3, 0.1), buffers, size)
-        run_round(made, Target(parts, 1000.0), size, 2)
+        run_round(made, Target(list(map(memoryview, parts)), 1000.0), size, 2)
         return np.concatenate(parts)
 
     start = np.arange(size).astype(kind)

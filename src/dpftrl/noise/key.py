@@ -14,7 +14,6 @@ from typing import Any, Final, NoReturn, final
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from dpftrl._internal.arrays import Array
 from dpftrl._internal.compiled import all_finite
 from dpftrl._internal.threads import parallel_map
 from dpftrl.errors import InvalidInput
@@ -35,8 +34,9 @@ class Secret:
 
     __slots__ = ("_secret",)
 
-    def __init__(self, secret: bytes):
-        self._secret = secret
+    def __init__(self, secret: bytes | memoryview):
+        """Keep a secret; given as a memoryview, not even a traceback from here shows it."""
+        self._secret = bytes(secret)
 
     def secret_bytes(self) -> bytes:
         """The secret itself, to store where only the server can read it."""
@@ -72,12 +72,11 @@ class NoiseKey(Secret):
 
     __slots__ = ()
 
-    def __init__(self, secret: bytes):
-        fits = isinstance(secret, bytes) and len(secret) == KEY_BYTES  # pyright: ignore[reportUnnecessaryIsInstance]
-        super().__init__(secret)
+    def __init__(self, secret: bytes | memoryview):
+        fits = isinstance(secret, bytes | memoryview) and len(secret) == KEY_BYTES  # pyright: ignore[reportUnnecessaryIsInstance]
+        self._secret = bytes(secret) if fits else b""
         del secret  # so that no traceback with local variables shows it
         if not fits:
-            self._secret = b""
             raise InvalidInput(
                 f"a noise key must be {KEY_BYTES} bytes; NoiseKey.generate() creates one"
             )
@@ -85,7 +84,7 @@ class NoiseKey(Secret):
     @classmethod
     def generate(cls) -> "NoiseKey":
         """Create a new random key."""
-        return cls(os.urandom(KEY_BYTES))
+        return cls(memoryview(os.urandom(KEY_BYTES)))
 
     @classmethod
     def insecure_for_tests(cls, seed: int) -> "NoiseKey":
@@ -103,7 +102,8 @@ class NoiseKey(Secret):
             secret: Secret data that the key also depends on.
         """
         message = [purpose, public, b"" if secret is None else secret]
-        return NoiseKey(hmac.digest(self._secret, b"".join(map(_with_length, message)), "sha256"))
+        parts = memoryview(b"".join(map(_with_length, message)))
+        return NoiseKey(memoryview(hmac.digest(self._secret, parts, "sha256")))
 
     def fingerprint(self) -> str:
         """Sixteen hexadecimal digits that identify the key and reveal nothing about it."""
@@ -112,8 +112,9 @@ class NoiseKey(Secret):
 
 def _with_length(part: "bytes | Secret") -> bytes:
     """The bytes of `part` after their length, so that a concatenation is unambiguous."""
-    content = part.secret_bytes() if isinstance(part, Secret) else part
-    return len(content).to_bytes(4, "big") + content
+    if isinstance(part, Secret):
+        return len(part.secret_bytes()).to_bytes(4, "big") + part.secret_bytes()
+    return len(part).to_bytes(4, "big") + part
 
 
 @final
@@ -170,11 +171,11 @@ class Digest:
     def finish(self) -> Secret:
         """Digest of the whole content."""
         self._encryptor.finalize()
-        return Secret(self._encryptor.tag)
+        return Secret(memoryview(self._encryptor.tag))
 
 
 def digest_of_update(
-    key: NoiseKey, parts: Sequence[Array], scale: float, previous: Secret, threads: int
+    key: NoiseKey, parts: Sequence[memoryview], scale: float, previous: Secret, threads: int
 ) -> Secret:
     """Digest of a sum and of all sums of earlier rounds.
 
@@ -187,7 +188,7 @@ def digest_of_update(
 
     Args:
         key: The stream's key.
-        parts: The arrays of the sum.
+        parts: The arrays of the sum, as memoryviews: no traceback shows the content of these.
         scale: Standard deviation of Z in the unit of the arrays.
         previous: Digest of the previous round; empty before the first.
         threads: Number of threads.
@@ -195,18 +196,18 @@ def digest_of_update(
     Raises:
         InvalidInput: The sum contains a NaN or an infinity.
     """
-    pieces = [part[i : i + PIECE] for part in parts for i in range(0, part.size, PIECE)]
+    pieces = [part[i : i + PIECE] for part in parts for i in range(0, len(part), PIECE)]
     of_piece = partial(_digest_of_piece, key.derive(b"piece"))
     whole = Digest(key.derive(b"update", secret=previous))
-    whole.add(repr((scale, [(part.dtype.name, part.size) for part in parts])).encode())
+    whole.add(repr((scale, [(np.asarray(part).dtype.name, len(part)) for part in parts])).encode())
     for tag in parallel_map(of_piece, pieces, threads):
-        whole.add(tag.secret_bytes())
+        whole.add(memoryview(tag.secret_bytes()))
     return whole.finish()
 
 
-def _digest_of_piece(key: NoiseKey, piece: Array) -> Secret:
-    if piece.dtype != np.int64 and not all_finite(piece):
+def _digest_of_piece(key: NoiseKey, piece: memoryview) -> Secret:
+    if np.asarray(piece).dtype != np.int64 and not all_finite(np.asarray(piece)):
         raise InvalidInput("the update has a NaN or an infinity; nothing was changed")
     digest = Digest(key)
-    digest.add(piece.view(np.uint8).data)
+    digest.add(piece.cast("B"))
     return digest.finish()

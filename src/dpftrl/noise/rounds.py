@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import Any, Final, NoReturn, Protocol, final
+from typing import Final, NoReturn, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -246,13 +246,13 @@ class Scratch:
 class Target:
     """The arrays that the noise is added to, and the factor that scales the noise for them."""
 
-    def __init__(self, parts: Sequence[NDArray[Any]], scale: float):
+    def __init__(self, parts: Sequence[memoryview], scale: float):
         self._scale = scale
-        ends = list(accumulate(part.size for part in parts))
+        ends = list(accumulate(len(part) for part in parts))
         self._parts = list(zip(parts, [0, *ends][: len(parts)], ends, strict=True))
         self._ends = ends
 
-    def around(self, start: int, count: int) -> tuple[float, bool, NDArray[Any]] | None:
+    def around(self, start: int, count: int) -> tuple[float, bool, memoryview] | None:
         """Find the `count` coordinates from `start` on in one array.
 
         Returns:
@@ -263,7 +263,8 @@ class Target:
         if index == len(self._ends) or self._ends[index] < min(start + count, self._ends[-1]):
             return None
         part, first, _ = self._parts[index]
-        return self._scale, part.dtype == np.int64, part[start - first : start - first + count]
+        piece = part[start - first : start - first + count]
+        return self._scale, np.asarray(part).dtype == np.int64, piece
 
     def add(self, start: int, scratch: Scratch) -> None:
         """Add the noise in `scratch` to the coordinates from `start` on."""
@@ -272,8 +273,12 @@ class Target:
             if first >= stop:
                 break
             a, b = max(first, start), min(end, stop)
-            add = add_rounded if part.dtype == np.int64 else add_scaled
-            add(scratch.vectors[0, a - start : b - start], self._scale, part[a - first : b - first])
+            add = add_rounded if np.asarray(part).dtype == np.int64 else add_scaled
+            add(
+                scratch.vectors[0, a - start : b - start],
+                self._scale,
+                np.asarray(part[a - first : b - first]),
+            )
 
 
 class Round(Protocol):
@@ -325,7 +330,10 @@ class BltRound:
             blt_step(scratch.words, *arguments, scratch.vectors[0])
             target.add(start, scratch)
         else:
-            blt_step_onto(scratch.words, *arguments, scratch.tile, *destination)
+            scale, rounded, piece = destination
+            blt_step_onto(
+                scratch.words, *arguments, scratch.tile, scale, rounded, np.asarray(piece)
+            )
 
 
 @final

@@ -162,7 +162,7 @@ class _Loaded:
         if len(content) % DIGEST_BYTES:
             return None
         starts = range(0, len(content), DIGEST_BYTES)
-        digests = tuple(Secret(bytes(content[i : i + DIGEST_BYTES])) for i in starts)
+        digests = tuple(Secret(content[i : i + DIGEST_BYTES]) for i in starts)
         return NoiseState(header.round, digests, buffers)
 
 

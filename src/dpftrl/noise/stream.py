@@ -5,10 +5,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, NoReturn, Protocol, Self, final
+from typing import Literal, NoReturn, Protocol, Self, final
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from dpftrl._internal.arrays import Arrays, segments
 from dpftrl._internal.checks import positive_number, whole_number
@@ -32,7 +32,8 @@ from dpftrl.noise.rounds import (
 from dpftrl.noise.state_file import Header, mechanism_sha256, read_state, write_state
 from dpftrl.participation import Participation
 
-Parts = Sequence[NDArray[Any]]
+# The arrays of a sum. No traceback shows the content of a memoryview.
+Parts = Sequence[memoryview]
 Mode = Literal["auto", "buffered", "regenerating"]
 
 # With larger buffers than this, the mode `auto` recomputes earlier noise instead of keeping it.
@@ -255,10 +256,10 @@ class NoiseStream:
                 raise InvalidInput(
                     "an ExactSum has its own grid and number of updates; leave out grid and updates"
                 )
-            parts, grid = [total.steps], total.grid
+            parts, grid = [total.steps.data], total.grid
             self._check(parts, grid)
         else:
-            parts = segments(total)
+            parts = [part.data for part in segments(total)]
             self._check(parts, grid)
             self._check_norm(parts, grid, updates)
         scale = self._noise_multiplier * self._clip_norm / (1.0 if grid is None else grid.step)
@@ -415,10 +416,10 @@ class NoiseStream:
 
     def _check(self, parts: Parts, grid: Grid | None) -> None:
         """Raise if the sum has another size, type or grid than the stream needs."""
-        size = sum(part.size for part in parts)
+        size = sum(map(len, parts))
         if size != self._size:
             raise InvalidInput(f"the update has {size:,} coordinates, the stream {self._size:,}")
-        whole = [part.dtype == np.int64 for part in parts]
+        whole = [np.asarray(part).dtype == np.int64 for part in parts]
         if any(whole) != (grid is not None) or all(whole) != (grid is not None):
             raise InvalidInput("a sum of int64 needs a grid, and a floating-point sum has none")
         if grid is not None and self._noise_multiplier * self._clip_norm / grid.step > MOST_STEPS:
@@ -440,7 +441,7 @@ class NoiseStream:
                 "pass the number of clipped updates in the sum as updates=, or pass an ExactSum"
             )
         most = whole_number("updates", updates, 0) * self._clip_norm * (1 + NORM_SLACK)
-        norm = norm_of(parts) * (1.0 if grid is None else grid.step)
+        norm = norm_of(list(map(np.asarray, parts))) * (1.0 if grid is None else grid.step)
         if math.isnan(norm) or (math.isinf(norm) and grid is None):
             raise InvalidInput("the update has a NaN or an infinity; nothing was changed")
         if not norm <= most:

@@ -13,6 +13,8 @@ from dpftrl import MinSep, account, mechanism
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.federated import Server
 from dpftrl.plan import Fleet, Plan
+from dpftrl.verify import verify_run
+from dpftrl.verify.verdict import Verdict
 
 Content = dict[str, bytes]
 
@@ -476,3 +478,62 @@ def test_without_locks_two_servers_do_not_both_release(history: History) -> None
                 go_on(one, salt=2, rounds=AT + 1)
             go_on(other, salt=1)
     history.place.open().close()
+
+
+@pytest.mark.parametrize("behind", [2, 3, 7])
+def test_a_witness_that_is_far_behind_is_refused_as_verify_refuses_it(
+    tmp_path: Path, behind: int
+) -> None:
+    """A killed server leaves a witness that is one line behind, never more."""
+    place = Place(tmp_path / "run", tmp_path / "state")
+    with place.create() as server:
+        witness = tmp_path / "state" / f"{server.run_id}.json"
+        seen = list[bytes]()
+        while server.rounds < 5:
+            attempt = server.begin(NAMES)
+            seen.append(witness.read_bytes())
+            take_reports(attempt)
+            server.commit(attempt)
+            seen.append(witness.read_bytes())
+    witness.write_bytes(seen[-1 - behind])
+    with pytest.raises(UnsafeState, match="witness is an old copy") as error:
+        place.open()
+    assert "--trust-folder" in str(error.value)
+    outcomes = {check.name: check.outcome for check in place_verdict(tmp_path).checks}
+    assert outcomes["witness"] == "failed"
+    assert witness.read_bytes() == seen[-1 - behind]
+    Server.resume(tmp_path / "run", state_folder=tmp_path / "state", trust_folder=True).close()
+    assert witness.read_bytes() == seen[-1]
+
+
+def test_a_witness_that_is_one_line_behind_goes_on(tmp_path: Path) -> None:
+    place = Place(tmp_path / "run", tmp_path / "state")
+    with place.create() as server:
+        witness = tmp_path / "state" / f"{server.run_id}.json"
+        go_on(server, rounds=2)
+        attempt = server.begin(NAMES)
+        before = witness.read_bytes()
+        take_reports(attempt)
+        server.commit(attempt)
+    witness.write_bytes(before)
+    assert all(check.outcome != "failed" for check in place_verdict(tmp_path).checks)
+    with place.open() as server:
+        assert server.rounds == 3
+
+
+@pytest.mark.parametrize("edit", [{"mac": "0" * 64}, {"lines": 3}, {"lines": -1}], ids=str)
+def test_an_edited_witness_is_refused_even_if_the_folder_is_trusted(tmp_path: Path, edit) -> None:
+    place = Place(tmp_path / "run", tmp_path / "state")
+    with place.create() as server:
+        witness = tmp_path / "state" / f"{server.run_id}.json"
+        go_on(server, rounds=4)
+    witness.write_text(json.dumps({**json.loads(witness.read_text()), **edit}))
+    for trust in (False, True):
+        with pytest.raises(UnsafeState, match="rolled back or changed"):
+            Server.resume(tmp_path / "run", state_folder=tmp_path / "state", trust_folder=trust)
+    outcomes = {check.name: check.outcome for check in place_verdict(tmp_path).checks}
+    assert outcomes["witness"] == "failed"
+
+
+def place_verdict(root: Path) -> Verdict:
+    return verify_run(root / "run", root / "state")

@@ -170,7 +170,7 @@ class RunFolder:
         """Read the noise key."""
         if not self.key.exists():
             raise UnsafeState(f"{self.key} is missing: without its noise key a run cannot go on")
-        return NoiseKey(read_file(self.key, own=True))
+        return NoiseKey(memoryview(read_file(self.key, own=True)))
 
 
 def sha256_of(path: Path) -> str:

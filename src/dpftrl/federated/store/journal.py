@@ -208,7 +208,7 @@ def digest_of(raw: msgspec.Raw) -> Secret:
         UnsafeState: The value is not a hexadecimal string.
     """
     try:
-        return Secret(bytes.fromhex(msgspec.json.decode(raw, type=str)))
+        return Secret(memoryview(bytes.fromhex(msgspec.json.decode(raw, type=str))))
     except (ValueError, msgspec.MsgspecError):
         raise UnsafeState("the journal makes no sense: a digest is not hexadecimal") from None
 
