@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl.federated import Round, Server, Settings, Sgd
-from dpftrl.federated.store.folder import Checkpoint
+from dpftrl.federated.store.run_folder import Checkpoint
 from dpftrl.noise import NoiseStream
 from dpftrl.plan import Plan
 from dpftrl.simulation.config import PRESETS, Privacy

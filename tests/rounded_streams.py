@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpftrl import BLT, BinaryTree, GeneralBLT, Mechanism
-from dpftrl.noise.rounds import transition
+from dpftrl.noise.round_noise import transition
 
 Rounding = Callable[[Fraction], Fraction]
 

@@ -14,7 +14,7 @@ import dpftrl
 from dpftrl._internal.arrays import segments
 from dpftrl.errors import InvalidInput
 from dpftrl.noise import Grid, NoiseStream
-from dpftrl.noise.rounds import CHUNK
+from dpftrl.noise.round_noise import CHUNK
 
 GRID = Grid.for_noise(2.0, 1.0)
 

@@ -13,7 +13,7 @@ from small_runs import PEOPLE, SIZE, create, log, one_round, records, small_plan
 
 from dpftrl.errors import ReportRefused
 from dpftrl.federated.eligibility import written
-from dpftrl.federated.layout import Layout
+from dpftrl.federated.model_layout import Layout
 from dpftrl.federated.round import Reports
 from dpftrl.noise import Grid
 

@@ -33,7 +33,7 @@ from dpftrl.errors import (
 )
 from dpftrl.federated import Adam, Server, Settings, Sgd
 from dpftrl.federated.round import Reports
-from dpftrl.federated.store.folder import Checkpoint
+from dpftrl.federated.store.run_folder import Checkpoint
 from dpftrl.noise import ExactSum, NoiseStream
 from dpftrl.plan import Fleet, Plan
 

@@ -27,7 +27,7 @@ from dpftrl.accounting.gaussian import RADIUS_BITS, largest_normal
 from dpftrl.noise import Grid, NoiseStream
 from dpftrl.noise.key import Secret, row_key
 from dpftrl.noise.normals import PAIRS, tile_of_normals
-from dpftrl.noise.rounds import CHUNK
+from dpftrl.noise.round_noise import CHUNK
 
 # Bits of the angle; those below it in its word, and a word before, are the radius.
 ANGLE_BITS = 52

@@ -22,7 +22,7 @@ from dpftrl.errors import InvalidInput
 from dpftrl.noise import NoiseKey, NoiseStream
 from dpftrl.noise import state_file as state_module
 from dpftrl.noise.key import Secret
-from dpftrl.noise.rounds import NoiseState
+from dpftrl.noise.round_noise import NoiseState
 from dpftrl.noise.state_file import mechanism_sha256
 
 BLT = dpftrl.BLT([0.9, 0.5], [0.2, 0.3])

@@ -23,9 +23,10 @@ from noise_pieces import (
 import dpftrl
 from conformance import EVERY, Family, draw_case
 from dpftrl._internal.compiled import TILE
-from dpftrl.noise import Grid, NoiseKey, NoiseStream, rounds
+from dpftrl.noise import Grid, NoiseKey, NoiseStream
+from dpftrl.noise import round_noise as rounds
 from dpftrl.noise.normals import TILE_BLOCKS
-from dpftrl.noise.rounds import CHUNK, BltRound, Buffer, Target, run_round
+from dpftrl.noise.round_noise import CHUNK, BltRound, Buffer, Target, run_round
 
 every = pytest.mark.parametrize("family", EVERY, ids=str)
 each = pytest.mark.parametrize("name", ONE_OF_EACH)

@@ -25,11 +25,12 @@ from noise_pieces import KEY, ONE_OF_EACH, OTHER_KEY, key_of_row, normals_of_key
 
 import dpftrl
 from dpftrl.errors import InvalidInput
-from dpftrl.noise import Grid, NoiseKey, NoiseStream, rounds, state_file
+from dpftrl.noise import Grid, NoiseKey, NoiseStream, state_file
 from dpftrl.noise import key as digest_module
+from dpftrl.noise import round_noise as rounds
 from dpftrl.noise import stream as stream_module
 from dpftrl.noise.key import Digest, Keystream, Secret, row_key
-from dpftrl.noise.rounds import CHUNK
+from dpftrl.noise.round_noise import CHUNK
 
 SOURCE = str(pathlib.Path(stream_module.__file__).parent.parent)
 SIGMA = 3.0

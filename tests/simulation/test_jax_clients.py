@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpftrl.errors import InvalidInput
-from dpftrl.federated.layout import Layout
+from dpftrl.federated.model_layout import Layout
 from dpftrl.simulation.jax_clients import JaxClients, LocalTraining, client_batches, client_order
 from dpftrl.tasks.language_model import Lstm, Window, logits
 from dpftrl.tasks.task import Users

@@ -1,7 +1,7 @@
 """From sensitivity to a guarantee: exact (epsilon, delta), zCDP, calibration, composition."""
 
 from dpftrl.accounting.composition import compose, dp_event
-from dpftrl.accounting.files import load_guarantee, save_guarantee
+from dpftrl.accounting.epsilon_by_round import Spent, spending
 from dpftrl.accounting.gaussian import (
     delta_of,
     epsilon_of,
@@ -20,7 +20,7 @@ from dpftrl.accounting.guarantee import (
     delta_for,
     guarantee_of,
 )
-from dpftrl.accounting.spending import Spent, spending
+from dpftrl.accounting.guarantee_files import load_guarantee, save_guarantee
 
 __all__ = [
     "Guarantee",

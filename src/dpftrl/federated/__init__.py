@@ -1,12 +1,12 @@
 """The server of federated training. It runs private rounds; the caller contacts the clients."""
 
-from dpftrl.federated.layout import Layout
+from dpftrl.federated.model_layout import Layout
 from dpftrl.federated.optimizers import Adam, Optimizer, Sgd
 from dpftrl.federated.round import Released, Round
 from dpftrl.federated.server import Server
 from dpftrl.federated.settings import Settings
 from dpftrl.federated.start_model import EarlierRun, Start, StartModel
-from dpftrl.federated.store.folder import RunFolder
+from dpftrl.federated.store.run_folder import RunFolder
 
 __all__ = [
     "Adam",

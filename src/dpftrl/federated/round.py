@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dpftrl.clipping import ExactSum, Grid
 from dpftrl.errors import InvalidInput, ReportRefused
 from dpftrl.federated.eligibility import written
-from dpftrl.federated.layout import Layout
+from dpftrl.federated.model_layout import Layout
 
 
 @final

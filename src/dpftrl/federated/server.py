@@ -24,14 +24,14 @@ from dpftrl.accounting import Guarantee
 from dpftrl.clipping import Grid
 from dpftrl.errors import InvalidInput, RunOver
 from dpftrl.federated.eligibility import Exposure
-from dpftrl.federated.layout import Layout
+from dpftrl.federated.model_layout import Layout
 from dpftrl.federated.optimizers import State
 from dpftrl.federated.round import Released, Reports, Round
 from dpftrl.federated.run_guarantee import RunGuarantee
 from dpftrl.federated.settings import Settings
 from dpftrl.federated.start_model import PROVENANCE, Start, StartModel, provenance_metadata
-from dpftrl.federated.store.folder import RunFolder
 from dpftrl.federated.store.journal import unpacked
+from dpftrl.federated.store.run_folder import RunFolder
 from dpftrl.federated.store.run_store import RunStore
 from dpftrl.plan import Plan
 

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from dpftrl._internal.storage import read_file
 from dpftrl.accounting import Guarantee, Hypothesis, Run, guarantee_of, mu_of
-from dpftrl.accounting.files import GuaranteeFile, guarantee_content, guarantee_from
 from dpftrl.accounting.guarantee import SECRECY
+from dpftrl.accounting.guarantee_files import GuaranteeFile, guarantee_content, guarantee_from
 from dpftrl.errors import DpftrlError, InvalidInput, TooLarge
 from dpftrl.mechanisms import Independent
 from dpftrl.participation import MinSep

@@ -5,9 +5,9 @@ from dpftrl.mechanisms.banded import Banded
 from dpftrl.mechanisms.banded_inverse import BandedInverse
 from dpftrl.mechanisms.base import ErrorReport, Mechanism, StreamState
 from dpftrl.mechanisms.blt import BLT
-from dpftrl.mechanisms.files import load_mechanism, save_mechanism
 from dpftrl.mechanisms.generalized_blt import GeneralBLT
 from dpftrl.mechanisms.independent import Independent
+from dpftrl.mechanisms.mechanism_files import load_mechanism, save_mechanism
 from dpftrl.mechanisms.registry import mechanism
 from dpftrl.mechanisms.smooth_tree import SmoothTree
 from dpftrl.mechanisms.square_root import SquareRoot

@@ -18,7 +18,7 @@ from dpftrl._internal.storage import replace_with
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism
 from dpftrl.noise.key import DIGEST_BYTES, Digest, NoiseKey, Secret
-from dpftrl.noise.rounds import Buffer, NoiseState
+from dpftrl.noise.round_noise import Buffer, NoiseState
 
 # Names of number types in safetensors files.
 SAFETENSORS_NAMES: Final = {"uint8": "U8", "float32": "F32", "float64": "F64"}

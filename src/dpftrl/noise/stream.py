@@ -18,13 +18,13 @@ from dpftrl.errors import InvalidInput, RoundsExceeded
 from dpftrl.mechanisms import Mechanism
 from dpftrl.mechanisms.base import DecayingBuffers
 from dpftrl.noise.key import DIGEST_BYTES, NoiseKey, Secret, digest_of_update, row_key
-from dpftrl.noise.rounds import (
+from dpftrl.noise.round_noise import (
     BltRound,
     Buffer,
     DecoderRows,
     LinearRound,
     NoiseState,
-    Round,
+    RoundWork,
     Target,
     run_round,
     transition,
@@ -450,7 +450,7 @@ class NoiseStream:
                 f"{self._clip_norm:g} have at most {most:.6g}: clip each update before summing"
             )
 
-    def _next_round(self, digest: Secret) -> tuple[Round, NoiseState]:
+    def _next_round(self, digest: Secret) -> tuple[RoundWork, NoiseState]:
         """The work of the next round, and the state after it. The present state does not change."""
         if self._mode == "regenerating":
             return self._regenerated(digest)
@@ -460,7 +460,7 @@ class NoiseStream:
 
     def _next_of_decaying(
         self, parameters: DecayingBuffers, digest: Secret
-    ) -> tuple[Round, NoiseState]:
+    ) -> tuple[RoundWork, NoiseState]:
         """The next round with the fused kernel for buffers that decay."""
         state = self._state
         buffers = state.buffers or [self._new_buffer() for _ in parameters.decays]
@@ -468,7 +468,7 @@ class NoiseStream:
         decays, scales = np.array(parameters.decays), np.array(parameters.scales)
         return BltRound(row, decays, scales, buffers, self._size), state.after(digest, 1, buffers)
 
-    def _next_of_any(self, digest: Secret) -> tuple[Round, NoiseState]:
+    def _next_of_any(self, digest: Secret) -> tuple[RoundWork, NoiseState]:
         """The next round by the mechanism's own step; buffers that fall out are overwritten."""
         state = self._state
         step = transition(self._mechanism, state.round, state.next_row, len(state.buffers))
@@ -480,7 +480,7 @@ class NoiseStream:
         buffers = [state.buffers[i] if i >= 0 else outputs[-1 - i] for i in step.buffers]
         return next_round, state.after(digest, step.fresh, buffers)
 
-    def _regenerated(self, digest: Secret) -> tuple[Round, NoiseState]:
+    def _regenerated(self, digest: Secret) -> tuple[RoundWork, NoiseState]:
         """The next round from all rows of Z so far, without buffers."""
         state = self._state
         weights = self._decoder_rows.row(state.round)

@@ -7,7 +7,7 @@ from dpftrl.optimize.band_toeplitz import best_toeplitz_ratio, optimize_band_toe
 from dpftrl.optimize.bandmf import optimize_bandmf
 from dpftrl.optimize.blt import optimize_blt
 from dpftrl.optimize.generalized_blt import optimize_general_blt
-from dpftrl.optimize.robust import Regret, RobustBlt, optimize_robust_blt
+from dpftrl.optimize.robust_blt import Regret, RobustBlt, optimize_robust_blt
 
 __all__ = [
     "Objective",

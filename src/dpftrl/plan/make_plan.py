@@ -4,7 +4,7 @@ from dpftrl.accounting import account, calibrate
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism
 from dpftrl.participation import UNCAPPED, MinSep
-from dpftrl.plan.named import mechanism as mechanism_by_name
+from dpftrl.plan.mechanism_names import mechanism as mechanism_by_name
 from dpftrl.plan.plan import Fleet, Plan
 
 

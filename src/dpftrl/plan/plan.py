@@ -17,9 +17,9 @@ from dpftrl._internal.checks import as_float, positive_number, whole_number
 from dpftrl._internal.deprecation import warn
 from dpftrl._internal.storage import read_json, replace_file
 from dpftrl.accounting import Guarantee, account
-from dpftrl.accounting.files import GuaranteeFile, guarantee_content, guarantee_from
 from dpftrl.accounting.gaussian import check_rounding
 from dpftrl.accounting.guarantee import BufferType
+from dpftrl.accounting.guarantee_files import GuaranteeFile, guarantee_content, guarantee_from
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism
 from dpftrl.participation import Participation

@@ -15,7 +15,7 @@ from dpftrl import __version__
 from dpftrl._internal.checks import whole_number
 from dpftrl._internal.storage import replace_file
 from dpftrl.accounting import Guarantee, Run, guarantee_of
-from dpftrl.accounting.files import ParticipationContent
+from dpftrl.accounting.guarantee_files import ParticipationContent
 from dpftrl.accounting.logs import Observed
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import Start

@@ -5,7 +5,7 @@ The package follows the file formats in `docs/runs.md`. It shares no code with `
 here.
 """
 
-from dpftrl.verify.run import verify_run
 from dpftrl.verify.verdict import Check, Verdict
+from dpftrl.verify.verify_run import verify_run
 
 __all__ = ["Check", "Verdict", "verify_run"]

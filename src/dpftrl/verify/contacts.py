@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from dpftrl._internal.arrays import Matrix
 from dpftrl.errors import InvalidInput, UnsafeState
-from dpftrl.verify.files import RunFiles
 from dpftrl.verify.journal import Abandoned, Attempt, Committed, Journal
+from dpftrl.verify.run_files import RunFiles
 from dpftrl.verify.sensitivity import Limits
 
 Keys = NDArray[np.uint64]

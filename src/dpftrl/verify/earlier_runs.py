@@ -8,7 +8,7 @@ from typing import Final, final
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.mechanisms import Mechanism
 from dpftrl.verify.epsilon import MuRange
-from dpftrl.verify.files import EarlierRunContent, RunFiles, StreamContent, stream_mechanism
+from dpftrl.verify.run_files import EarlierRunContent, RunFiles, StreamContent, stream_mechanism
 from dpftrl.verify.sensitivity import ROUNDING, Limits
 from dpftrl.verify.strategy_matrix import Strategy
 from dpftrl.verify.verdict import Check

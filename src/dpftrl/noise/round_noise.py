@@ -1,10 +1,10 @@
 """One round of noise: the rows of Z that it uses, how it mixes them with buffers, and its output.
 
 `NoiseState` is what a stream keeps between rounds: digests of the sums so far, and buffers.
-`run_round` divides the coordinates into chunks and computes them in several threads. A `Round` says
-what to compute for one chunk: `BltRound` for buffers that decay, and `LinearRound` for any other
-mechanism, with the weights that `transition` or `DecoderRows` derives from the mechanism's own
-`step`.
+`run_round` divides the coordinates into chunks and computes them in several threads. A `RoundWork`
+says what to compute for one chunk: `BltRound` for buffers that decay, and `LinearRound` for any
+other mechanism, with the weights that `transition` or `DecoderRows` derives from the mechanism's
+own `step`.
 """
 
 from bisect import bisect_right
@@ -281,7 +281,7 @@ class Target:
             )
 
 
-class Round(Protocol):
+class RoundWork(Protocol):
     """The work of one round, chunk by chunk.
 
     Attributes:
@@ -377,7 +377,7 @@ class LinearRound:
         target.add(start, scratch)
 
 
-def run_round(work: Round, target: Target, size: int, threads: int) -> None:
+def run_round(work: RoundWork, target: Target, size: int, threads: int) -> None:
     """Compute a round in several threads. The result does not depend on their number.
 
     Args:
@@ -392,7 +392,7 @@ def run_round(work: Round, target: Target, size: int, threads: int) -> None:
     parallel_map(partial(_run_chunks, work, target, -(-size // TILE)), shares, threads)
 
 
-def _run_chunks(work: Round, target: Target, tiles: int, chunks: range) -> None:
+def _run_chunks(work: RoundWork, target: Target, tiles: int, chunks: range) -> None:
     """Compute some chunks of a round, one after another; the last chunk may have fewer tiles."""
     streams = [Keystream(row, chunks.start * CHUNK_BLOCKS) for row in work.rows]
     scratch = Scratch(work.sums, CHUNK_TILES)

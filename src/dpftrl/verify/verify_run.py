@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final, final
 
 from dpftrl.errors import InvalidInput, UnsafeState
+from dpftrl.verify.check_guarantee import ReleasedRounds, check_guarantee_in_flight
 from dpftrl.verify.contacts import (
     Contacts,
     Ledger,
@@ -15,7 +16,8 @@ from dpftrl.verify.contacts import (
     read_ledger,
 )
 from dpftrl.verify.earlier_runs import EarlierRuns
-from dpftrl.verify.files import (
+from dpftrl.verify.journal import Journal, fingerprint, read_journal, read_key
+from dpftrl.verify.run_files import (
     RunFiles,
     check_checkpoints,
     check_digest,
@@ -23,8 +25,6 @@ from dpftrl.verify.files import (
     check_witness,
     witness_folder,
 )
-from dpftrl.verify.guarantee import ReleasedRounds, check_guarantee_in_flight
-from dpftrl.verify.journal import Journal, fingerprint, read_journal, read_key
 from dpftrl.verify.verdict import Check, Verdict, run_check
 
 CONFIG: Final = "config.toml"  # the configuration that `dpftrl train` keeps in a run

@@ -13,8 +13,8 @@ from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.verify.contacts import Contacts, Ledger, largest_client_shift, limits_of, limits_with
 from dpftrl.verify.earlier_runs import EarlierRuns
 from dpftrl.verify.epsilon import sampler_delta
-from dpftrl.verify.files import GuaranteeFile, RunFiles, StreamContent, stream_mechanism
 from dpftrl.verify.journal import Journal
+from dpftrl.verify.run_files import GuaranteeFile, RunFiles, StreamContent, stream_mechanism
 from dpftrl.verify.sensitivity import ROUNDING, Limits
 from dpftrl.verify.strategy_matrix import MOST_ROUNDS, Sensitivity, Strategy
 from dpftrl.verify.verdict import Check
