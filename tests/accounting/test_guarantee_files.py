@@ -471,7 +471,7 @@ def test_a_failed_save_leaves_the_old_file_unchanged(tmp_path, monkeypatch):
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", crash)
+        patch.setattr("dpftrl._internal.storage.os.fsync", crash)
         with pytest.raises(InvalidInput):
             save_guarantee(capped(), tmp_path / "g.json")
     assert load_guarantee(tmp_path / "g.json") == blt_run()

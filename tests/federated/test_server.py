@@ -322,7 +322,7 @@ def test_an_opening_that_fails_gives_the_lock_back(tmp_path):
 
 
 def test_a_beginning_that_fails_can_be_tried_again(tmp_path):
-    for what in ("journal.Journal.append", "folder.Checkpoint.save", "ledger.Ledger.begin"):
+    for what in ("journal.Journal.append", "run_folder.Checkpoint.save", "ledger.Ledger.begin"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(f"dpftrl.federated.store.{what}", full_disk)
             with refused(InvalidInput, "no space left"):

@@ -17,6 +17,7 @@ from dpftrl._internal.storage import read_file
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import Optimizer, Sgd
 from dpftrl.federated.start_model import check_label
+from dpftrl.tasks import TASKS
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -289,10 +290,9 @@ def _toml_lines(prefix: str, table: Mapping[str, Any]) -> tuple[list[str], list[
 # thousands of clients can train thousands of parameters, not millions.
 SMALL = Data(vocabulary_size=1_000)
 SMALL_WINDOW = Network(name="window", sizes={"embedding": 16, "hidden": 16})
-# Defaults per task. For StackOverflow they are the paper's.
+# Defaults of every task, and of tasks with other defaults. For StackOverflow they are the paper's.
 PRESETS: Final[dict[str, Config]] = {
-    "chitchat": Config(data=SMALL, model=SMALL_WINDOW),
-    "jsonl": Config(task="jsonl", data=SMALL, model=SMALL_WINDOW),
+    **{task: Config(task=task, data=SMALL, model=SMALL_WINDOW) for task in TASKS},
     "poetry": Config(
         task="poetry",
         clip_norm=0.3,
