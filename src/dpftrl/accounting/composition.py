@@ -21,7 +21,7 @@ def dp_event(guarantee: Guarantee) -> Any:
 
     The releases of a run are post-processing of a single Gaussian mechanism with the noise
     multiplier 1 / mu, so this is the whole event, for any number of rounds. Use it with the
-    neighbouring relation REPLACE_SPECIAL, which is zero-out (the others give the same numbers for
+    neighboring relation REPLACE_SPECIAL, which is zero-out (the others give the same numbers for
     Gaussians).
 
     Raises:

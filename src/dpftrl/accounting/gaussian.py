@@ -1,6 +1,6 @@
 """The (epsilon, delta) of Gaussian noise: exact for ideal Gaussians, and for noise as it is drawn.
 
-A mechanism whose outputs on two neighbouring datasets are Gaussians of unit variance, `mu` apart,
+A mechanism whose outputs on two neighboring datasets are Gaussians of unit variance, `mu` apart,
 is (epsilon, delta)-DP exactly for delta >= Phi(-a) - exp(epsilon) Phi(-b) with
 a = epsilon / mu - mu / 2 and b = a + mu (Balle and Wang 2018, Theorem 8). As
 exp(epsilon) phi(b) = phi(a), that is phi(a) (M(a) - M(b)) with Mills' ratio M = Phi(-x) / phi(x):
@@ -9,7 +9,7 @@ nothing in it overflows, and delta may be as small as exp(-1e9).
 Real noise differs from ideal Gaussians in two ways. Its range is finite: the Box-Muller method
 turns a radius and an angle into two normals, and a radius that is computed from a finite number of
 random bits is at most R = sqrt(2 ln 2 bits). A pair of coordinates that one client moves by s can
-therefore land where the noise of the neighbouring dataset never does. No epsilon covers such an
+therefore land where the noise of the neighboring dataset never does. No epsilon covers such an
 outcome, so its probability is a lower limit of delta (`sampler_delta`). And the noise buffers are
 rounded to float64, which adds to mu (`mu_with_rounding`).
 
@@ -249,7 +249,7 @@ def sampler_delta(mu: float, bits: int = RADIUS_BITS) -> float:
     """The part of delta that is due to the finite range of the sampler, at any epsilon.
 
     Guarantees:
-        An upper bound on the probability that the noise falls where the neighbour's noise cannot,
+        An upper bound on the probability that the noise falls where the neighbor's noise cannot,
         over every way to spread a distance of `mu` over at most 2^40 draws. In one pair, it is the
         probability that a normal in the plane, moved by mu, leaves the disc of radius R. In many
         pairs, each pair that is moved by s leaves its disc with probability at most

@@ -176,7 +176,7 @@ class Guarantee:
         devices: The number of devices of one person that are protected as one unit.
         common_cap: The largest number of rounds of one client over all runs together; None if no
             such limit was used.
-        adjacency: The neighbouring relation: one client's updates are replaced by zeros.
+        adjacency: The neighboring relation: one client's updates are replaced by zeros.
         epsilon: The smallest epsilon at `delta`.
         sampler_delta: The part of delta that is due to the finite range of the sampler, at any
             epsilon.

@@ -110,7 +110,7 @@ def toeplitz_sensitivity(
         c: Coefficients, the diagonal first; those beyond its length are zero.
         participation: Which rounds one client may take part in.
         rounding: An increase or a negative coefficient is ignored if it is at most this number
-            times c[0]. It is then an artefact of computing c, not a property of the mechanism.
+            times c[0]. It is then an artifact of computing c, not a property of the mechanism.
 
     Guarantees:
         If c is non-negative and non-increasing, the pattern 0, b, 2b, ... is the worst (Kalinin and

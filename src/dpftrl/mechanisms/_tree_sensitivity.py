@@ -75,7 +75,7 @@ class NestedBlocks:
         return {j: Choices(table.values + j * j, table.pushes) for j, table in block.items()}
 
     def concat(self, first: Tables, second: Tables) -> Tables:
-        """Tables of two neighbouring blocks, taken as one block."""
+        """Tables of two neighboring blocks, taken as one block."""
         choices_by_count: dict[int, list[Choices]] = {}
         for i, left in first.items():
             for j, right in second.items():

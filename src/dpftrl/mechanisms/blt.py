@@ -30,7 +30,7 @@ from dpftrl.mechanisms.base import (
 from dpftrl.mechanisms.toeplitz import ToeplitzMechanism
 from dpftrl.participation import Participation
 
-FLOAT64_EPSILON = 2.0**-52  # relative distance between neighbouring float64 numbers
+FLOAT64_EPSILON = 2.0**-52  # relative distance between neighboring float64 numbers
 
 
 class Exponentials(NamedTuple):
@@ -372,7 +372,7 @@ def inverse_decays(rates: Vector, omega: Vector) -> _InverseDecays:
     """Eigenvalues of diag(1 - theta) + sqrt(omega) sqrt(omega)^T, to full relative accuracy.
 
     They are the roots of the secular equation 1 = sum_i omega_i / (x - rate_i). There is one root
-    in each gap between neighbouring rates and one above the last. Each root is computed as its
+    in each gap between neighboring rates and one above the last. Each root is computed as its
     distance from the nearer rate, which keeps all differences accurate even if decays almost
     coincide.
 

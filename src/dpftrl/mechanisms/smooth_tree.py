@@ -108,7 +108,7 @@ class SmoothTree(Mechanism):
         """Root of the sum, over nodes in use, of the squared number of participations inside."""
         inside: Counter[tuple[int, int]] = Counter()
         for participation in pattern:
-            first, ones = 0, self.height // 2  # descend towards the leaf of this round
+            first, ones = 0, self.height // 2  # descend toward the leaf of this round
             for digit in reversed(range(self.height)):
                 stop = first + math.comb(digit, ones)
                 if participation >= stop:
@@ -156,7 +156,7 @@ class SmoothTree(Mechanism):
         return dense
 
     def decoder(self, rounds: int) -> Matrix:
-        """Differences of neighbouring prefixes, each a sum of nodes."""
+        """Differences of neighboring prefixes, each a sum of nodes."""
         current: list[int] = []  # rows of the nodes of the prefix, largest digit first
         used: list[list[int]] = [[]]
         total = 0

@@ -173,7 +173,7 @@ def forward_substitution(
     Args:
         state: State of the stream. The buffers are earlier rows of C^-1 Z, newest first.
         rows: Source of the rows of Z.
-        row_of_c: Row t of C from the diagonal leftwards; entries beyond its end are zero.
+        row_of_c: Row t of C from the diagonal leftward; entries beyond its end are zero.
         keep: Number of rows to keep in the buffers for later steps.
 
     Returns:

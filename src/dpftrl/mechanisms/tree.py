@@ -144,7 +144,7 @@ class BinaryTree(Mechanism):
         return tree_strategy(self.check_dense(rounds))
 
     def decoder(self, rounds: int) -> Matrix:
-        """Differences of neighbouring prefix estimates, as combinations of nodes."""
+        """Differences of neighboring prefix estimates, as combinations of nodes."""
         index = {node: row for row, node in enumerate(nodes(self.check_dense(rounds)))}
         estimates: dict[tuple[int, int], Vector] = {}
         for (start, stop), row in index.items():

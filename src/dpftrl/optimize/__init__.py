@@ -1,4 +1,4 @@
-"""Optimisers: each finds the mechanism of one family with the smallest loss."""
+"""Optimizers: each finds the mechanism of one family with the smallest loss."""
 
 from dpftrl.optimize._solvers import Objective, Optimized, check_objective
 from dpftrl.optimize._toeplitz_error import workload_loss

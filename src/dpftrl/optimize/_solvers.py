@@ -1,6 +1,6 @@
-"""What all optimisers share: their result, checks of their arguments, and three minimisers.
+"""What all optimizers share: their result, checks of their arguments, and three minimizers.
 
-The minimisers are for functions that return their value and their gradient:
+The minimizers are for functions that return their value and their gradient:
 
 - `minimize_projected`: spectral projected gradients, for a convex set with a known projection.
 - `minimize_lbfgs`: L-BFGS without constraints, for many parameters.
@@ -23,7 +23,7 @@ from dpftrl.mechanisms import ErrorReport, Mechanism
 from dpftrl.participation import Participation
 from dpftrl.workload import Workload
 
-# The loss to minimise. A loss is error times sensitivity: `max` stands for MaxLoss (the largest
+# The loss to minimize. A loss is error times sensitivity: `max` stands for MaxLoss (the largest
 # error of a round), `rms` for RmsLoss (the root mean square error over the rounds).
 Objective = Literal["max", "rms"]
 MechanismType = TypeVar("MechanismType", bound=Mechanism, covariant=True)
@@ -32,16 +32,16 @@ MechanismType = TypeVar("MechanismType", bound=Mechanism, covariant=True)
 @final
 @dataclass(frozen=True)
 class Optimized(Generic[MechanismType]):
-    """An optimised mechanism, and how well the optimisation went.
+    """An optimized mechanism, and how well the optimization went.
 
     Attributes:
-        mechanism: The optimised mechanism.
-        participation: The participation for which it was optimised.
-        objective: The loss that was minimised.
+        mechanism: The optimized mechanism.
+        participation: The participation for which it was optimized.
+        objective: The loss that was minimized.
         error_report: Error and sensitivity, recomputed from the final mechanism.
         gradient_norm: The largest derivative of the log loss by a free parameter at the end of the
             search. It is near zero at a local optimum.
-        seconds: Duration of the optimisation.
+        seconds: Duration of the optimization.
     """
 
     mechanism: MechanismType
@@ -53,7 +53,7 @@ class Optimized(Generic[MechanismType]):
 
     @property
     def value(self) -> float:
-        """The loss that was minimised."""
+        """The loss that was minimized."""
         return loss_value(self.error_report, self.objective)
 
 
@@ -138,7 +138,7 @@ def minimize_projected(
     most_steps: int = 1000,
     on_progress: Progress | None = None,
 ) -> Projected:
-    """Minimise a function over a convex set by spectral projected gradients.
+    """Minimize a function over a convex set by spectral projected gradients.
 
     Args:
         function: The logarithm of a loss, with its gradient.
@@ -234,7 +234,7 @@ def minimize_lbfgs(
     memory: int = 10,
     watch: Watch | None = None,
 ) -> LbfgsResult:
-    """Minimise a function without constraints by L-BFGS.
+    """Minimize a function without constraints by L-BFGS.
 
     Args:
         function: The logarithm of a loss, with its gradient; it need not be finite everywhere.
@@ -312,10 +312,10 @@ class Minimum(NamedTuple):
 def minimize(
     function: BatchFunction, starts: FloatArray, steps: int = 100, tolerance: float = 1e-12
 ) -> Minimum:
-    """Minimise from every start by damped Newton steps.
+    """Minimize from every start by damped Newton steps.
 
     Args:
-        function: The function to minimise, for a batch of points.
+        function: The function to minimize, for a batch of points.
         starts: One start per row.
         steps: Most steps per start.
         tolerance: A search ends when its step improves the value by less than this share.

@@ -1,4 +1,4 @@
-"""BandInvMF: optimises mechanisms whose C^-1 is a banded Toeplitz matrix.
+"""BandInvMF: optimizes mechanisms whose C^-1 is a banded Toeplitz matrix.
 
 Their noise is a weighted sum of the last few rows of Z.
 """
@@ -116,7 +116,7 @@ def optimize_band_inverse(
     differ by a few parts in ten thousand. The same input gives the same output.
 
     Args:
-        participation: The participation to optimise for.
+        participation: The participation to optimize for.
         bands: Number of coefficients of C^-1 (the first is 1).
         objective: `max` for MaxLoss, `rms` for RmsLoss.
         workload: How the server turns updates into the model.
@@ -155,7 +155,7 @@ def optimize_band_inverse(
 
 
 def _search(function: Function, bands: int, on_progress: Progress | None) -> list[Vector]:
-    """Optimise for about 2 bands, then about twice as many, and so on up to `bands`.
+    """Optimize for about 2 bands, then about twice as many, and so on up to `bands`.
 
     The solution for fewer bands is one of the starts for the next size.
 

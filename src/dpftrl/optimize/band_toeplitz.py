@@ -1,4 +1,4 @@
-"""BandToep: optimises banded Toeplitz strategies."""
+"""BandToep: optimizes banded Toeplitz strategies."""
 
 import time
 
@@ -33,7 +33,7 @@ from dpftrl.workload import PREFIX_SUM, Workload
 # Under a learning-rate schedule, p-norms with these p approximate the largest row norm, which is
 # not smooth. Each search starts at the solution for the previous p.
 SHARPNESS = (30.0, 300.0, 3000.0)
-# Up to this many rounds, optimising as many bands as rounds takes a second or so.
+# Up to this many rounds, optimizing as many bands as rounds takes a second or so.
 MOST_ROUNDS = 256
 
 
@@ -53,7 +53,7 @@ def optimize_band_toeplitz(
     smaller loss.
 
     Args:
-        participation: The participation to optimise for.
+        participation: The participation to optimize for.
         bands: Number of coefficients. The first is 1, and the last ones may be zero.
         objective: `max` for MaxLoss, `rms` for RmsLoss.
         workload: How the server turns updates into the model.
@@ -88,7 +88,7 @@ def _search(
     workload: Workload,
     on_progress: Progress | None,
 ) -> Projected:
-    """Minimise the log loss, for increasing sharpness where the objective is not smooth."""
+    """Minimize the log loss, for increasing sharpness where the objective is not smooth."""
     project = falling if bands > participation.min_sep else non_negative
     smooth = objective == "rms" or workload.is_toeplitz
     end = Projected(square_root_series(bands), np.inf, np.inf)
@@ -132,13 +132,13 @@ def falling(c: Vector) -> Vector:
 
 @renamed_argument("found", "optimized")
 def best_toeplitz_ratio(optimized: Optimized[BLT], workload: Workload = PREFIX_SUM) -> float | None:
-    """The loss of an optimised BLT divided by that of the best Toeplitz mechanism.
+    """The loss of an optimized BLT divided by that of the best Toeplitz mechanism.
 
     A BLT is a Toeplitz mechanism whose coefficients do not increase. The ratio is thus the price of
     having few parameters.
 
     Returns:
-        The ratio; None for more than 256 rounds, where the optimisation would be slow.
+        The ratio; None for more than 256 rounds, where the optimization would be slow.
     """
     participation = optimized.participation
     if participation.rounds > MOST_ROUNDS:

@@ -1,8 +1,8 @@
-"""BandMF: optimises general banded strategies whose columns all have norm 1.
+"""BandMF: optimizes general banded strategies whose columns all have norm 1.
 
 With at most min_sep bands, the columns of C for the rounds of one client are orthogonal. The
 sensitivity is then sqrt(k) for every such C, where k is the number of participations, so that
-minimising the error minimises the loss, whatever k is. `BandedError` computes that error and its
+minimizing the error minimizes the loss, whatever k is. `BandedError` computes that error and its
 gradient.
 
 Large problems start from the solution of a smaller one, and results are kept in a cache.
@@ -165,7 +165,7 @@ class SearchResult(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Store:
-    """The cache entry of one optimisation problem."""
+    """The cache entry of one optimization problem."""
 
     folder: Path
     key: str
@@ -243,7 +243,7 @@ def stretched_columns(columns: Matrix, rounds: int, bands: int) -> Matrix:
     fewer, narrower = len(columns), len(columns[0])
     ratios = columns / columns[:, :1] / square_root_series(narrower)
     # C has no entries below its last row. Fill them with the last ratio of the column, so that they
-    # do not pull their neighbours to zero.
+    # do not pull their neighbors to zero.
     last_band = np.minimum(narrower, fewer - np.arange(fewer)) - 1
     ratios = np.take_along_axis(
         ratios, np.minimum(np.arange(narrower)[None, :], last_band[:, None]), axis=1
@@ -284,7 +284,7 @@ def optimize_bandmf(
     is resumed where it stopped.
 
     Args:
-        participation: The participation to optimise for. With more bands than its min_sep the
+        participation: The participation to optimize for. With more bands than its min_sep the
             sensitivity is larger; the reported loss includes this, but the search ignores it.
         bands: Number of bands.
         workload: How the server turns updates into the model.
@@ -362,7 +362,7 @@ class _Search:
         store: Store | None = None,
         resumed: SearchResult | None = None,
     ) -> SearchResult:
-        """Optimise at this size.
+        """Optimize at this size.
 
         Args:
             rounds: Number of rounds.

@@ -1,4 +1,4 @@
-"""Optimises BLTs, in milliseconds at any number of rounds.
+"""Optimizes BLTs, in milliseconds at any number of rounds.
 
 A BLT is described by its chain of rates, r_1 < s_1 < r_2 < s_2 < ... < r_d < s_d, where 1 - r are
 the decays of C and 1 - s those of C^-1. In the code, `slow` are the rates r and `fast` the rates s.
@@ -136,7 +136,7 @@ def optimize_blt(
     The same input gives the same output, bit for bit.
 
     Args:
-        participation: The participation to optimise for.
+        participation: The participation to optimize for.
         buffers: The largest number of buffers. `auto` takes the smallest number whose loss is
             within 0.1% of the loss with more buffers. The result may have fewer buffers than asked
             for, because buffers with the same decay are merged.
@@ -221,8 +221,8 @@ def search(
     for more buffers, further starts add a pair of rates to the best chain with one buffer less.
 
     Args:
-        participation: The participation to optimise for.
-        objective: The loss to minimise.
+        participation: The participation to optimize for.
+        objective: The loss to minimize.
         buffers: The largest number of buffers.
         smaller: The best chain with one buffer less, if it is already known.
     """
@@ -253,7 +253,7 @@ def _best_of(end: Minimum) -> Chain:
 def _doubtful(end: Chain, rounds: int) -> bool:
     """Whether a better chain may exist.
 
-    Returns True if two neighbouring rates are practically equal, which makes a buffer useless, or
+    Returns True if two neighboring rates are practically equal, which makes a buffer useless, or
     if the search has not converged.
     """
     rates = np.stack([end.slow, end.fast], axis=1).ravel()

@@ -1,4 +1,4 @@
-"""Optimises generalised BLTs, whose decays may be complex, from fixed starts.
+"""Optimizes generalized BLTs, whose decays may be complex, from fixed starts.
 
 The rates are one minus the decays: the rates r of C are called poles and the rates s of C^-1 zeros.
 Names that start with `by_` hold derivatives by the named quantity.
@@ -155,21 +155,21 @@ ZEROS = (0.27 + 0.98j, 0.05 + 1.0j)
 SLOWEST = 1e-9  # smallest rate of a start, so that its logarithm is finite
 MOST_ROUNDS = 200_000  # the objective takes O(rounds) time and memory per evaluation
 ROUGH = 60  # steps from every start
-POLISHED = 6  # number of the best ends that are optimised further
+POLISHED = 6  # number of the best ends that are optimized further
 RESTARTS = 8  # most restarts of the search from each of these ends
 
 
 def optimize_general_blt(
     participation: Participation, buffers: int = 4, objective: Objective = "max"
 ) -> Optimized[GeneralBLT]:
-    """Find a generalised BLT with a small loss, never larger than that of `optimize_blt`.
+    """Find a generalized BLT with a small loss, never larger than that of `optimize_blt`.
 
     The loss has kinks, where the majorant of the sensitivity changes, and several local optima. The
     search takes quasi-Newton steps from fixed starts (BLTs with waves of period min_sep added), and
     is restarted where a kink stops it. The same input gives the same output, bit for bit.
 
     Args:
-        participation: The participation to optimise for.
+        participation: The participation to optimize for.
         buffers: Number of real buffers; a conjugate pair of decays takes two.
         objective: `max` for MaxLoss, `rms` for RmsLoss.
     """
@@ -200,13 +200,13 @@ def optimize_general_blt(
 
 
 def _from_blt(chain: Chain) -> tuple[GeneralBLT, float]:
-    """A BLT as a generalised BLT, and its gradient norm."""
+    """A BLT as a generalized BLT, and its gradient norm."""
     blt = finished(chain.slow, chain.fast)
     return GeneralBLT(blt.theta, blt.omega), chain.gradient_norm
 
 
 def _candidate(free: FloatArray, function: GbltObjective) -> tuple[GeneralBLT, float]:
-    """The generalised BLT with these free numbers, and its gradient norm."""
+    """The generalized BLT with these free numbers, and its gradient norm."""
     return _finished(free), float(np.abs(function(free)[1]).max())
 
 
@@ -259,7 +259,7 @@ def _polish(function: GbltObjective, point: FloatArray) -> FloatArray:
 
 
 def _finished(free: FloatArray) -> GeneralBLT:
-    """The generalised BLT with these free numbers."""
+    """The generalized BLT with these free numbers."""
     half = len(free) // 2
     r, s = rates(free[:half]).values, rates(free[half:]).values
     omega = ((s[None, :] - r[:, None]) / _differences(r)).prod(axis=1)

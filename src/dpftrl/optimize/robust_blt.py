@@ -1,7 +1,7 @@
-"""Optimises a BLT for ranges of rounds and min-sep.
+"""Optimizes a BLT for ranges of rounds and min-sep.
 
 The regret of a BLT at a point of the ranges is its loss divided by that of the specialist: the best
-BLT for exactly that point. The robust BLT minimises the largest regret.
+BLT for exactly that point. The robust BLT minimizes the largest regret.
 """
 
 import time
@@ -38,7 +38,7 @@ from dpftrl.optimize.blt import (
 from dpftrl.optimize.blt_objective import BltObjective
 from dpftrl.participation import UNCAPPED, MinSep
 
-# The search first minimises smooth approximations of the largest regret with these sharpnesses.
+# The search first minimizes smooth approximations of the largest regret with these sharpnesses.
 # Then sequential quadratic programming finds the minimum of the largest regret itself, which is at
 # a kink.
 SHARPNESS = (30.0, 300.0)
@@ -80,7 +80,7 @@ class RobustBlt:
         regrets: The regret at each point of a grid over the ranges.
         gradient_norm: The largest entry of the smallest convex combination of the gradients at the
             worst points. It is near zero at a local optimum, where no step improves all of them.
-        seconds: Duration of the optimisation.
+        seconds: Duration of the optimization.
     """
 
     mechanism: BLT
@@ -103,7 +103,7 @@ def optimize_robust_blt(
     objective: Objective = "max",
     grid: int = FINE_GRID,
 ) -> RobustBlt:
-    """Find the BLT that minimises the largest regret over ranges of rounds and min-sep.
+    """Find the BLT that minimizes the largest regret over ranges of rounds and min-sep.
 
     The search starts with a coarse grid. It adds the point of a finer grid with the largest regret
     until no such point has a larger regret. Between the points of the finer grid the regret may be
@@ -184,7 +184,7 @@ def _as_start(specialist: Chain, size: int) -> FloatArray:
 def _least_worst(
     points: Sequence[MinSep], specialists: Sequence[Chain], objective: Objective, free: FloatArray
 ) -> tuple[FloatArray, float]:
-    """The free numbers that minimise the largest log regret, and the imbalance there."""
+    """The free numbers that minimize the largest log regret, and the imbalance there."""
     regret = _RegretAt(
         [BltObjective(point, objective) for point in points],
         np.array([specialist.value for specialist in specialists])[:, None],
@@ -235,7 +235,7 @@ class _RegretAt:
 
 
 def _settle(regret: _RegretAt, free: FloatArray) -> FloatArray:
-    """Minimise the largest regret itself: the smallest level that no regret exceeds."""
+    """Minimize the largest regret itself: the smallest level that no regret exceeds."""
 
     def level(x: FloatArray) -> float:
         return float(x[-1])

@@ -56,7 +56,7 @@ class Rival:
 @final
 @dataclass(frozen=True)
 class ExtrapolationSizes:
-    """Report goals, rounds and min-seps to try, and the rounds for which BandMF is optimised."""
+    """Report goals, rounds and min-seps to try, and the rounds for which BandMF is optimized."""
 
     goals: tuple[int, ...]
     rounds: tuple[int, ...]
@@ -68,7 +68,7 @@ def _production_rivals(sizes: ExtrapolationSizes, on_progress: Progress) -> list
     """The mechanisms of the models es-ES and id-ID, with their noise multipliers.
 
     The paper does not state the scale of the production BandMF matrix. Here it is assumed to have
-    sensitivity 1 for the participation for which it was optimised: its noise multiplier of 1.411
+    sensitivity 1 for the participation for which it was optimized: its noise multiplier of 1.411
     then gives about the guarantee of the BLT.
     """
     on_progress(None, "BandMF")
@@ -204,7 +204,7 @@ def _smoother(rows: Sequence[Row]) -> Claim:
 
 
 def _styles(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
-    """The style of each curve: colour and marker by mechanism, dashes by number of rounds."""
+    """The style of each curve: color and marker by mechanism, dashes by number of rounds."""
     by_name = looks([{"series": str(row["series"]).partition(", ")[0]} for row in rows])
     by_rounds = looks([{"series": str(row["series"]).partition(", ")[2]} for row in rows])
     return {

@@ -119,7 +119,7 @@ def _builders(sizes: Sizes, clients: MinSep) -> Iterator[Builder]:
 
 
 def lower_bound(clients: MinSep, correlations: Sequence[float]) -> float:
-    """A lower bound on the RmsLoss of every factorisation A = B C.
+    """A lower bound on the RmsLoss of every factorization A = B C.
 
     Let u be a random contribution of one client: one entry per round, which is a vector of norm 1
     or zero. Let M = E[u u^T] and R R^T = M. Then sens(C)^2 >= E ||C u||^2 = tr(C M C^T). With

@@ -1,6 +1,6 @@
 """The parts of an item of the paper: rows, claims with a verdict each, and curves.
 
-The helpers that draw figures use the colours of `dpftrl.plots`.
+The helpers that draw figures use the colors of `dpftrl.plots`.
 """
 
 import hashlib
@@ -169,7 +169,7 @@ def panels(figure: Any, columns: int, lines: int = 1, **shared: Any) -> list[Any
 
 
 def looks(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
-    """The colour, dashes and marker of each series; no two series differ in colour alone."""
+    """The color, dashes and marker of each series; no two series differ in color alone."""
     styles = zip(cycle(COLOURS[:7]), cycle(DASHES), cycle(MARKERS), strict=False)
     return {
         name: {"color": colour, "linestyle": dash, "marker": marker}

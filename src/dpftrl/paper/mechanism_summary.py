@@ -64,7 +64,7 @@ def compute(sizes: Sizes, on_progress: Progress) -> Findings:
 
 
 def _costs(sizes: Sizes, on_progress: Progress) -> dict[str, tuple[float, float | None]]:
-    """By mechanism: seconds of an optimisation, and the exponent of n in the time per step."""
+    """By mechanism: seconds of an optimization, and the exponent of n in the time per step."""
     n, bands = sizes.growth_rounds, sizes.growth_bands
     on_progress(None, "time to optimise")
     quick = optimize_blt(MinSep(sizes.rounds, sizes.min_sep), 4, "rms").seconds

@@ -10,7 +10,7 @@ from dpftrl.accounting import epsilon_of
 from dpftrl.paper.item import Claim, Findings, Item, holds
 from dpftrl.paper.shared_mechanisms import blt
 
-# Each preset of the appendix with the rounds, min-sep and participations it was optimised for.
+# Each preset of the appendix with the rounds, min-sep and participations it was optimized for.
 APPENDIX = (
     ("blt-b100", 2000, 100, 10),
     ("blt-b400", 4000, 400, 5),

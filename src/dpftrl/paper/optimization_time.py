@@ -1,4 +1,4 @@
-"""Figure `faster`: the time of an optimisation against the number of rounds."""
+"""Figure `faster`: the time of an optimization against the number of rounds."""
 
 import tempfile
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Sizes:
 
 
 def compute(sizes: Sizes, on_progress: Progress) -> Findings:
-    """Seconds per optimisation: a mean for BLTs; one run with an empty cache for BandMF."""
+    """Seconds per optimization: a mean for BLTs; one run with an empty cache for BandMF."""
     rows: list[Row] = []
     for n in sizes.blt:
         on_progress(None, f"BLT, {n:,} rounds")

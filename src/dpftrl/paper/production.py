@@ -73,7 +73,7 @@ LAUNCHES = (
 @final
 @dataclass(frozen=True)
 class Sizes:
-    """Rounds for which BandMF is optimised; for 2,000 rounds its bands are those of the paper."""
+    """Rounds for which BandMF is optimized; for 2,000 rounds its bands are those of the paper."""
 
     bandmf_rounds: int
 
@@ -112,7 +112,7 @@ def table(sizes: Sizes, on_progress: Progress) -> Findings:
 def _other_reading(sizes: Sizes) -> list[Claim]:
     """The claim about BandMF es-ES, if its matrix is scaled to sensitivity 1.
 
-    This is the sensitivity for the participation for which the matrix was optimised.
+    This is the sensitivity for the participation for which the matrix was optimized.
     """
     row, n = TABLE[0], sizes.bandmf_rounds
     if n < row.rounds:

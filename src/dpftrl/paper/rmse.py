@@ -32,7 +32,7 @@ OBJECTIVES: dict[str, Objective] = {"mean": "rms", "max": "max"}
 @final
 @dataclass(frozen=True)
 class Sizes:
-    """Rounds, the min-sep that BLTs are optimised for, the bands of BandMF, the min-seps to try."""
+    """Rounds, the min-sep that BLTs are optimized for, the bands of BandMF, the min-seps to try."""
 
     rounds: int
     home: int

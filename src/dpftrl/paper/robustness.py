@@ -1,4 +1,4 @@
-"""Losses under a participation other than the one that a mechanism was optimised for.
+"""Losses under a participation other than the one that a mechanism was optimized for.
 
 Figures `rmse_k3`, `rmse_nkb` and `other_mechs` show another min-sep than the expected one. Figure
 `rmse_vary_n` shows fewer or more rounds.
@@ -35,7 +35,7 @@ BUFFERS = 4
 @final
 @dataclass(frozen=True)
 class MinSepSizes:
-    """Rounds, the min-seps that mechanisms are optimised for, and the min-seps to try."""
+    """Rounds, the min-seps that mechanisms are optimized for, and the min-seps to try."""
 
     rounds: int
     made_for: tuple[int, ...]
@@ -255,7 +255,7 @@ OTHERS = Item(
 @final
 @dataclass(frozen=True)
 class RoundsSizes:
-    """Rounds and min-sep that mechanisms are optimised for; they run multiples of `step` rounds."""
+    """Rounds and min-sep that mechanisms are optimized for; they run multiples of `step` rounds."""
 
     made_for: tuple[int, ...]
     min_sep: int

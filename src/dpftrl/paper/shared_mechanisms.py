@@ -1,4 +1,4 @@
-"""Mechanisms that several items use; each is optimised only once."""
+"""Mechanisms that several items use; each is optimized only once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -30,11 +30,11 @@ def bandmf(rounds: int, bands: int) -> Banded:
 
 @lru_cache
 def band_toeplitz(participation: MinSep, bands: int) -> Toeplitz:
-    """BandToep, optimised for RmsLoss."""
+    """BandToep, optimized for RmsLoss."""
     return optimize_band_toeplitz(participation, bands).mechanism
 
 
-# The rows of the paper's StackOverflow table, in its order. As in the paper, BLTs are optimised for
+# The rows of the paper's StackOverflow table, in its order. As in the paper, BLTs are optimized for
 # MaxLoss.
 TABLE_MECHANISMS: dict[str, Callable[[MinSep], Mechanism]] = {
     "BandMF": lambda clients: bandmf(clients.rounds, clients.min_sep),

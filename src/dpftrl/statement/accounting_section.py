@@ -138,7 +138,7 @@ def _account_command(facts: Facts, run: Run, name: str) -> str:
 
 MOST_SHOWN = 24  # longer lists of numbers are only in the JSON file: they would fill the page
 
-# Each basis has its own sign, so that the difference also shows without colours.
+# Each basis has its own sign, so that the difference also shows without colors.
 SIGNS: dict[StatedBasis, str] = {
     "enforced": "✔ enforced",
     "observed": "◉ observed",

@@ -236,7 +236,7 @@ def _longest_backticks(text: str, least: int = 0) -> int:
     return max([least, *map(len, re.findall("`+", text))])
 
 
-# Text has a contrast of at least 4.5 to its background (WCAG AA). Colour is never the only sign.
+# Text has a contrast of at least 4.5 to its background (WCAG AA). Color is never the only sign.
 STYLE: Final = """\
 :root { color-scheme: light dark; --text: #1b1b1b; --ground: #fff; --line: #c8c8c8;
   --soft: #f3f3f3; --enforced: #00664f; --observed: #004f9e; --claimed: #6b2fa0;

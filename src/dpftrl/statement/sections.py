@@ -269,7 +269,7 @@ def setting_section() -> Section:
 
 
 def definition_section(facts: Facts) -> Section:
-    """Return the section that defines what is private: accesses, output, unit and neighbours."""
+    """Return the section that defines what is private: accesses, output, unit and neighbors."""
     return Section(
         "2. What the guarantee is about",
         sections=(

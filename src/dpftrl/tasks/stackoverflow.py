@@ -2,7 +2,7 @@
 
 The file has two tables. Each row of `examples` (split_name, client_id, serialized_example_proto) is
 one sentence, already split into words. The other table is `client_metadata` (client_id, split_name,
-...). The file is larger than memory, so it is read user by user. The sentences are serialised
+...). The file is larger than memory, so it is read user by user. The sentences are serialized
 tf.train.Example messages; this module reads that format itself, without TensorFlow.
 """
 
@@ -106,7 +106,7 @@ def _open(path: Path) -> Generator[sqlite3.Connection]:
 
 
 def bytes_feature(example: bytes, name: bytes) -> list[bytes]:
-    """Return the values of a bytes feature in a serialised Example; none if it does not exist."""
+    """Return the values of a bytes feature in a serialized Example; none if it does not exist."""
     values: list[bytes] = []
     for features in _contents(example, 1):
         for entry in _contents(features, 1):
