@@ -32,6 +32,8 @@ BufferType = Literal["float64", "float32"]
 # units in the last place. Each further increase is twice as large, because the noise multiplier
 # hardly changes mu when nearly all of mu comes from rounding in the noise buffers.
 FIRST_STEP: Final = 2.0**-50
+# Steps of an iteration for the largest mu, before the slower search by bisection.
+FEW_STEPS: Final = 6
 
 
 @final
@@ -429,6 +431,12 @@ def _largest_mu(epsilon: float, delta: float) -> float:
     low, high = 0.0, mu_of(epsilon, delta)
     if _is_within(high / (1 + 2 * ROUNDING), epsilon, delta):
         return high
+    # The sampler's part of delta hardly depends on mu, so a few steps settle it.
+    mu = high
+    for _ in range(FEW_STEPS):
+        before, mu = mu, mu_of(epsilon, ideal_delta(delta, mu))
+        if abs(mu - before) <= 4 * ULP * mu and _is_within(mu / (1 + 2 * ROUNDING), epsilon, delta):
+            return mu
     while high - low > ULP * high:
         middle = (low + high) / 2
         if not low < middle < high:
