@@ -1,7 +1,8 @@
 """Sensitivity of a general banded strategy, by a dynamic program over its Gram matrix.
 
 `columns[p, j]` is the entry of C in row j + p and column j: P bands of an n x n strategy take P x n
-numbers. Columns at least P apart are orthogonal, so that only closer participations interact.
+numbers. Columns that are P or more apart are orthogonal. Two participations therefore *interact*,
+that is, their columns have a non-zero inner product, only if they are fewer than P rounds apart.
 """
 
 from collections.abc import Sequence
@@ -18,14 +19,14 @@ from dpftrl.mechanisms._sensitivity import (
 )
 from dpftrl.participation import FixedEpochs, Participation, Pattern
 
-# Most multiplications and most table entries of the dynamic program (seconds, and 0.8 GB). Above
-# these a cheaper bound is used.
+# Limits on the multiplications (they take seconds) and on the table entries (they take 0.8 GB) of
+# the dynamic program. Above either limit, a cheaper bound is used.
 MOST_WORK = 2e10
 MOST_ENTRIES = 1e8
 
 
 def banded_sensitivity(columns: Matrix, participation: Participation) -> Sensitivity:
-    """Sensitivity of a banded strategy under a participation.
+    """Sensitivity of a banded strategy for a participation.
 
     Guarantees:
         The result is never below the true sensitivity. It is exact if the number of bands is at
@@ -57,13 +58,16 @@ def _banded_sensitivity(columns: Matrix, participation: Participation) -> Sensit
     pairs = {gap: 2 * np.abs(gram_at_gap(columns, gap)) for gap in gaps}
     bound, pattern = _best_pattern(energy, pairs, participation)
     if isinstance(participation, FixedEpochs):
-        # The bound covers all gaps, but the pattern behind it may not be one of fixed epochs.
+        # The bound covers all gaps, but its pattern may not be possible with fixed epochs.
         pattern = participation.earliest()
     return Sensitivity.between(_attained(columns, pattern), bound**0.5, pattern)
 
 
 def banded_pattern_norm(columns: Matrix, pattern: Sequence[int]) -> float:
-    """Largest norm that a client with exactly this pattern can add; a bound if signs are mixed."""
+    """Largest norm by which a client with exactly this pattern can change C X, at clip norm 1.
+
+    The result is an upper bound if C has entries of both signs.
+    """
     scale = float(np.abs(columns).max())
     return scale * _attained(np.abs(columns) / scale, pattern)
 
@@ -77,7 +81,10 @@ def gram_at_gap(columns: Matrix, gap: int) -> NDArray[np.float64]:
 
 
 def _attained(columns: Matrix, pattern: Sequence[int]) -> float:
-    """Norm of the sum of the pattern's columns: what updates in one direction attain."""
+    """Norm of the sum of the pattern's columns.
+
+    A client attains this norm if all its updates point in the same direction.
+    """
     bands, rounds = columns.shape
     total = np.zeros(rounds + bands)
     for start in pattern:
@@ -86,14 +93,14 @@ def _attained(columns: Matrix, pattern: Sequence[int]) -> float:
 
 
 def _worst_of_few(columns: Matrix, participation: Participation) -> Sensitivity:
-    """Sensitivity by trying every pattern."""
+    """Sensitivity by trying every pattern, for a participation with few patterns."""
     worst = max(participation.patterns(), key=lambda pattern: _attained(columns, pattern))
     bound = max(banded_pattern_norm(columns, pattern) for pattern in participation.patterns())
     return Sensitivity.between(_attained(columns, worst), bound, worst)
 
 
 def _majorant_bound(columns: Matrix, participation: Participation) -> Sensitivity:
-    """Bound by a non-increasing Toeplitz strategy that dominates C entry by entry."""
+    """Bound the sensitivity by that of a non-increasing Toeplitz strategy that dominates C."""
     majorant = non_increasing_majorant(np.abs(columns).max(axis=1))
     bound = float(np.linalg.norm(column_sum(majorant, participation)))
     pattern = participation.earliest()
@@ -103,7 +110,7 @@ def _majorant_bound(columns: Matrix, participation: Participation) -> Sensitivit
 def _best_pattern(
     energy: NDArray[np.float64], pairs: dict[int, NDArray[np.float64]], participation: Participation
 ) -> tuple[float, Pattern]:
-    """Maximize the sum of energies and pair terms over patterns.
+    """Maximize the sum of energies and pair terms over all patterns of a participation.
 
     Args:
         energy: Squared norm of each column.
@@ -111,7 +118,7 @@ def _best_pattern(
         participation: Which rounds one client may take part in.
 
     Returns:
-        A bound on the squared sensitivity, and the pattern that maximizes it.
+        A bound on the squared sensitivity, and the pattern for which the sum is largest.
     """
     rounds, gap, most = (
         participation.rounds,
@@ -125,7 +132,8 @@ def _best_pattern(
     ending = np.full((rounds, most), -np.inf)
     came_from = np.full((rounds, most), -1)
     ending[:, 0] = energy
-    # The best totals that end too long ago to interact with round t, and where they end.
+    # The best totals whose last participation is too long ago to interact with round t, and the
+    # rounds of these last participations.
     free = np.full(most, -np.inf)
     free_from = np.full(most, -1)
     for t in range(gap, rounds):
@@ -155,7 +163,7 @@ def _best_pattern(
 def _bound_beyond_consecutive(
     pairs: dict[int, NDArray[np.float64]], rounds: int, gap: int
 ) -> NDArray[np.float64]:
-    """For each round, a bound on the pair terms with participations before the previous one."""
+    """For each round, bound its pair terms with all participations before the previous one."""
     best = {distance: np.zeros(rounds) for distance in range(gap, 2 * gap)}
     for distance in range(2 * gap, max(pairs, default=0) + 1):
         at_distance = np.zeros(rounds)

@@ -1,4 +1,4 @@
-"""The value `Sensitivity`, sensitivity by brute force, and sensitivity of Toeplitz strategies."""
+"""The class `Sensitivity`, sensitivity by brute force, and sensitivity of Toeplitz strategies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from dpftrl.participation import Participation, Pattern
 
 Kind = Literal["exact", "upper bound"]
 
-# Two ways of summing the same terms differ by rounding. A bound this close (relatively) to a norm
-# that a pattern attains counts as exact.
+# Two ways of summing the same terms differ by rounding. A bound counts as exact if its relative
+# distance from a norm that some pattern attains is at most this number.
 ROUNDING = 1e-12
-# Most patterns that are tried one by one: about a second.
+# Largest number of patterns that are tried one by one, which takes about a second.
 MOST_PATTERNS = 20_000
-# Most rounds for which every pattern is tried: the Gram matrix stays small.
+# Largest number of rounds for which every pattern is tried, so that the Gram matrix stays small.
 MOST_BRUTE_FORCE_ROUNDS = 64
 
 
@@ -29,8 +29,9 @@ class Sensitivity:
 
     Attributes:
         value: The sensitivity, or an upper bound on it.
-        lower_bound: Norm that some allowed pattern attains; equal to `value` if that is exact.
-        pattern: A pattern that attains `lower_bound`; None if it is not known or too long to keep.
+        lower_bound: A norm that some allowed pattern attains; equal to `value` if `value` is exact.
+        pattern: A pattern that attains `lower_bound`; None if none is known, or if it is too long
+            to keep.
         kind: Whether `value` is the sensitivity itself or an upper bound on it.
 
     Guarantees:
@@ -91,7 +92,7 @@ def brute_force(strategy: NDArray[np.float64], participation: Participation) -> 
         )
     gram = strategy.T @ strategy
     absolute_gram = np.abs(gram)
-    bound, attained, worst = 0.0, 0.0, ()  # squared norms, and the pattern that attains one
+    bound, attained, worst = 0.0, 0.0, ()  # squared norms; `worst` attains the second
     for pattern in participation.patterns():
         block = np.ix_(pattern, pattern)
         bound = max(bound, float(absolute_gram[block].sum()))
@@ -107,16 +108,16 @@ def toeplitz_sensitivity(
     """Sensitivity of the lower-triangular Toeplitz strategy with coefficients c.
 
     Args:
-        c: Coefficients, the diagonal first; those beyond its length are zero.
+        c: Coefficients of C, the diagonal first. Coefficients beyond the end of `c` are zero.
         participation: Which rounds one client may take part in.
         rounding: An increase or a negative coefficient is ignored if it is at most this number
-            times c[0]. It is then an artifact of computing c, not a property of the mechanism.
+            times c[0]. It then comes from rounding in the computation of c, not from the mechanism.
 
     Guarantees:
         If c is non-negative and non-increasing, the pattern 0, b, 2b, ... is the worst (Kalinin and
         Lampert 2024, Theorem 2; Theorem 3.1 of the paper), and the result is exact. It is also
         exact if the columns of one client never overlap, because they are then orthogonal and the
-        earlier ones have the larger norm. Otherwise the smallest non-increasing majorant of |c|
+        earlier columns have the larger norms. Otherwise the smallest non-increasing majorant of |c|
         dominates the strategy entry by entry, so that its sensitivity is an upper bound.
 
     >>> from dpftrl.participation import MinSep
@@ -146,7 +147,10 @@ def all_columns_apart(c: Vector, participation: Participation) -> bool:
 
 
 def toeplitz_pattern_norm(c: Vector, pattern: Sequence[int], rounds: int) -> float:
-    """Largest norm that a client with exactly this pattern can add; a bound if signs are mixed."""
+    """Largest norm by which a client with exactly this pattern can change C X, at clip norm 1.
+
+    The result is an upper bound if c has entries of both signs.
+    """
     column = np.abs(c[:rounds])
     scale = float(column.max()) or 1.0
     column = column / scale
@@ -166,7 +170,10 @@ def non_increasing_majorant(c: Vector) -> Vector:
 
 
 def column_sum(c: Vector, participation: Participation) -> Vector:
-    """Sum of the first k columns among 0, b, 2b, ... of C: c plus its shifts by multiples of b."""
+    """Sum of the first k of the columns 0, b, 2b, ... of C: c plus its shifts by multiples of b.
+
+    Here b is min-sep, and k the largest number of participations.
+    """
     rounds, gap, most = (
         participation.rounds,
         participation.min_sep,

@@ -2,8 +2,8 @@
 
 Each row of a tree strategy sums one block of consecutive rounds, and any two blocks are nested or
 disjoint. The norm of a pattern is the square root of the sum, over blocks, of the squared number of
-participations inside. `Tables` describe what the patterns inside one block can attain. They are
-built from single rounds with `leaf`, `concat` and `count`.
+participations inside the block. `Tables` describe what the patterns inside one block can attain.
+They are built from single rounds with `leaf`, `concat` and `count`.
 
 Take j participations inside a block, with a sum of squares v from the block and the blocks inside
 it. Everything outside depends on them only through the *push*: the function that maps the first
@@ -23,10 +23,10 @@ from dpftrl.errors import TooLarge
 from dpftrl.mechanisms._sensitivity import MOST_PATTERNS, Sensitivity
 from dpftrl.participation import FixedEpochs, Participation, Pattern
 
-# Most table entries of the exact program, which take under a minute on slow machines. Above this a
-# bound is used.
+# Largest number of table entries of the exact program, which take under a minute on slow machines.
+# Above this number a bound is used.
 MOST_WORK = 1_000_000_000
-# Longest pattern, and largest min-sep, for which tables are built: an array of 40 MB per push.
+# Longest pattern and largest min-sep for which tables are built. A push then takes 40 MB.
 MOST_ROUNDS = 10_000_000
 # Cost of one numpy call, in units of table entries.
 CALL_COST = 3_000
@@ -142,7 +142,7 @@ def nested_sensitivity(
         return Sensitivity.exact(pattern_norm(worst), worst)
     most = participation.max_participations
     earliest = participation.earliest() if most <= MOST_ROUNDS else None
-    # The leaves alone give the square root of the number of participations.
+    # The leaves alone contribute the square root of the number of participations.
     attained = most**0.5 if earliest is None else pattern_norm(earliest)
     bound = sum(_level_bound(sizes, participation) for sizes in block_sizes) ** 0.5
     quick = Sensitivity.between(attained, bound, earliest)
@@ -156,7 +156,7 @@ def nested_sensitivity(
     except TooLarge:
         return quick
     if isinstance(participation, FixedEpochs):
-        # The program allows all gaps of at least min-sep, so that it is only a bound here.
+        # The program allows all gaps of at least min-sep, so that its result is only a bound here.
         return Sensitivity.between(attained, best, earliest)
     return Sensitivity.exact(best)
 

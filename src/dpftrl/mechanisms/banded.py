@@ -1,4 +1,4 @@
-"""BandMF: general lower-triangular strategies with a limited number of bands."""
+"""`Banded`: general lower-triangular strategies with few bands, such as those of BandMF."""
 
 import hashlib
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from dpftrl.mechanisms.square_root import square_root_series
 from dpftrl.mechanisms.toeplitz import forward_substitution, invert_lower
 from dpftrl.participation import MinSep, Participation, Pattern
 
-# Most multiplications for one error curve: they take about a minute.
+# Largest number of multiplications for one error curve; so many take about a minute.
 MOST_WORK = 3e11
-# Most entries of the array of columns: 1.6 GB in float64.
+# Largest number of entries of the array of columns, which take 1.6 GB in float64.
 MOST_ENTRIES = 2e8
-# Least number of columns that are solved for at once: fewer would leave BLAS without work.
+# Smallest number of columns that are solved for at once. BLAS is slow on narrower blocks.
 SMALLEST_BLOCK = 64
-# Number of random sign sequences by which `check_noise` measures the noise.
+# Number of random sign sequences with which `check_noise` measures the noise.
 PROBES = 16
 
 
@@ -69,7 +69,7 @@ class Banded(Mechanism):
     def square_root(cls, bands: int, rounds: int) -> Self:
         """The square-root factorization cut to its first bands, with columns scaled to norm 1.
 
-        The optimization of BandMF starts from it, and improves it only a little.
+        The optimization of BandMF starts from this strategy, and improves it only a little.
         """
         rounds = whole_number("rounds", rounds)
         bands = min(whole_number("bands", bands), rounds)
@@ -94,13 +94,16 @@ class Banded(Mechanism):
         return self.columns.shape[1]
 
     def _leading(self, rounds: int) -> Matrix:
-        """The array `columns` of the first `rounds` rows and columns of C."""
+        """The array `columns` for the matrix of the first `rounds` rows and columns of C."""
         columns = self.columns[:rounds, : self.check_rounds(rounds)].copy()
         columns[_below_last_row(*columns.shape)] = 0.0
         return columns
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """Sensitivity by `banded_sensitivity`, or by brute force if that is better and cheap."""
+        """Sensitivity by `banded_sensitivity`.
+
+        If the result is only a bound and brute force is cheap, brute force is used instead.
+        """
         columns = self._leading(participation.rounds)
         sensitivity = banded_sensitivity(columns, participation)
         if sensitivity.kind == "exact" or not isinstance(participation, MinSep):
@@ -110,11 +113,14 @@ class Banded(Mechanism):
         return sensitivity
 
     def _pattern_norm(self, pattern: Pattern, rounds: int) -> float:
-        """Norm of the sum of the pattern's columns, taken in absolute value."""
+        """Norm of the sum of the columns of |C| for the rounds of the pattern."""
         return banded_pattern_norm(self._leading(rounds), pattern)
 
     def error_curve(self, rounds: int) -> Vector:
-        """Row norms of B = A C^-1. B C = A is solved block of columns by block, the last first."""
+        """Row norms of B = A C^-1.
+
+        B C = A is solved for one block of columns of B at a time, from the last to the first.
+        """
         columns = self._leading(self.check_curve(rounds))
         width = max(len(columns), SMALLEST_BLOCK)
         if rounds * rounds * width > MOST_WORK:
@@ -123,7 +129,7 @@ class Banded(Mechanism):
                 "use fewer rounds, fewer bands, or a Toeplitz mechanism"
             )
         variance = np.zeros(rounds)
-        later = np.zeros((rounds, 0))  # the block of B to the right of this one
+        later = np.zeros((rounds, 0))  # the block of B to the right of the current block
         for start in reversed(range(0, rounds, width)):
             stop = min(start + width, rounds)
             block = _dense_columns(columns, start, stop)

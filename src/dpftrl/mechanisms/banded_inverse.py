@@ -1,4 +1,4 @@
-"""Mechanisms whose *inverse* is banded Toeplitz: few buffers, though C itself has full width."""
+"""Mechanisms whose *inverse* is banded Toeplitz: few buffers suffice, although C has all bands."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ ROUNDING = 1e-13
 @final
 @dataclass(frozen=True, repr=False)
 class BandedInverse(ToeplitzMechanism):
-    """C^-1 is Toeplitz with a few coefficients of any sign (BandInvMF when optimized).
+    """A mechanism whose C^-1 is Toeplitz with a few coefficients of any sign.
 
-    The noise is a short moving average of Z, so that a stream keeps one vector less than there are
-    coefficients. The coefficients of C need not be positive or non-increasing; the sensitivity is
-    then an upper bound.
+    The optimized mechanism is called BandInvMF. The noise is a short moving average of Z, so that a
+    stream keeps one vector less than there are coefficients. The sensitivity is an
+    upper bound, unless the coefficients of C are non-negative and non-increasing.
 
     >>> BandedInverse([1.0, -0.5]).coefficients(4)
     array([1.   , 0.5  , 0.25 , 0.125])
@@ -43,7 +43,7 @@ class BandedInverse(ToeplitzMechanism):
 
     @classmethod
     def square_root(cls, bands: int) -> Self:
-        """The inverse square root cut to its first bands (BISR)."""
+        """The coefficients of the inverse square root, cut to the first bands (BISR)."""
         return cls(inverse_square_root_series(whole_number("bands", bands)).tolist())
 
     @classmethod

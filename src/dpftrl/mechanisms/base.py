@@ -28,9 +28,10 @@ Rows = Callable[[int], Vector]
 # How expensive `Mechanism.sensitivity` is; see `Mechanism.sensitivity_cost`.
 Cost = Literal["low", "medium", "high"]
 
-# Most rounds for which a dense matrix is built: 10,000 x 10,000 float64 numbers take 0.8 GB.
+# Largest number of rounds for which a dense matrix is built: 10,000 x 10,000 float64 numbers take
+# 0.8 GB.
 DENSE_LIMIT = 10_000
-# Most rounds for which a vector with one entry per round is built: 160 MB in float64.
+# Largest number of rounds for which a vector with one entry per round is built: 160 MB in float64.
 CURVE_LIMIT = 20_000_000
 # Largest allowed ratio of the noise of one round to Z, and to what the round's own row of Z adds to
 # that noise. Float64 has 53 bits, and the grid of an exact sum uses 25 of them for one standard
@@ -72,11 +73,12 @@ class DecayingBuffers(NamedTuple):
 @final
 @dataclass(frozen=True)
 class ErrorReport:
-    """Errors and sensitivity of a mechanism, which together compare mechanisms at equal privacy.
+    """Errors and sensitivity of a mechanism, to compare mechanisms at equal privacy.
 
     `max_error` and `rms_error` are standard deviations of the noise on prefix sums for unit Z: the
-    largest one, and the root mean square over rounds. `max_loss` and `rms_loss` are the same with
-    Z scaled to the sensitivity, that is at a fixed privacy level. None of them is squared.
+    largest one, and the root mean square over rounds. `max_loss` and `rms_loss` are the same
+    numbers with Z scaled to the sensitivity, that is, at a fixed privacy level. None of the four
+    is squared.
     """
 
     max_error: float
@@ -190,7 +192,7 @@ class Mechanism(ABC):
 
     @property
     def decaying_buffers(self) -> DecayingBuffers | None:
-        """Parameters for the fused noise kernel; None if the stream is not of that form."""
+        """Parameters for the fused noise kernel; None if the buffers do not decay independently."""
         return None
 
     def rounding_gain(self, rounds: int) -> float:
@@ -292,7 +294,7 @@ class Mechanism(ABC):
 
     @final
     def check_curve(self, rounds: int) -> int:
-        """As `check_rounds`; also refuse vectors with one entry per round above `CURVE_LIMIT`."""
+        """Like `check_rounds`, but also refuse more rounds than `CURVE_LIMIT`."""
         if self.check_rounds(rounds) > CURVE_LIMIT:
             raise TooLarge(
                 f"{self.name} needs one number per round, which is limited to {CURVE_LIMIT:,} "
@@ -303,7 +305,7 @@ class Mechanism(ABC):
 
     @final
     def check_dense(self, rounds: int) -> int:
-        """As `check_rounds`; also refuse dense matrices above `DENSE_LIMIT`."""
+        """Like `check_rounds`, but also refuse more rounds than `DENSE_LIMIT`."""
         if self.check_rounds(rounds) > DENSE_LIMIT:
             raise TooLarge(
                 f"a dense matrix of {self.name} is limited to {DENSE_LIMIT} rounds, got {rounds}; "

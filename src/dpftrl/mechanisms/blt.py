@@ -1,8 +1,8 @@
 """Buffered linear Toeplitz (BLT) mechanisms, with closed forms for any number of rounds.
 
 The closed forms are sums of exponentials. Decays are stored as *rates*, one minus the decay, so
-that a decay of 1 - 1e-13 loses no digits. For positive weights every sum has positive terms, so
-that nothing cancels for any number of rounds.
+that a decay of 1 - 1e-13 loses no digits. For positive weights, all terms of the sums are positive,
+so that no digits cancel for any number of rounds.
 """
 
 import math
@@ -220,9 +220,9 @@ class BLT(ToeplitzMechanism):
         if not math.fsum(self.omega) <= 1:
             yield from super().sensitivity_by_round(min_sep, max_participations)
             return
-        # Row t of the columns 0, b, 2b, ... added up. Buffer j holds the sum of
-        # theta_j^(t - 1 - s) over the participations s before round t. Plain floats: one numpy
-        # call costs more than all of this.
+        # `row` is row t of the sum of the columns 0, b, 2b, ... Buffer j holds the sum of
+        # theta_j^(t - 1 - s) over the participations s before round t. The code uses plain floats,
+        # because one numpy call costs more than all operations of a round.
         buffers = [0.0] * len(self.theta)
         total, lost = 0.0, 0.0
         for t in count():
@@ -231,7 +231,7 @@ class BLT(ToeplitzMechanism):
             for j, scale in enumerate(self.omega):
                 row += scale * buffers[j]
                 buffers[j] = self.theta[j] * buffers[j] + update
-            # Kahan's summation: millions of small squares must not get lost against the total.
+            # Kahan summation, so that millions of small squares are not lost against the total.
             term = row * row - lost
             following = total + term
             lost = (following - total) - term
@@ -280,7 +280,8 @@ class BLT(ToeplitzMechanism):
         """
         if rounds == 1 or not len(self._distinct.rates):
             return 0.0
-        # Plain floats: accounting calls this for every round, and one numpy call costs more.
+        # The code uses plain floats: accounting calls this method for every round, and one numpy
+        # call would cost more than the whole method.
         responses = self._responses
         content = [_sum_of_powers(rate, rounds) for rate in responses.inverse_rates]
         errors = math.fsum(
@@ -470,7 +471,7 @@ def _log_decay(rates: Vector) -> tuple[Vector, Vector]:
 
 
 # The BLTs of the paper's production runs (Appendix A), optimized for (n, b, k) = (2000, 100, 10),
-# (4000, 400, 5) and (4000, 1000, 2). The one for b = 400 is the paper's default.
+# (4000, 400, 5) and (4000, 1000, 2). The BLT for b = 400 is the paper's default.
 PRESETS = {
     "blt-b100": BLT(
         theta=(0.989739971007307, 0.7352001759538236, 0.16776199983448145, 0.1677619998016191),

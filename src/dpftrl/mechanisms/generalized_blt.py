@@ -18,7 +18,7 @@ from dpftrl.participation import Participation
 
 # Relative rounding error that a computed coefficient of C can have.
 ROUNDING = 1e-13
-# Eigenvalues are computed with rounding: a decay of the inverse may exceed 1 by this much.
+# A decay of the inverse may exceed 1 by this much, because eigenvalues are computed with rounding.
 SLACK = 1e-9
 # Largest sum of the output scales in absolute value. Larger scales would cancel each other, and the
 # noise would lose more than 4 of its 16 digits.
@@ -28,7 +28,7 @@ MOST_SCALE = 1e4
 @final
 @dataclass(frozen=True)
 class GeneralBLT(ToeplitzMechanism):
-    """c_0 = 1 and c_i = sum_j omega_j theta_j^(i-1), with real decays or conjugate pairs.
+    """A BLT with real or complex decays: c_0 = 1 and c_i = sum_j omega_j theta_j^(i-1).
 
     A complex decay stands for itself and its conjugate. It contributes 2 Re(omega theta^(i-1)) to
     c_i, a decaying oscillation, and takes two real buffers that rotate into each other. Scales may
@@ -155,7 +155,7 @@ class GeneralBLT(ToeplitzMechanism):
         return self.buffers if self.check_rounds(rounds) > 1 else 0
 
     def _step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]:
-        """As for a BLT, but buffers of a pair rotate into each other."""
+        """The step of a BLT, except that the two buffers of a pair rotate into each other."""
         buffers = state.buffers
         if state.round == 0:
             buffers = np.zeros((self.buffers, buffers.shape[1]))

@@ -39,7 +39,7 @@ class Independent(Mechanism):
         return ((self.check_rounds(rounds) + 1) / 2) ** 0.5
 
     def memory(self, rounds: int) -> int:
-        """Zero: rounds are independent."""
+        """Zero: rounds are independent, so that a stream keeps no vectors."""
         self.check_rounds(rounds)
         return 0
 

@@ -1,7 +1,8 @@
 """Save and load mechanisms: JSON files, with large matrices in safetensors files beside them.
 
-A JSON file contains its format, its version, the family and the parameters. `about` is for notes on
-where the mechanism comes from; loading ignores it. Floats are restored to the last bit.
+A JSON file contains the name and the version of its format, and the family and the parameters of
+the mechanism. The field `about` is for notes on where the mechanism comes from; loading ignores it.
+Floats are restored to the last bit.
 """
 
 import hashlib
@@ -65,7 +66,7 @@ def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
 
 
 def mechanism_content(mechanism: Mechanism, beside: Path) -> MechanismFile:
-    """Content of a JSON file at `beside` that describes a mechanism.
+    """Convert a mechanism to the content of the JSON file at `beside`.
 
     Matrices among the parameters are written to files in the folder of `beside`.
     """
@@ -76,7 +77,7 @@ def mechanism_content(mechanism: Mechanism, beside: Path) -> MechanismFile:
 
 
 def mechanism_from(content: MechanismFile, target: Path) -> Mechanism:
-    """Build the mechanism that a JSON file at `target` describes."""
+    """Build the mechanism that the JSON file at `target` describes."""
     family = FAMILIES.get(content.family)
     if family is None:
         known = ", ".join(FAMILIES)

@@ -30,9 +30,9 @@ def mechanism(name: str, participation: Participation | None = None) -> Mechanis
     Args:
         name: A name of the catalogue, with a parameter after a colon where the form has one.
         participation: The planned participation. Some names need it: `tree-full`, `smooth-tree`
-            and `banded:P` are built for its rounds, and without a given number of bands there are
-            as many as its min-sep. An observed participation (read from a log) is refused, because
-            it would describe a mechanism that was not run.
+            and `banded:P` are built for its rounds, and a name without a number of bands gets as
+            many bands as its min-sep. An observed participation (read from a log) is refused,
+            because it would describe a mechanism that was not run.
 
     Raises:
         UnknownMechanism: No entry has this name.
@@ -110,7 +110,7 @@ class Entry:
     Attributes:
         form: The name, with its parameter after a colon, as users write it.
         family: The class of the mechanism.
-        summary: One line that describes it.
+        summary: One line that describes the mechanism.
         build: Builds the mechanism for a request.
     """
 

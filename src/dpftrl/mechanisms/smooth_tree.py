@@ -1,9 +1,9 @@
 """The smooth binary mechanism (Andersson and Pagh 2023).
 
-A binary tree that uses only its balanced leaves: those whose number has as many ones as zeros among
-its `height` binary digits. The sum over everything before a leaf needs one node (a left sibling on
-the path to the leaf) for each digit 1 of the leaf's number. All balanced leaves have equally many
-ones, so that every prefix sum has the same noise variance.
+The mechanism is a binary tree that uses only its balanced leaves: those whose number has as many
+ones as zeros among its `height` binary digits. The sum over everything before a leaf needs one node
+(a left sibling on the path to the leaf) for each digit 1 of the leaf's number. All balanced leaves
+have equally many ones, so that every prefix sum has the same noise variance.
 """
 
 import math
@@ -25,10 +25,11 @@ from dpftrl.participation import Participation, Pattern
 @final
 @dataclass(frozen=True)
 class SmoothTree(Mechanism):
-    """Round t (from 0) belongs to balanced leaf t. The prefix sum after it ends before leaf t + 1.
+    """A binary tree in which round t belongs to balanced leaf t, both counted from 0.
 
-    Only nodes that are left siblings on the path to a balanced leaf are used. Some of them contain
-    no round. Their noise is added all the same, so that every prefix has the same variance.
+    The prefix sum after round t ends before balanced leaf t + 1. Only nodes that are left siblings
+    on the path to a balanced leaf are used. Some of them contain no round. Their noise is added all
+    the same, so that every prefix has the same variance.
 
     Attributes:
         height: Number of binary digits of a leaf's number; it must be even.
@@ -99,13 +100,13 @@ class SmoothTree(Mechanism):
         )
 
     def _block_sizes(self, rounds: int) -> list[dict[int, int]]:
-        """For each level of the tree, the number of nodes in use by their number of rounds."""
+        """For each level of the tree, how many nodes in use contain each number of rounds."""
         levels = [Counter[int]() for _ in range(self.height)]
         _add_sizes(levels, self.height, self.height // 2, rounds, 1)
         return [dict(level) for level in levels]
 
     def _pattern_norm(self, pattern: Pattern, rounds: int) -> float:
-        """Root of the sum, over nodes in use, of the squared number of participations inside."""
+        """Root of the sum, over nodes in use, of the squared number of participations in each."""
         inside: Counter[tuple[int, int]] = Counter()
         for participation in pattern:
             first, ones = 0, self.height // 2  # descend toward the leaf of this round

@@ -55,12 +55,12 @@ class SquareRoot(ToeplitzMechanism):
         return divide_series(np.ones(rounds), self.coefficients(rounds))
 
     def memory(self, rounds: int) -> int:
-        """One vector for each coefficient but the first."""
+        """One vector for each coefficient except the first."""
         return min(self.check_rounds(rounds), self.bands or rounds) - 1
 
     @property
     def memory_grows(self) -> bool:
-        """Without bands, every round needs all earlier rounds."""
+        """True without bands: every round then needs the noise of all earlier rounds."""
         return self.bands is None
 
     def _step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]:

@@ -1,4 +1,4 @@
-"""Lower-triangular Toeplitz strategies: the base class, and the family given by coefficients."""
+"""Lower-triangular Toeplitz strategies: the base class, and `Toeplitz` with given coefficients."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from dpftrl.mechanisms._sensitivity import Sensitivity, toeplitz_pattern_norm, t
 from dpftrl.mechanisms.base import Matrix, Mechanism, Rows, StreamState, Vector
 from dpftrl.participation import Participation, Pattern
 
-# Most multiplications in one division of power series: they take about a minute.
+# Largest number of multiplications in one division of power series; so many take about a minute.
 MOST_WORK = 1e11
 
 
@@ -50,7 +50,7 @@ class ToeplitzMechanism(Mechanism):
         return toeplitz_sensitivity(self.coefficients(rounds), participation)
 
     def _pattern_norm(self, pattern: Pattern, rounds: int) -> float:
-        """Norm of the sum of the pattern's columns, taken in absolute value."""
+        """Norm of the sum of the columns of |C| for the rounds of the pattern."""
         return toeplitz_pattern_norm(self.coefficients(self.check_curve(rounds)), pattern, rounds)
 
     def strategy(self, rounds: int) -> Matrix:
@@ -65,7 +65,7 @@ class ToeplitzMechanism(Mechanism):
 @final
 @dataclass(frozen=True, repr=False)
 class Toeplitz(ToeplitzMechanism):
-    """The strategy with the given non-negative coefficients; P coefficients give C P bands.
+    """The strategy with the given non-negative coefficients; C has one band per coefficient.
 
     >>> Toeplitz([1.0, 0.5, 0.25])
     Toeplitz(coefficients=(1.0, 0.5, 0.25))
@@ -93,7 +93,8 @@ class Toeplitz(ToeplitzMechanism):
     def prefix_coefficients(self, rounds: int) -> Vector:
         """The first `rounds` coefficients of B = A C^-1.
 
-        They are solved for directly, which has smaller rounding errors than summing the inverse.
+        They are computed by one division, which has smaller rounding errors than prefix sums of the
+        coefficients of C^-1.
         """
         return divide_series(np.ones(rounds), np.array(self.c))
 
@@ -104,10 +105,10 @@ class Toeplitz(ToeplitzMechanism):
     def check_noise(self, rounds: int) -> None:
         """Refuse coefficients whose noise grows too large.
 
-        Non-increasing coefficients are always accepted, except for their scale. For them,
-        (1 - x) c(x) is c_0 minus a series of non-negative terms with sum c_0. Prefix sums of
-        the inverse are then a renewal sequence divided by c_0, and so between 0 and 1 / c_0.
-        Otherwise the sum of the absolute inverse coefficients bounds the noise.
+        Non-increasing coefficients are refused only if c_0 is too small. For them, (1 - x) c(x) is
+        c_0 minus a series of non-negative terms with sum c_0. The prefix sums of the inverse are
+        then a renewal sequence divided by c_0, and so between 0 and 1 / c_0. For all other
+        coefficients, the sum of the absolute inverse coefficients bounds the noise.
         """
         self.check_curve(rounds)
         size = 1 / self.c[0]
@@ -128,7 +129,7 @@ class Toeplitz(ToeplitzMechanism):
 
 
 def abridged(numbers: Sequence[float], most: int = 8) -> str:
-    """The `repr` of a tuple; beyond `most` numbers only the first ones and the count are shown."""
+    """The `repr` of a tuple; of more than `most` numbers, only the first ones and the count."""
     if len(numbers) <= most:
         return repr(tuple(numbers))
     head = ", ".join(repr(number) for number in numbers[: most - 1])
@@ -168,12 +169,13 @@ def divide_series(numerator: Vector, c: Vector) -> Vector:
 def forward_substitution(
     state: StreamState, rows: Rows, row_of_c: Vector, keep: int
 ) -> tuple[Vector, StreamState]:
-    """Compute the next row of C^-1 Z from earlier rows of it.
+    """Compute the next row of C^-1 Z from its earlier rows.
 
     Args:
         state: State of the stream. The buffers are earlier rows of C^-1 Z, newest first.
         rows: Source of the rows of Z.
-        row_of_c: Row t of C from the diagonal leftward; entries beyond its end are zero.
+        row_of_c: The row of C for this round, from the diagonal to the left; entries beyond the end
+            of the array are zero.
         keep: Number of rows to keep in the buffers for later steps.
 
     Returns:

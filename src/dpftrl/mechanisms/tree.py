@@ -60,7 +60,7 @@ class BinaryTree(Mechanism):
         return tree_sensitivity(participation)
 
     def _pattern_norm(self, pattern: Pattern, rounds: int) -> float:
-        """Root of the sum, over nodes, of the squared number of participations inside."""
+        """Root of the sum, over nodes, of the squared number of participations in each."""
         return tree_pattern_norm(pattern, self.check_rounds(rounds))
 
     def _own_weight(self, level: int) -> float:
@@ -82,8 +82,8 @@ class BinaryTree(Mechanism):
     def max_error(self, rounds: int) -> float:
         """Error of the worst prefix.
 
-        The binary digits of its length agree with those of n down to some digit 1. That digit is
-        then 0 and all below it are 1; or the length is n itself.
+        Its length is n itself, or it agrees with n in all binary digits above some digit 1 of n,
+        has a 0 in place of that digit, and has only ones below it.
         """
         worst, above = 0.0, 0.0
         for level in reversed(range(self.check_rounds(rounds).bit_length())):
@@ -102,7 +102,7 @@ class BinaryTree(Mechanism):
         return (total / rounds) ** 0.5
 
     def rounding_gain(self, rounds: int) -> float:
-        """Bound from the estimates of larger and larger blocks.
+        """Bound from the estimates of blocks, from small to large.
 
         The estimate of a block of 2^l rounds is a sum of 2l + 1 products, each rounded. So is the
         noise of the round that completes it. That noise is the estimate minus the estimates of the
@@ -249,7 +249,7 @@ class FullTree(Mechanism):
 
     @property
     def memory_grows(self) -> bool:
-        """Every round needs all earlier rounds."""
+        """True: every round needs the noise of all earlier rounds."""
         return True
 
     def _step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]:
@@ -325,7 +325,7 @@ def tree_sensitivity(participation: Participation) -> Sensitivity:
 
 
 def tree_pattern_norm(pattern: Sequence[int], rounds: int) -> float:
-    """Root of the sum, over complete blocks, of the squared number of participations inside."""
+    """Root of the sum, over complete blocks, of the squared number of participations in each."""
     participations, total = np.asarray(pattern, dtype=np.int64), 0
     for level in range(rounds.bit_length()):
         block = participations >> level

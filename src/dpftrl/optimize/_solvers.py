@@ -106,11 +106,13 @@ Function = Callable[[Vector], tuple[float, Vector]]
 # A function that returns the nearest point of the feasible set.
 Projection = Callable[[Vector], Vector]
 
-# The line search is non-monotone: a value must be below the largest of this many previous values.
+# The line search is non-monotone: the value after a step must be below the largest of this many
+# previous values.
 REMEMBERED = 10
 # Limits of the step length, so that a curvature near zero does not give a useless step.
 SMALLEST, LARGEST = 1e-8, 1e8
-# The line search halves the step down to this share of it; less is lost in rounding.
+# The line search halves a step until it is this share of its full length. Shorter steps would be
+# lost in rounding.
 SMALLEST_SHARE = 1e-10
 # Share of the decrease predicted by the gradient that a step must reach (Armijo's condition).
 SUFFICIENT_DECREASE = 1e-4
@@ -121,7 +123,7 @@ class Projected(NamedTuple):
 
     Attributes:
         point: The best point.
-        value: The function's value there.
+        value: The function's value at that point.
         gradient_norm: The largest entry of the projected gradient, which is zero at an optimum.
     """
 
@@ -265,8 +267,8 @@ def minimize_lbfgs(
         options={
             "maxcor": memory,
             "maxiter": most_steps,
-            "maxfun": 20 * most_steps,  # generous: a step takes one or two evaluations as a rule
-            "ftol": 1e-15,  # both tolerances at rounding level: `after_step` ends the search
+            "maxfun": 20 * most_steps,  # generous: most steps take one or two evaluations
+            "ftol": 1e-15,  # both tolerances are at rounding level: `after_step` ends the search
             "gtol": 1e-12,
         },
     )
@@ -317,8 +319,9 @@ def minimize(
     Args:
         function: The function to minimize, for a batch of points.
         starts: One start per row.
-        steps: Most steps per start.
-        tolerance: A search ends when its step improves the value by less than this share.
+        steps: Largest number of steps per start.
+        tolerance: A search ends when a step improves the value by less than this share of its
+            absolute value, or of 1 if the absolute value is below 1.
     """
     points = starts.copy()
     values, gradients = function(points)

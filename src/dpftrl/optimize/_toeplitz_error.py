@@ -1,4 +1,4 @@
-"""Error and sensitivity of Toeplitz mechanisms as logarithms, with their derivatives.
+"""The logarithms of the error and of the sensitivity of Toeplitz mechanisms, with derivatives.
 
 A is the workload, C the strategy, and B = A C^-1. A series holds the coefficients of a lower
 triangular Toeplitz matrix, so that products and inverses of matrices are those of power series.
@@ -60,7 +60,7 @@ class ScheduleRows:
         return by_d
 
     def _rows(self, row: Vector, start: int, stop: int) -> Iterator[Vector]:
-        """Yield the rows from start to stop, computed from the row before them.
+        """Yield the rows from `start` up to `stop`, computed from the `row` before them.
 
         Each row is a view that the next row overwrites.
         """
@@ -72,7 +72,7 @@ class ScheduleRows:
             yield row[: t + 1]
 
     def _rows_before(self, starts: range) -> list[Vector]:
-        """The row before each start."""
+        """Return the row before each round in `starts`; the row before round 0 is zero."""
         row = np.zeros(len(self.d))
         rows_before = [row.copy()]
         for t, entries in enumerate(self._rows(row, 0, starts[-1])):
@@ -96,7 +96,7 @@ def reciprocal(c: Vector, terms: int) -> Vector:
 
 
 def reciprocal_pull_back(by_inverse: Vector, c: Vector, inverse: Vector) -> Vector:
-    """Derivatives by c, from those by the inverse series 1 / c: d(1/c) = -(1/c)^2 dc."""
+    """Derivatives by c, from derivatives by the series 1 / c, since d(1/c) = -(1/c)^2 dc."""
     if len(c) > SHORT:
         return -correlate(by_inverse, multiply(inverse, inverse))[: len(c)]
     from scipy import signal
@@ -114,12 +114,12 @@ def multiply(left: Vector, right: Vector) -> Vector:
 
 
 def correlate(values: Vector, series: Vector) -> Vector:
-    """The transpose of multiplying by a series: entry j is sum_i values[i] series[i - j]."""
+    """The transpose of multiplication by a series: entry j is sum_i values[i] series[i - j]."""
     return multiply(values[::-1], series)[::-1]
 
 
 def geometric(values: Vector, decay: float) -> Vector:
-    """The series divided by 1 - decay x: y[t] = decay * y[t - 1] + values[t]."""
+    """The series `values` divided by 1 - decay * x: y[t] = decay * y[t - 1] + values[t]."""
     if decay == 0:
         return values
     if decay == 1:
@@ -145,7 +145,7 @@ class ToeplitzError:
         objective: `max` for the largest row norm, `rms` for the root mean square of the row norms.
         sharpness: Used for `max` under a learning-rate schedule, where the largest row norm is not
             smooth: a p-norm of the squared row norms with this p replaces it. Without a schedule
-            the last row is the largest.
+            the last row has the largest norm.
     """
 
     workload: Workload
@@ -154,13 +154,13 @@ class ToeplitzError:
     sharpness: float = 1000.0
 
     def __call__(self, c_hat: Vector) -> tuple[float, Vector]:
-        """The log error and its derivatives."""
+        """The log error, and its derivatives by the coefficients of C^-1."""
         d = geometric(c_hat, self.workload.momentum)
         value, by_d = self._toeplitz(d) if self.workload.is_toeplitz else self._scheduled(d)
         return value, geometric_transposed(by_d, self.workload.momentum)
 
     def _toeplitz(self, d: Vector) -> tuple[float, Vector]:
-        """The log error where B is Toeplitz: row t holds its first t + 1 coefficients."""
+        """The log error where B is Toeplitz: row t of B holds the first t + 1 coefficients of B."""
         kept = 1 - self.workload.weight_decay
         b = geometric(d, kept)
         rows = np.arange(self.rounds, 0, -1) / self.rounds if self.objective == "rms" else 1.0
@@ -194,10 +194,10 @@ def error_curve(c_hat: Vector, workload: Workload) -> Vector:
 
 
 def log_sensitivity(c: Vector, participation: Participation) -> tuple[float, Vector]:
-    """The log norm of the sum of the columns 0, b, 2b, ..., and its derivatives; b is min-sep.
+    """The log norm of the sum of the columns 0, b, 2b, ... of C, and its derivatives by c.
 
-    This is the log sensitivity of C in two cases: all n coefficients are non-negative and do not
-    increase, or they are non-negative and zero from index b on.
+    Here b is min-sep. The result is the log sensitivity of C in two cases: all n coefficients are
+    non-negative and do not increase, or they are non-negative and zero from index b on.
     """
     total = column_sum(c, participation)
     square = float(total @ total)
@@ -205,10 +205,11 @@ def log_sensitivity(c: Vector, participation: Participation) -> tuple[float, Vec
 
 
 def log_majorant_sensitivity(c: Vector, participation: Participation) -> tuple[float, Vector]:
-    """The log sensitivity that mechanisms report for any c, and its derivatives.
+    """The log sensitivity that Toeplitz mechanisms report for any c, and its derivatives by c.
 
-    Where it is not known exactly, it is the sensitivity of the smallest non-increasing majorant of
-    |c|, which is an upper bound. The bound has kinks; there the derivatives are one-sided.
+    Where the sensitivity is not known exactly, mechanisms report that of the smallest
+    non-increasing majorant of |c|, which is an upper bound. The bound has kinks. At a kink the
+    derivatives are one-sided.
     """
     if all_columns_apart(c, participation):
         return log_sensitivity(c, participation)
@@ -227,9 +228,9 @@ def workload_loss(
 ) -> ErrorReport:
     """Error and sensitivity of a mechanism under a workload.
 
-    The error is that of A D, where D = C^-1 is the decoder. For the prefix sum the result is
-    `mechanism.error_report`. Toeplitz mechanisms need no dense matrix. Others use their dense
-    decoder, which limits the number of rounds.
+    The error consists of the row norms of A D, where D = C^-1 is the decoder. For the prefix sum,
+    the result is that of `mechanism.error_report`. Toeplitz mechanisms need no dense matrix. Others
+    use their dense decoder, which limits the number of rounds.
 
     >>> from dpftrl.mechanisms import SquareRoot
     >>> from dpftrl.participation import MinSep

@@ -39,7 +39,7 @@ def log_loss(error: ToeplitzError, participation: Participation) -> Function:
     """The log loss as a function of all coefficients of C^-1.
 
     The sensitivity is the one that `BandedInverse` reports: that of the smallest non-increasing
-    majorant of |c|. It has kinks; there the derivatives are one-sided.
+    majorant of |c|. This bound has kinks. At a kink the derivatives are one-sided.
     """
     rounds = participation.rounds
 
@@ -58,9 +58,10 @@ def log_loss(error: ToeplitzError, participation: Participation) -> Function:
 
 
 def by_log_prefixes(function: Function) -> Function:
-    """The same function of other parameters: the logs of the sums of the first 2, 3, ... terms.
+    """Turn a function of the coefficients of C^-1 into a function of free parameters.
 
-    For prefix sums, the sums of the first coefficients of C^-1 are the coefficients of B. The last
+    The free parameters are the logs of the sums of the first 2, 3, ... coefficients. For the prefix
+    sum workload, the sums of the first coefficients of C^-1 are the coefficients of B. The last
     sum is the part of every row of Z that stays in the model for good. On the log scale the
     parameters are of similar size, and no sum can turn negative, which would make C grow without
     bound.
@@ -180,7 +181,7 @@ def _search(function: Function, bands: int, on_progress: Progress | None) -> lis
 def _best_of(
     function: Function, starts: list[Vector], nearby: Sequence[float], on_progress: Progress | None
 ) -> Vector:
-    """The best end of searches from the starts, and then from random points near the best end."""
+    """The best end point of searches from the starts, and then from random points near the best."""
     best = _Point(starts[0], np.inf)
     random = np.random.default_rng(len(starts[0]))
     for number in range(len(starts) + len(nearby)):
@@ -213,7 +214,7 @@ def _descend(function: Function, start: Vector) -> _Point:
 
 
 def _polished(function: Function, c_hat: Vector) -> Vector:
-    """Improve few coefficients by a search without derivatives, which kinks do not stop."""
+    """Improve few coefficients by a search without derivatives, which does not stop at kinks."""
     if not 2 <= len(c_hat) <= POLISHED:
         return c_hat
     from scipy import optimize

@@ -45,12 +45,13 @@ def rows_reached(rounds: int, bands: int) -> NDArray[np.intp]:
 
 @final
 class BandedError:
-    """The log RmsError of B = A C^-1 as a function of the columns of C, scaled to norm 1 first.
+    """The log RmsError of B = A C^-1 as a function of the columns of C.
 
-    Columns are given as an array of n x P numbers. Entry (j, p) is C[j + p, j]; entries below the
-    last row of C are ignored. With D = C^-1, the derivatives of ||B||^2 by C are -2 (B^T B) D^T, of
-    which only the bands are computed. All products are computed by scipy: numpy may have its own
-    thread pool, and two thread pools that wait for each other on few cores are many times slower.
+    The columns are scaled to norm 1 first. They are given as an array of n x P numbers, whose
+    entry (j, p) is C[j + p, j]; entries below the last row of C are ignored. With D = C^-1, the
+    derivatives of ||B||^2 by C are -2 (B^T B) D^T, of which only the bands are computed. All
+    products are computed by scipy: numpy may have its own thread pool, and two thread pools that
+    wait for each other on few cores are many times slower.
 
     Attributes:
         reaches: Which entries of the array lie inside C.
@@ -97,7 +98,7 @@ class BandedError:
         return np.log(square / self.rounds) / 2, (by_columns - columns * along) / norms
 
     def _blank(self) -> tuple[Matrix, Matrix]:
-        """A matrix of zeros, and a view of its bands, in which (j, p) is its entry (j, j + p).
+        """A matrix of zeros, and a view of its bands: entry (j, p) of the view is entry (j, j + p).
 
         Entries of the view that lie outside C fall below the diagonal of the matrix, so they must
         stay zero.
@@ -112,7 +113,7 @@ class BandedError:
     def _applied(self, decoder: Matrix) -> Matrix:
         """B = A D, in column-major order."""
         if self.workload.is_prefix_sum:
-            return np.cumsum(decoder.T, axis=1).T  # of contiguous rows; .T is column-major
+            return np.cumsum(decoder.T, axis=1).T  # rows are contiguous; .T makes it column-major
         return np.asfortranarray(self.workload.apply(np.ascontiguousarray(decoder)))
 
     def _bands_of_product(self, decoder: Matrix, gram: Matrix) -> Matrix:
@@ -238,7 +239,8 @@ def smaller_problem(
 def stretched_columns(columns: Matrix, rounds: int, bands: int) -> Matrix:
     """Columns for more rounds and bands, interpolated from those of a smaller problem.
 
-    What is interpolated are their ratios to the square root strategy, which vary slowly.
+    The ratios of the columns to those of the square root strategy are interpolated, because they
+    vary slowly.
     """
     fewer, narrower = len(columns), len(columns[0])
     ratios = columns / columns[:, :1] / square_root_series(narrower)
@@ -265,7 +267,7 @@ def _stretched(values: NDArray[np.float64], size: int) -> NDArray[np.float64]:
 # so they are solved more accurately.
 WITHIN, WITHIN_SMALLER = 1e-5, 1e-6
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
-# Most numbers in the past steps that L-BFGS remembers: 160 MB for each of its two sets.
+# Largest count of numbers in the past steps that L-BFGS remembers: 160 MB for each of its two sets.
 MOST_REMEMBERED = 20_000_000
 
 

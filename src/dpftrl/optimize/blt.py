@@ -100,7 +100,7 @@ FINE = 200
 # RmsLoss has more poor local optima, so it gets more starts.
 SPREAD = {"max": 6, "rms": 8}
 MOST_BUFFERS = 32  # far beyond where another buffer helps
-AUTO_BUFFERS = 8  # most buffers that `auto` tries
+AUTO_BUFFERS = 8  # largest number of buffers that `auto` tries
 AUTO_WITHIN = 1e-3  # `auto` accepts a log loss this much above the best
 
 
@@ -215,7 +215,7 @@ def search(
     buffers: int,
     smaller: Chain | None = None,
 ) -> Chain:
-    """The best chain with at most `buffers` buffers, never worse than the best with one less.
+    """The best chain with at most `buffers` buffers, never worse than that with one buffer less.
 
     Up to DIRECT buffers, fixed starts usually find the best chain. If their result is doubtful, and
     for more buffers, further starts add a pair of rates to the best chain with one buffer less.
@@ -224,7 +224,7 @@ def search(
         participation: The participation to optimize for.
         objective: The loss to minimize.
         buffers: The largest number of buffers.
-        smaller: The best chain with one buffer less, if it is already known.
+        smaller: The best chain with one buffer less, if that chain is already known.
     """
     function = free_function(BltObjective(participation, objective))
     points = starts(participation, buffers, SPREAD[objective])
@@ -287,9 +287,9 @@ def starts(participation: Participation, buffers: int, spread_out: int) -> Float
     """Starts for the search, as free numbers.
 
     The first starts are chains whose rates are spread evenly on a logarithmic scale. The ends of
-    these scales come from known optima: for MaxLoss the smallest rate is near 0. For RmsLoss it is
-    a small multiple of 1 / rounds, and sometimes there is one more pair of rates near 0. The other
-    starts are `spread_out` points that are spread evenly over the free numbers.
+    these scales come from known optima. For MaxLoss, the smallest rate is near 0. For RmsLoss, it
+    is a small multiple of 1 / rounds, and sometimes there is one more pair of rates near 0. The
+    other starts are `spread_out` points that are spread evenly over the free numbers.
     """
     rounds, gap = participation.rounds, min(participation.min_sep, participation.rounds)
     ends = [(1e-3, 0.5), (0.1, 0.3), (1.0, 0.8), (4.0, 0.9), (0.3 * rounds / gap, 0.5)]
@@ -353,6 +353,6 @@ def finished(slow: FloatArray, fast: FloatArray) -> BLT:
             scales.append(scale)
     if not theta:  # the best mechanism is independent noise
         theta, scales = [0.0], [0.0]
-    while math.fsum(scales) > 1:  # due to rounding; only up to 1 the sensitivity is exact
+    while math.fsum(scales) > 1:  # due to rounding; above 1 the sensitivity is not exact
         scales = [scale * (1 - 2**-52) for scale in scales]
     return BLT(theta, scales)

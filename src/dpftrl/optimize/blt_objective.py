@@ -137,7 +137,7 @@ class BltObjective:
     def _error(
         self, slow: FloatArray, fast: FloatArray, apart: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """The squared error and its derivatives.
+        """The squared error, and its derivatives by r and by s.
 
         The coefficients of B = A C^-1 are a weighted sum of exponentials (see `BLT`), and the
         squared error is a quadratic form in the weights.
@@ -166,7 +166,7 @@ class BltObjective:
     def _sensitivity(
         self, slow: FloatArray, apart: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """The squared sensitivity and its derivatives.
+        """The squared sensitivity, and its derivatives by r and by s.
 
         The squared sensitivity is a sum over segments of min_sep rounds (see `BLT._shifted_norm`).
         """

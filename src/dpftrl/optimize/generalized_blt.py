@@ -28,7 +28,8 @@ from dpftrl.participation import Participation
 
 Complex = NDArray[np.complex128]
 
-# Larger output scales cancel each other so much that float32 buffers would lose digits.
+# Largest absolute output scale. Larger scales cancel each other so much that float32 buffers would
+# lose digits.
 LARGEST_SCALE = 10.0
 
 
@@ -42,9 +43,9 @@ class Rates(NamedTuple):
 def rates(free: FloatArray) -> Rates:
     """Complex rates from free numbers.
 
-    Two free numbers give two rates. They are the mean of the two log rates, and the square of half
-    their difference: if it is negative, the rates are a conjugate pair. If the number of free
-    numbers is odd, the last is the log of a real rate.
+    Two free numbers give two rates. The first number is the mean of the two log rates, the second
+    is the square of half their difference. If the second is negative, the rates are a conjugate
+    pair. If the number of free numbers is odd, the last one is the log of a real rate.
     """
     size = len(free)
     values, slopes = np.zeros(size, complex), np.zeros((size, size), complex)
@@ -134,7 +135,7 @@ class GbltObjective:
         return error + sensitivity, by_r, by_s
 
     def _error(self, b: FloatArray) -> tuple[float, FloatArray]:
-        """The log error and its derivatives by b."""
+        """The log error, and its derivatives by the coefficients b of B = A C^-1."""
         share = np.ones(len(b))
         if self.objective == "rms":
             share = 1 - np.arange(len(b)) / len(b)
@@ -155,8 +156,8 @@ ZEROS = (0.27 + 0.98j, 0.05 + 1.0j)
 SLOWEST = 1e-9  # smallest rate of a start, so that its logarithm is finite
 MOST_ROUNDS = 200_000  # the objective takes O(rounds) time and memory per evaluation
 ROUGH = 60  # steps from every start
-POLISHED = 6  # number of the best ends that are optimized further
-RESTARTS = 8  # most restarts of the search from each of these ends
+POLISHED = 6  # number of the best end points that are optimized further
+RESTARTS = 8  # largest number of restarts from each of these end points
 
 
 def optimize_general_blt(

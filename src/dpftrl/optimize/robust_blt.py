@@ -112,7 +112,8 @@ def optimize_robust_blt(
     Args:
         rounds: The smallest and the largest number of rounds.
         min_sep: The smallest and the largest min-sep.
-        max_participations: Most participations of one client, for any number of rounds.
+        max_participations: Largest number of participations of one client, for any number of
+            rounds.
         buffers: Number of buffers of this BLT and of the specialists; `auto` means 4.
         objective: `max` for MaxLoss, `rms` for RmsLoss.
         grid: Points per side of the finer grid; 3 is quick.
@@ -184,7 +185,7 @@ def _as_start(specialist: Chain, size: int) -> FloatArray:
 def _least_worst(
     points: Sequence[MinSep], specialists: Sequence[Chain], objective: Objective, free: FloatArray
 ) -> tuple[FloatArray, float]:
-    """The free numbers that minimize the largest log regret, and the imbalance there."""
+    """The free numbers that minimize the largest log regret, and their `_imbalance`."""
     regret = _RegretAt(
         [BltObjective(point, objective) for point in points],
         np.array([specialist.value for specialist in specialists])[:, None],
@@ -212,13 +213,13 @@ class _RegretAt:
     best: FloatArray
 
     def each(self, free: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """The regret at each point and its gradient, for one BLT."""
+        """The log regret at each point and its gradient, for one BLT."""
         pairs = [free_function(objective)(free[None]) for objective in self.objectives]
         values = np.array([value[0] for value, _ in pairs]) - self.best[:, 0]
         return values, np.array([gradient[0] for _, gradient in pairs])
 
     def soft_worst(self, sharpness: float) -> BatchFunction:
-        """A smooth maximum of the regrets, log(sum(exp(sharpness * regret))) / sharpness."""
+        """A smooth maximum of the log regrets, log(sum(exp(sharpness * regret))) / sharpness."""
 
         def worst(slow: FloatArray, fast: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
             each = [objective(slow, fast) for objective in self.objectives]
@@ -265,7 +266,7 @@ def _settle(regret: _RegretAt, free: FloatArray) -> FloatArray:
 
 
 def _imbalance(gradients: FloatArray) -> float:
-    """The largest entry of the smallest weighted mean of the gradients: 0 if they balance."""
+    """The largest entry of the smallest weighted mean of the gradients; 0 if they cancel out."""
     weight = 1e6  # weight of the equation that the shares of the mean add up to 1
     system = np.concatenate([gradients.T, np.full((1, len(gradients)), weight)])
     shares: FloatArray
