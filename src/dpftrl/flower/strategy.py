@@ -48,9 +48,9 @@ class DpFtrl(Strategy):
     """A strategy with correlated noise, enforced participation, and runs that survive crashes.
 
     Nodes run a ClientApp with `client_mod`. `dpftrl.federated.Server` selects the cohort, clips,
-    sums, adds noise, and keeps journal and ledger. This class carries models to nodes and updates
-    back; a node that does not reply counts as a drop-out. The same call on the same folder resumes
-    a run.
+    sums, adds noise, and keeps the journal and the ledger. This class sends models to nodes and
+    receives their updates. A node that does not reply counts as a drop-out. The same call on the
+    same folder resumes a run.
 
     Args:
         plan: Mechanism, noise multiplier, fleet, and the guarantee that follows from them.
@@ -103,7 +103,7 @@ class DpFtrl(Strategy):
             initial_arrays: Model to start from. A resumed run continues from its own model, which
                 must have the same shapes. Load a model from a file with `StartModel.load`, so that
                 earlier private runs that trained it are composed with this one.
-            train_config: Sent to the nodes with the model, as `config`.
+            train_config: Configuration that is sent to the nodes with the model, as `config`.
             evaluate_fn: Called with the number of released rounds and the model, at the start and
                 after every round. It must not use the data of clients.
 
@@ -111,7 +111,8 @@ class DpFtrl(Strategy):
             Flower's result, with the last released model.
 
         Raises:
-            InvalidInput: The folder holds another run, or all contacted nodes refuse.
+            InvalidInput: The folder holds another run, or all contacted nodes refuse for the same
+                reason.
             TooFewClients: Too few nodes are online, or too many attempts in a row failed.
         """
         config, result = train_config or ConfigRecord(), Result()
@@ -181,7 +182,8 @@ class DpFtrl(Strategy):
         log(INFO, "[ROUND %s/%s] attempt %s", server_round, rounds, current.attempt)
         app_config = ConfigRecord({**config, "server-round": server_round})
         names = list(current.clients)
-        # Each attempt has another order: the first reply must not always come from the same node.
+        # Each attempt has a different order, so that the first reply does not always come from the
+        # same node.
         Random(current.attempt).shuffle(names)
         self._open_round = current
         self._contacted = {token_hex(16): name for name in names}  # nonces of 128 bits
@@ -287,14 +289,14 @@ def begin_when_enough(
         server: The server of the run.
         clock: Clock for contact timers in hours.
         grid: Grid that knows the nodes.
-        seconds: Longest wait.
+        seconds: Longest time to wait for nodes, in seconds.
 
     Returns:
         The ids of the online nodes by name, and the round, which contacts some of them.
 
     Raises:
-        TooFewClients: The wait is over.
-        RunOver: There is no further round.
+        TooFewClients: There were not enough nodes within this time.
+        RunOver: The plan's rounds or the privacy budget are used up.
     """
     if isinstance(grid, InProcessGrid) and server.settings.timer_hours is None:
         seconds = 0.0  # all simulated nodes are online already: waiting would not add any
@@ -316,7 +318,10 @@ def begin_when_enough(
 
 
 def _begin(server: Server, clock: RunClock, names: list[str], is_last: bool) -> Round:
-    """Start a round; an interrupted one waits for its own nodes, unless this try is the last."""
+    """Start a round.
+
+    An interrupted round waits until enough of its own nodes are online again, unless `is_last`.
+    """
     goal = server.plan.fleet.report_goal
     if server.in_flight and not is_last and server.contacted_before(names) < goal:
         raise TooFewClients("too few nodes of the interrupted round are online again")
@@ -331,7 +336,7 @@ def collect(
 
     Args:
         current: The round that the replies are for.
-        contacted: Name of each contacted node, by the nonce that only this node was sent.
+        contacted: Name of each contacted node, by the nonce that was sent to this node only.
         replies: The replies, in the order of arrival.
 
     Returns:

@@ -39,10 +39,10 @@ Role = Literal["plan", "guarantee", "run guarantee", "log", "run record"]
 # The result of `dpftrl verify` for the run; "none" if the private files are not there.
 Evidence = Literal["verified", "failed", "none"]
 
-# A statement gives epsilon at these deltas too, besides the delta of the guarantee.
+# A statement gives epsilon at these deltas, in addition to the delta of the guarantee.
 DELTAS = (1e-5, 1e-6, 1e-8, 1e-10)
-# The sampler's delta is not added to the stated delta if it is below this share of it. This
-# concerns runs of version 0.1 only: later versions include it.
+# The sampler's delta is not added to the stated delta if it is below this share of the latter. This
+# concerns runs of version 0.1 only: in later versions, the stated delta includes the sampler's.
 NEGLIGIBLE = 1e-5
 
 NOT_COVERED = (
@@ -57,9 +57,10 @@ NOT_COVERED = (
 
 PARTICIPATION: Final = "participation"
 COMMON_CAP: Final = "participation over all runs"
-# Hypotheses about the start model. Its file or the operator states them; nobody can check them.
+# Hypotheses about the start model. They are stated by the file of the model or by the operator, and
+# nobody can check them.
 CLAIMS: Final = (EARLIER_RUNS, OTHER_PEOPLE, UNKNOWN_START)
-# The texts that a hypothesis of this name may have. The first one replaces any other text.
+# The texts that a hypothesis may have, by its name. The first one replaces any other text.
 TEXTS: Final[dict[str, tuple[str, ...]]] = {
     hypothesis.name: (hypothesis.text,)
     for hypothesis in (CLIPPING, ZERO_OUT, KEYSTREAM, ROUNDING_NOT_COVERED, REPEATED, *CLAIMS)
@@ -78,8 +79,9 @@ class StatedHypothesis:
         name: The subject of the hypothesis.
         text: What must be true.
         basis: The evidence. `enforced`: the server of a run that passes verification enforced it.
-            `observed`: it was read from a log for this statement, or by such a server. `claimed`:
-            a file or the operator states it, without evidence. `assumed`: there is no evidence.
+            `observed`: it was read from a log, for this statement or by the server of a run that
+            passes verification. `claimed`: a file or the operator states it, without evidence.
+            `assumed`: there is no evidence.
     """
 
     name: str
@@ -158,7 +160,7 @@ def stated_hypotheses(
             have evidence.
         claims: Names and texts of hypotheses that a file calls enforced or observed, without
             evidence.
-        earlier: The number of its runs that produced the start model. They come first.
+        earlier: The number of runs of the guarantee that produced the start model. They come first.
         has_evidence: False if verification of the run failed: then nothing is enforced or
             observed.
     """
@@ -211,7 +213,7 @@ class Input:
     """A file that a statement was computed from.
 
     Attributes:
-        role: The kind of content.
+        role: What the file contains.
         name: The name of the file, with its folder if it belongs to a run.
         sha256: SHA-256 of the file, in hexadecimal.
     """
@@ -251,10 +253,11 @@ class Facts:
         accounted: The guarantee that the run's server accounted, without earlier runs.
         observed: The summary of the log.
         devices: Further numbers of devices of one person to state the guarantee for.
-        inputs: The files; the first is the plan or guarantee.
+        inputs: The files that the statement was computed from; the first is the file of the plan or
+            the guarantee.
         date: The date of the statement, or None to print no date.
         curves: A picture of accuracy and epsilon per round, as PNG.
-        verdict: The result of `dpftrl verify` for the run, or None without its private files.
+        verdict: The result of `dpftrl verify`, or None if the private files of the run are missing.
         record: What the run's `run.json` says.
         claims: Names and texts of hypotheses that a file calls enforced or observed, without
             evidence.
@@ -288,7 +291,7 @@ class Facts:
 
     @property
     def evidence(self) -> Evidence:
-        """The evidence that the run's server enforced something: the result of verification."""
+        """The result of `dpftrl verify`: the evidence that the run's server enforced hypotheses."""
         if self.verdict is None:
             return "none"
         return "verified" if self.verdict.passed else "failed"
@@ -319,7 +322,7 @@ class Facts:
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences that the statement must begin with: about the run first, then the numbers."""
+        """Sentences at the start of the statement: first about the run, then about the numbers."""
         warnings = [*self._verification_warnings(), *self.stated.warnings]
         if is_empty(self.guarantee):
             warnings.append("There is no guarantee at all: the noise is far too small.")
@@ -352,12 +355,12 @@ class Facts:
             )
 
     def comparable(self, guarantee: Guarantee) -> Guarantee:
-        """Return a guarantee for the number of devices and the delta of the stated one."""
+        """Return a guarantee restated for the number of devices and the delta of the stated one."""
         return replace(guarantee, devices=self.guarantee.devices, delta=self.guarantee.delta)
 
     @property
     def right_guess(self) -> float:
-        """The largest probability to guess rightly whether a device took part, at even odds."""
+        """The largest probability of a correct guess whether a device took part, at even odds."""
         padded_mu = self.guarantee.mu * (1 + ROUNDING)
         return min(1.0, (1 + delta_of(0.0, padded_mu) + self.guarantee.sampler_delta) / 2)
 
@@ -389,5 +392,5 @@ def catalogue_name(run: Run) -> str | None:
 
 
 def matrix_digest(value: np.ndarray[Any, Any]) -> str:
-    """Return the SHA-256 of the entries as little-endian float64, row by row."""
+    """Return the SHA-256 of the entries of a matrix as little-endian float64, row by row."""
     return hashlib.sha256(np.ascontiguousarray(value, dtype="<f8").tobytes()).hexdigest()
