@@ -180,7 +180,7 @@ def _fused_one(
     like: Array,
     out: Array,
 ) -> None:
-    """Subtract and refill the only buffer, in one loop."""
+    """Subtract and refill the buffer of a BLT with a single buffer, in one loop."""
     decay, scale = theta[0], omega[0]
     buffer = _row(addresses, 0, size, like)[first:last]
     for i in range(last - first):
@@ -311,5 +311,5 @@ def add_rounded(noise: Array, scale: float, update: Array) -> None:
 
 @numba.njit(**compiled)
 def _row(addresses: Array, j: int, size: int, like: Array) -> Array:
-    """The buffer at address number j, as an array with the type of `like`."""
+    """The buffer at `addresses[j]`, as an array with the type of `like`."""
     return carray(pointer_to(addresses[j]), (size,), like.dtype)

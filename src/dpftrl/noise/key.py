@@ -21,9 +21,10 @@ from dpftrl.errors import InvalidInput
 KEY_BYTES = 32  # an AES-256 key
 BLOCK_BYTES = 16  # one AES block
 DIGEST_BYTES: Final = 16
-# Coordinates that one thread digests at a time. The number is large because every call has a cost.
+# Coordinates that one thread digests at a time. The number is large because every call has a fixed
+# cost.
 PIECE: Final = 2**19
-# Most bytes in one call of the cipher, which counts them in 31 bits.
+# Largest number of bytes in one call of the cipher, which counts bytes in 31 bits.
 MOST_AT_ONCE: Final = 2**30
 # The nonce is fixed; `Digest` explains why that is safe.
 NONCE: Final = bytes(12)
@@ -35,7 +36,7 @@ class Secret:
     __slots__ = ("_secret",)
 
     def __init__(self, secret: bytes | memoryview):
-        """Keep a secret; given as a memoryview, not even a traceback from here shows it."""
+        """Keep a secret. If it is given as a memoryview, no traceback of this method shows it."""
         self._secret = bytes(secret)
 
     def secret_bytes(self) -> bytes:
@@ -75,7 +76,7 @@ class NoiseKey(Secret):
     def __init__(self, secret: bytes | memoryview):
         fits = isinstance(secret, bytes | memoryview) and len(secret) == KEY_BYTES  # pyright: ignore[reportUnnecessaryIsInstance]
         self._secret = bytes(secret) if fits else b""
-        del secret  # so that no traceback with local variables shows it
+        del secret  # so that no traceback that prints local variables shows it
         if not fits:
             raise InvalidInput(
                 f"a noise key must be {KEY_BYTES} bytes; NoiseKey.generate() creates one"
@@ -140,7 +141,7 @@ class Keystream:
 
 
 def row_key(key: NoiseKey, row: int, digest: Secret) -> NoiseKey:
-    """Derive the key of one row of Z from the stream's key and the digest that the row covers."""
+    """Derive the key of one row of Z from the stream's key and the digest of the sums it covers."""
     return key.derive(b"row", row.to_bytes(8, "big"), digest)
 
 
@@ -180,9 +181,9 @@ def digest_of_update(
     """Digest of a sum and of all sums of earlier rounds.
 
     The digest covers the values, their unit, their division into arrays, and the digest of the
-    previous round. The last one is necessary: two runs with different sums in one round and equal
-    sums in the next would otherwise share the row of Z of that next round, and the difference of
-    their releases would reveal the noise of the first.
+    previous round. The digest of the previous round is necessary: two runs with different sums in
+    one round and equal sums in the next would otherwise share the row of Z of that next round, and
+    the difference of their releases would reveal the noise of the first.
 
     Threads digest pieces of the sum in parallel; a digest with another key combines the results.
 

@@ -33,15 +33,18 @@ from dpftrl.noise.kernels import (
 from dpftrl.noise.key import BLOCK_BYTES, Keystream, NoiseKey, Secret
 from dpftrl.noise.normals import TILE_BLOCKS
 
-# Most rows of Z that a mechanism uses in one round: trees use one per level, and have at most 128.
+# Largest number of rows of Z that a mechanism uses in one round: trees use one per level, and have
+# at most 128 levels.
 MOST_FRESH: Final = 128
 # Size of a chunk: its keystream and noise fit into the cache together.
 CHUNK_TILES: Final = 32
 CHUNK: Final = CHUNK_TILES * TILE
 CHUNK_BLOCKS: Final = CHUNK_TILES * TILE_BLOCKS
-# Least number of chunks in a share: fewer are not worth another thread.
+# A share is the work that a thread takes at once. This is the smallest number of chunks in a share:
+# fewer are not worth another thread.
 SMALL_SHARE: Final = 4
-# Shares per thread. There are several, so that other threads can take over from a slow one.
+# Number of shares per thread. There are several, so that other threads can take over from a slow
+# one.
 SHARES: Final = 4
 ZEROS: Final = bytes(CHUNK_BLOCKS * BLOCK_BYTES)
 # The digest before the first round.
@@ -122,7 +125,7 @@ Buffers = Sequence[Buffer]
 
 @final
 class DecoderRows:
-    """Computes rows of D in the order t = 0, 1, ...; an earlier row starts again from round 0."""
+    """Computes rows of D in the order t = 0, 1, ...; for an earlier row it starts again at 0."""
 
     def __init__(self, mechanism: Mechanism):
         self._mechanism = mechanism
@@ -285,9 +288,9 @@ class RoundWork(Protocol):
     """The work of one round, chunk by chunk.
 
     Attributes:
-        rows: The keys of the rows of Z that it uses.
-        sums: Number of vectors that it computes: the noise, and new buffers that are not updated
-            in place.
+        rows: The keys of the rows of Z that the round uses.
+        sums: Number of vectors that the round computes: the noise, and new buffers that are not
+            updated in place.
     """
 
     rows: Sequence[NoiseKey]

@@ -22,7 +22,8 @@ from dpftrl.noise.round_noise import Buffer, NoiseState
 
 # Names of number types in safetensors files.
 SAFETENSORS_NAMES: Final = {"uint8": "U8", "float32": "F32", "float64": "F64"}
-# Most buffers that a header may announce, so that a damaged header does not fill the memory.
+# Largest number of buffers that a header may announce, so that a damaged header does not fill the
+# memory.
 MOST_BUFFERS: Final = 10**6
 
 
@@ -54,14 +55,14 @@ def mechanism_sha256(mechanism: Mechanism) -> str:
 
 
 def write_state(path: Path, header: Header, state: NoiseState, key: NoiseKey) -> None:
-    """Write a state file atomically: after a crash there is the old file or the new one."""
+    """Write a state file atomically: after a crash, either the old file or the new one is there."""
     text = msgspec.json.encode(header)
     metadata = {"header": text.decode(), "seal": _seal(key, text, state)}
     replace_with(path, lambda file: _write_tensors(file, metadata, state), private=True)
 
 
 def _write_tensors(file: IO[bytes], metadata: dict[str, str], state: NoiseState) -> None:
-    """Write a safetensors file without copying its tensors, as the library would have to.
+    """Write a safetensors file. Unlike the library `safetensors`, this does not copy the tensors.
 
     The format is a length of 8 bytes, a JSON object with the position of each tensor, padded with
     spaces to a multiple of 8, and the tensors.

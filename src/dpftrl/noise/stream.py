@@ -38,11 +38,13 @@ Mode = Literal["auto", "buffered", "regenerating"]
 
 # With larger buffers than this, the mode `auto` recomputes earlier noise instead of keeping it.
 MOST_BUFFER_BYTES = 4 * 2**30
-# Most grid steps in one standard deviation of Z: with more, noise might not fit into 64 bits.
+# Largest number of grid steps in one standard deviation of Z. With more steps, the noise might not
+# fit into 64 bits.
 MOST_STEPS = 2**48
 # Number of rounds at which the mode `auto` measures the memory of a mechanism without a limit.
 MANY_ROUNDS = 1_000_000
-# Most coordinates times rounds that a guarantee covers; `dpftrl.accounting` has the same number.
+# Largest product of coordinates and rounds that a guarantee covers; `dpftrl.accounting` has the
+# same number.
 MOST_DRAWS = 2**40
 # Relative amount by which rounding may raise the norm of a sum above updates times clip norm.
 NORM_SLACK = 1e-6
@@ -160,7 +162,7 @@ class NoiseStream:
     ) -> None:
         if not isinstance(key, NoiseKey):  # pyright: ignore[reportUnnecessaryIsInstance]
             kind = type(key).__name__
-            del key  # it may still be a secret, which no traceback should show
+            del key  # it may be secret bytes, which no traceback should show
             raise InvalidInput(
                 f"key must be a NoiseKey, got {kind}; NoiseKey.generate() creates one"
             )
@@ -292,7 +294,7 @@ class NoiseStream:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a file that only its owner can read.
 
-        The file is replaced atomically: after a crash there is the old state or the new one.
+        The file is replaced atomically: after a crash, it holds the old state or the new state.
         """
         with self._lock:
             if self._interrupted:
@@ -469,7 +471,7 @@ class NoiseStream:
         return BltRound(row, decays, scales, buffers, self._size), state.after(digest, 1, buffers)
 
     def _next_of_any(self, digest: Secret) -> tuple[RoundWork, NoiseState]:
-        """The next round by the mechanism's own step; buffers that fall out are overwritten."""
+        """The next round by the mechanism's own step; buffers that are not kept are overwritten."""
         state = self._state
         step = transition(self._mechanism, state.round, state.next_row, len(state.buffers))
         unused = [b for i, b in enumerate(state.buffers) if i not in step.buffers]

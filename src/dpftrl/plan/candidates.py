@@ -34,7 +34,7 @@ QUICK_BAND_TOEPLITZ = 50_000  # rounds for which BandToep is optimized
 QUICK_BANDS = 10_000_000  # rounds times bands of BandToep
 QUICK_TREE = 400_000  # rounds times participations for the sensitivity of a tree
 QUICK_GRID = 3  # points per side of the grid on which the robust BLT is checked
-BYTES = 8  # per coordinate of the noise state, which is in float64
+BYTES = 8  # bytes per coordinate of the noise state, which is in float64
 
 
 @final
@@ -77,8 +77,8 @@ class Question:
         fleet: The clients.
         rounds: Rounds of training.
         budget: Determines the noise.
-        max_participations: Most rounds of one client, where the server enforces a cap. Without a
-            cap, min-sep alone limits the participations.
+        max_participations: Largest number of rounds of one client, if the server enforces a cap.
+            Without a cap, min-sep alone limits the participations.
         parameters: Number of model parameters.
         objective: The loss for which the mechanisms are optimized.
         buffers: Number of buffers of the BLTs.
@@ -209,7 +209,7 @@ def _noise_multiplier(
 def _scenario_epsilon(
     question: Question, mechanism: Mechanism, noise_multiplier: float, name: str
 ) -> float | None:
-    """Epsilon in one of `SCENARIOS`; None where it cannot run for that many rounds."""
+    """Epsilon in one of `SCENARIOS`; None if the mechanism cannot run for that many rounds."""
     planned = question.participation()
     n, b = planned.rounds, planned.min_sep
     rounds = {"rounds_half": max(1, n // 2), "rounds_double": 2 * n}.get(name, n)
@@ -227,7 +227,7 @@ def _scenario_epsilon(
 def epsilon_if(
     mechanism: Mechanism, participation: MinSep, noise_multiplier: float, delta: float
 ) -> float | None:
-    """Epsilon under another participation; None where the mechanism cannot run that long."""
+    """Epsilon for another participation; None if the mechanism cannot run for so many rounds."""
     try:
         return account(mechanism, participation, noise_multiplier, delta).epsilon
     except RoundsExceeded:
@@ -237,7 +237,7 @@ def epsilon_if(
 @final
 @dataclass(frozen=True)
 class Candidate:
-    """A mechanism under consideration, or the reason why there is none.
+    """A mechanism under consideration, or the reason why it was left out.
 
     Attributes:
         label: One of `LABELS`.
@@ -317,7 +317,7 @@ def is_quick_tree(participation: MinSep) -> bool:
 
 
 def _try_to_build(label: str, build: Callable[[], Mechanism]) -> Candidate:
-    """The mechanism that `build` returns, or the error as the reason why there is none."""
+    """The mechanism that `build` returns, or the error as the reason why it was left out."""
     try:
         return Candidate(label, build())
     except DpftrlError as error:

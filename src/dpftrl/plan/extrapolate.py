@@ -17,7 +17,7 @@ from dpftrl.errors import InvalidInput
 from dpftrl.participation import MOST_ROUNDS, MinSep
 from dpftrl.plan.candidates import Option, Question, epsilon_if, is_quick_tree
 
-STEPS = 13  # points per walk: with reach 8, each is a factor of sqrt(2) from the next
+STEPS = 13  # points per walk: with a reach of 8, neighboring points differ by a factor of sqrt(2)
 
 
 @final
@@ -45,7 +45,7 @@ Along = Literal["report_goal", "rounds", "min_sep"]
 @final
 @dataclass(frozen=True)
 class Walk:
-    """Points at which one setting moves away from the plan while the others keep their values.
+    """Points at which one setting moves away from the plan while the others stay the same.
 
     Attributes:
         along: The setting that moves.
@@ -75,7 +75,7 @@ def extrapolate(
     Args:
         question: The planned training.
         rivals: The mechanisms to compare.
-        steps: Points per walk, beside the plan itself.
+        steps: Points per walk, in addition to the plan itself.
         reach: Each walk goes from 1 / `reach` to `reach` times the planned value.
 
     Returns:
@@ -125,7 +125,7 @@ def _around(value: int, factors: Sequence[float]) -> list[int]:
 
 
 def _min_sep(question: Question, report_goal: int) -> int | None:
-    """Min-sep of the fleet with another report goal; None if the fleet cannot fill it."""
+    """Min-sep of the fleet with another report goal; None if the fleet cannot fill such a round."""
     try:
         return question.fleet.with_report_goal(report_goal).min_sep()
     except InvalidInput:  # one round would contact more clients than are available

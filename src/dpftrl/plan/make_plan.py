@@ -1,4 +1,4 @@
-"""`make_plan`: from a fleet and a privacy target to a complete plan in one call."""
+"""`make_plan`, which computes a complete plan from a fleet and a privacy target."""
 
 from dpftrl.accounting import account, calibrate
 from dpftrl.errors import InvalidInput
@@ -28,21 +28,22 @@ def make_plan(
     """Choose the mechanism and the noise for a fleet of clients.
 
     Args:
-        population: Clients that may take part.
-        report_goal: Reports that close a round.
-        rounds: Rounds of training.
+        population: Number of clients that may take part.
+        report_goal: Number of reports that complete a round.
+        rounds: Number of rounds of training.
         delta: The delta of the guarantee.
         epsilon: The largest epsilon allowed; the noise is calibrated to it.
-        noise_multiplier: The noise as std(Z) / clip norm, instead of `epsilon`.
+        noise_multiplier: The standard deviation of Z divided by the clip norm, instead of
+            `epsilon`.
         mechanism: A mechanism, or a name that `dpftrl mechanisms` lists. `blt` is optimized for
             this participation.
-        buffers: Buffers of an optimized BLT; by default 4.
+        buffers: Number of buffers of an optimized BLT; by default 4.
         min_sep: Smallest difference between two rounds of one client. By default the min-sep of
             the fleet if clients participate in strict rotation. The server enforces it.
-        max_participations: Most rounds of one client, where the server enforces a cap.
+        max_participations: Largest number of rounds of one client, if the server enforces a cap.
         availability: The share of the population that can be contacted (idle, charging, ...).
         over_selection: Clients contacted per report needed.
-        timer_days: Days that a client waits before it takes part again, where a timer enforces it.
+        timer_days: Days that a client waits before it takes part again, if a timer enforces this.
         rounds_per_day: Rounds per day; required with `timer_days`.
 
     Returns:

@@ -6,7 +6,7 @@ from dpftrl.mechanisms.registry import mechanism as registered_mechanism
 from dpftrl.optimize import optimize_blt
 from dpftrl.participation import Participation
 
-# Buffers of an optimized BLT unless given; a run with fewer rounds gets one buffer per round.
+# Default number of buffers of an optimized BLT; a run with fewer rounds gets one buffer per round.
 DEFAULT_BUFFERS = 4
 OPTIMIZED_BLT = "blt"
 
@@ -18,15 +18,15 @@ def mechanism(
 
     `blt` is the BLT with the smallest RmsLoss for the participation. Some other names need the
     participation too: `tree-full`, `smooth-tree` and `banded:P` are built for its rounds, and a
-    name without a number of bands gets as many bands as its min-sep. It must be the planned
-    participation. One that was observed in a log is refused, since it would describe a mechanism
-    that was not run.
+    name without a number of bands gets as many bands as its min-sep. The participation must be the
+    planned one. A participation that was observed in a log is refused, since it would describe a
+    mechanism that was not run.
 
     Args:
         name: A name that `dpftrl mechanisms` lists, such as `blt`, `blt-b400` or `band-sqrt:342`,
             or the path of a .json file.
         participation: The planned participation, where the name needs one.
-        buffers: Buffers of an optimized BLT; by default 4.
+        buffers: Number of buffers of an optimized BLT; by default 4.
 
     Raises:
         UnknownMechanism: No mechanism has this name.

@@ -31,11 +31,11 @@ class Fleet:
     """The clients that can take part in a training.
 
     Attributes:
-        population: Clients that may take part.
-        report_goal: Reports that close a round.
+        population: Number of clients that may take part.
+        report_goal: Number of reports that complete a round.
         availability: The share of the population that can be contacted (idle, charging, ...).
         over_selection: Clients contacted per report needed.
-        timer_days: Days that a client waits before it takes part again, where a timer enforces it.
+        timer_days: Days that a client waits before it takes part again, if a timer enforces this.
         rounds_per_day: Rounds per day; required with `timer_days`.
 
     >>> Fleet(population=4_210_000, report_goal=6_500).min_sep()
@@ -73,9 +73,10 @@ class Fleet:
     def min_sep(self) -> int:
         """The min-sep if clients participate in strict rotation, limited by the timer.
 
-        It is available clients / clients contacted per round. This is the paper's optimistic
-        assumption: no client is contacted again before all others were. With a timer, min-sep is
-        at most the length of the timer, because nothing else makes clients wait.
+        Min-sep is the number of available clients divided by the clients contacted per round. This
+        is the paper's optimistic assumption: no client is contacted again before all others were.
+        With a timer, min-sep is at most the length of the timer, because nothing else makes clients
+        wait.
 
         Raises:
             InvalidInput: The available clients do not suffice for one round, or the timer is
@@ -110,14 +111,14 @@ class Fleet:
 
 
 def _exact(value: float) -> Fraction:
-    """The decimal number as it is written: 0.1 is exactly 1/10, so that floors are as expected."""
+    """The decimal number as written: 0.1 is exactly 1/10, so that rounding down is as expected."""
     return Fraction(repr(float(value)))
 
 
 @final
 @dataclass(frozen=True)
 class Plan:
-    """A mechanism with its noise for a fleet, and the guarantee that a run of it has.
+    """A mechanism with its noise for a fleet, and the guarantee of a run with them.
 
     Only a plan can train: its noise multiplier is chosen and its guarantee is computed.
 
@@ -145,8 +146,8 @@ class Plan:
     def covering_rounding(self) -> "Plan":
         """The same plan with a guarantee that covers rounding in the noise buffers.
 
-        Plans of version 0.1 did not cover it. Covering it raises mu, and with it epsilon, by about
-        one part in a million.
+        Plans of version 0.1 did not cover this rounding. Covering it raises mu, and therefore
+        epsilon, by about one part in a million.
         """
         run = self.guarantee.runs[0]
         if self.buffers == "float64":
@@ -163,7 +164,7 @@ class Plan:
 
     @property
     def participation(self) -> Participation:
-        """The rounds in which one client may take part; the server enforces it."""
+        """The rounds in which one client may take part; the server enforces this limit."""
         return self.guarantee.runs[0].participation
 
     @property
