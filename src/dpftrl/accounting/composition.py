@@ -9,7 +9,7 @@ from dpftrl._internal.checks import whole_number
 from dpftrl.accounting.guarantee import Guarantee, Hypothesis, Run, guarantee_of
 from dpftrl.errors import InvalidInput, TooLarge
 
-# The most ways of sharing a common cap between runs that are tried, to limit the time.
+# Limit on the work of `_worst_split`: (cap + 1)^2 times the number of runs.
 MOST_SPLITS = 2_000_000
 
 
@@ -61,10 +61,11 @@ def compose(
         TooLarge: There are too many ways to share the common cap between the runs.
 
     Guarantees:
-        An upper bound, in whatever order and at whatever time the runs happened. Without a common
-        cap the mu^2 add up. With a common cap, every way to share it between the runs is tried. A
-        client's pattern within a run obeys that run's own participation and its share of the cap,
-        so each run is bounded by its sensitivity at its share. The result is the worst case.
+        The result is an upper bound, in whatever order and at whatever time the runs happened.
+        Without a common cap the mu^2 add up. With a common cap, every way to share it between the
+        runs is tried. A client's pattern within a run obeys that run's own participation and its
+        share of the cap, so each run is bounded by its sensitivity at its share. The result is the
+        worst case.
     """
     composed = list(guarantees)
     if any(guarantee.devices != 1 for guarantee in composed):
@@ -102,7 +103,7 @@ def _worst_split(runs: Sequence[Run], cap: int) -> float:
     cap = min(cap, sum(run.participation.max_participations for run in runs))
     if (cap + 1) ** 2 * len(runs) > MOST_SPLITS:
         raise TooLarge(f"a common cap of {cap:,} over {len(runs)} runs is too large to search")
-    best = [0.0] * (cap + 1)  # for each number of participations in the runs so far
+    best = [0.0] * (cap + 1)  # best[j]: with j participations in the runs so far
     for run in runs:
         squares = [0.0, *(_capped_mu(run, share) ** 2 for share in range(1, cap + 1))]
         best = [

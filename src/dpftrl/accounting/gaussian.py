@@ -3,15 +3,15 @@
 A mechanism whose outputs on two neighboring datasets are Gaussians of unit variance, `mu` apart,
 is (epsilon, delta)-DP exactly for delta >= Phi(-a) - exp(epsilon) Phi(-b) with
 a = epsilon / mu - mu / 2 and b = a + mu (Balle and Wang 2018, Theorem 8). As
-exp(epsilon) phi(b) = phi(a), that is phi(a) (M(a) - M(b)) with Mills' ratio M = Phi(-x) / phi(x):
-nothing in it overflows, and delta may be as small as exp(-1e9).
+exp(epsilon) phi(b) = phi(a), this bound is phi(a) (M(a) - M(b)) with Mills' ratio
+M(x) = Phi(-x) / phi(x): no term overflows, and delta may be as small as exp(-1e9).
 
-Real noise differs from ideal Gaussians in two ways. Its range is finite: the Box-Muller method
-turns a radius and an angle into two normals, and a radius that is computed from a finite number of
-random bits is at most R = sqrt(2 ln 2 bits). A pair of coordinates that one client moves by s can
-therefore land where the noise of the neighboring dataset never does. No epsilon covers such an
-outcome, so its probability is a lower limit of delta (`sampler_delta`). And the noise buffers are
-rounded to float64, which adds to mu (`mu_with_rounding`).
+Real noise differs from ideal Gaussians in two ways. First, its range is finite: the Box-Muller
+method turns a radius and an angle into two normals, and a radius that is computed from a finite
+number of random bits is at most R = sqrt(2 ln(2) bits). A pair of coordinates that one client moves
+by s can therefore land where the noise of the neighboring dataset never does. No epsilon covers
+such an outcome, so its probability is a lower limit of delta (`sampler_delta`). Second, the noise
+buffers are rounded to float64, which adds to mu (`mu_with_rounding`).
 
 Guarantees:
     `delta_of`, `log_delta_of` and `epsilon_of` never return less than the true value, and `mu_of`
@@ -34,18 +34,20 @@ ROOT_HALF: Final = math.sqrt(0.5)
 ROOT_HALF_PI: Final = math.sqrt(math.pi / 2)
 LOG_ROOT_2PI: Final = 0.5 * math.log(2 * math.pi)
 
-# Below this mu, subtracting M(a) - M(b) would lose too many digits: the difference is integrated.
+# Below this mu, the subtraction M(a) - M(b) would lose too many digits, so it is replaced by an
+# integral.
 NARROW: Final = 0.02
-# Above this x, 1 - x M(x) is summed from its asymptotic series, since subtracting loses digits.
+# Above this x, 1 - x M(x) is computed by its asymptotic series, since the subtraction loses digits.
 FAR: Final = 30.0
 # Above this a, M(a) - M(b) is bounded instead of computed.
 REMOTE: Final = 1e6
-# Nodes and weights of Gauss-Legendre quadrature: 12 are exact to rounding on so short an interval.
+# Nodes and weights of Gauss-Legendre quadrature. On so short an interval, 12 nodes are exact up to
+# rounding.
 LEGENDRE: Final = [
     (float(node), float(weight))
     for node, weight in zip(*np.polynomial.legendre.leggauss(12), strict=True)
 ]
-# The most Newton steps; about six are needed.
+# Largest number of Newton steps; about six are needed.
 MOST_STEPS: Final = 100
 # Replaces a slope of 0, to avoid a division by zero.
 TINY: Final = 1e-300
@@ -55,7 +57,8 @@ SMALLEST: Final = 5e-324
 BOUNDLESS: Final = 1e150
 # Random bits per radius, including its tail: what the sampler of dpftrl.noise draws.
 RADIUS_BITS: Final = 76
-# The most normals per run: for example a hundred million coordinates times ten thousand rounds.
+# Largest number of normals per run, such as a hundred million coordinates times ten thousand
+# rounds.
 MOST_DRAWS: Final = 2.0**40
 # The largest relative rounding error of a float64 operation.
 UNIT_ROUNDOFF: Final = 2.0**-53
@@ -66,7 +69,7 @@ MOST_SHARE: Final = 0.5
 
 
 def delta_of(epsilon: float, mu: float) -> float:
-    """The smallest delta at which the mechanism is (epsilon, delta)-DP.
+    """The smallest delta at which the Gaussian mechanism with this mu is (epsilon, delta)-DP.
 
     Args:
         epsilon: At least 0.
@@ -84,7 +87,7 @@ def log_delta_of(epsilon: float, mu: float) -> float:
 
 
 def epsilon_of(delta: float, mu: float, guess: float | None = None) -> float:
-    """The smallest epsilon at which the mechanism is (epsilon, delta)-DP.
+    """The smallest epsilon at which the Gaussian mechanism with this mu is (epsilon, delta)-DP.
 
     Args:
         delta: Between 0 and 1.
@@ -118,7 +121,7 @@ def _epsilon(target: float, mu: float, guess: float | None = None) -> float:
 
 
 def mu_of(epsilon: float, delta: float) -> float:
-    """The largest mu at which the mechanism is (epsilon, delta)-DP."""
+    """The largest mu at which a Gaussian mechanism is (epsilon, delta)-DP."""
     epsilon, target = _not_negative(epsilon), math.log(_fraction(delta))
     low, high = 0.0, 1.0
     while _log_delta(epsilon, high) <= target:
@@ -249,11 +252,12 @@ def sampler_delta(mu: float, bits: int = RADIUS_BITS) -> float:
     """The part of delta that is due to the finite range of the sampler, at any epsilon.
 
     Guarantees:
-        An upper bound on the probability that the noise falls where the neighbor's noise cannot,
-        over every way to spread a distance of `mu` over at most 2^40 draws. In one pair, it is the
-        probability that a normal in the plane, moved by mu, leaves the disc of radius R. In many
-        pairs, each pair that is moved by s leaves its disc with probability at most
-        s R exp(-R^2 / 2), where exp(-R^2 / 2) = 2^-bits, and the s sum to at most mu sqrt(pairs).
+        The result is an upper bound on the probability that the noise falls where the noise of the
+        neighboring dataset cannot fall. It holds for every way to spread a distance of `mu` over at
+        most 2^40 draws. In one pair, it is the probability that a normal in the plane, moved by mu,
+        leaves the disc of radius R. In many pairs, each pair that is moved by s leaves its disc
+        with probability at most s R exp(-R^2 / 2), where exp(-R^2 / 2) = 2^-bits, and the s sum to
+        at most mu sqrt(pairs).
     """
     mu = as_float(mu)
     if not 0 <= mu < math.inf:
@@ -288,8 +292,9 @@ def epsilon_as_drawn(
     Args:
         delta: The delta of which the sampler takes its part.
         mu: The distance between the two Gaussians, in standard deviations.
-        margin: Bound on the relative error of `mu`, by which epsilon allows for a larger one.
-        with_sampler: Whether the sampler's part is taken from `delta`. Version 0.1 did not.
+        margin: Bound on the relative error of `mu`. Epsilon is computed for a mu larger by this
+            much.
+        with_sampler: Whether the sampler's part is taken from `delta`. Version 0.1 did not do that.
     """
     padded = mu * (1 + margin)
     if not 0 < padded < math.inf:
@@ -318,12 +323,13 @@ def mu_with_rounding(mu: float, mechanism: Mechanism, rounds: int) -> float:
         rounds: Number of rounds.
 
     Guarantees:
-        An upper bound for every model of at most 2^40 / `rounds` coordinates. Rounding moves the
-        two hypotheses about Z apart by a further vector, which depends on earlier releases and has
-        a norm of at most R = 2 u (r + m) sqrt(coordinates) * `rounding_gain`, always. Here u is
-        the rounding of float64, r the largest normal of the sampler, and m the result. Shifts of
-        Gaussians that depend on earlier releases, and whose total norm never exceeds m, are
-        m-Gaussian DP (the proof is in `docs/guarantees.md`). So the result solves m = mu + R.
+        The result is an upper bound for every model of at most 2^40 / `rounds` coordinates.
+        Rounding moves the two Gaussians, whose distance is mu, apart by a further vector. This
+        vector depends on earlier releases, and its norm is always at most
+        R = 2 u (r + m) sqrt(coordinates) * `rounding_gain`. Here u is the rounding of float64, r
+        the largest normal of the sampler, and m the result. Shifts of Gaussians that depend on
+        earlier releases, and whose total norm never exceeds m, are m-Gaussian DP (the proof is in
+        `docs/guarantees.md`). So the result solves m = mu + R.
     """
     share = _rounding_share(mechanism, rounds)
     return (mu + share * FARTHEST_NORMAL) / (1 - share)
@@ -344,8 +350,8 @@ def mu_before_rounding(mu: float, mechanism: Mechanism, rounds: int) -> float:
 def check_rounding(rounding: float, mu: float, mechanism: Mechanism, rounds: int) -> None:
     """Refuse a run in which more than 0.1% of mu comes from rounding in the noise buffers.
 
-    Plans and calibration use this check, to choose better. `account` does not: it states the
-    guarantee of what was released, whatever it is.
+    Plans and calibration use this check, because their settings can still be changed. `account`
+    does not use it: it states the guarantee of what was released, whatever that is.
     """
     if not rounding <= MOST_ROUNDING * mu:
         raise InvalidInput(
@@ -379,4 +385,4 @@ def _leaves_disc(shift: float, radius: float) -> float:
 
     gap = radius - shift
     integral = math.exp(-gap * gap / 2) + shift * math.sqrt(2 * math.pi) * float(ndtr(-gap))
-    return float(i0e(shift * radius)) * integral * (1 + 1e-9)  # 1e-9: more than all rounding
+    return float(i0e(shift * radius)) * integral * (1 + 1e-9)  # 1e-9 exceeds all rounding errors

@@ -109,7 +109,7 @@ class Run:
         """Create a run and compute its sensitivity.
 
         Raises:
-            InvalidInput: The noise would grow so large that float64 loses Z in it.
+            InvalidInput: The noise would grow so large that float64 no longer resolves Z in it.
         """
         scale = positive_number("the noise multiplier", noise_multiplier)
         mechanism.check_noise(participation.rounds)
@@ -127,7 +127,7 @@ class Run:
 
     @cached_property
     def mu(self) -> float:
-        """How far one client can move the output, in standard deviations, including rounding."""
+        """How far one client can move C X, in standard deviations of Z, including rounding."""
         return self.mu_of(self.sensitivity.value)
 
     @property
@@ -185,10 +185,10 @@ class Guarantee:
 
     Guarantees:
         The releases are mu-Gaussian DP (Dong, Roth and Su 2022) and rho-zCDP (Bun and Steinke 2016)
-        under zero-out adjacency, hence (epsilon, total_delta)-DP, if the hypotheses hold:
-        they are post-processing of C X + Z, adaptively chosen rows included (Denisov et al. 2022,
-        Theorem 2.1). Rounding in float64 noise buffers is part of mu (`mu_with_rounding`). No
-        numerical error makes epsilon smaller than it is.
+        under zero-out adjacency, hence (epsilon, total_delta)-DP, if the hypotheses hold.
+        The releases are post-processing of C X + Z, adaptively chosen rows included (Denisov et al.
+        2022, Theorem 2.1). Rounding in float64 noise buffers is part of mu (`mu_with_rounding`). No
+        numerical error makes epsilon smaller than its true value.
     """
 
     runs: tuple[Run, ...]
@@ -258,7 +258,7 @@ class Guarantee:
         """The guarantee for a person with several devices, as an upper bound (group privacy).
 
         Args:
-            devices: Devices of one person. Each can move the output as far as one client can.
+            devices: Number of devices of one person. Each can move C X as far as one client can.
         """
         return replace(
             self, devices=_check_devices(self.devices * whole_number("devices", devices))
@@ -296,7 +296,7 @@ def guarantee_of(runs: Iterable[Run], delta: float, known: Sequence[Hypothesis] 
     Args:
         runs: One or more runs.
         delta: The delta at which to state epsilon.
-        known: Hypotheses that stand in place of the usual ones with the same names.
+        known: Hypotheses that replace the usual ones with the same names.
 
     Guarantees:
         Gaussian mechanisms compose by the sum of their mu^2, even if later ones are chosen by what

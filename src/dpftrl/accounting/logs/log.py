@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # A partition of this many rows stays in the processor's cache.
 ROWS_PER_PARTITION = 500_000
 
-# The Gram matrix of this many rounds has 128 MB and takes a few seconds to compute.
+# The Gram matrix of this many rounds needs 128 MB and takes a few seconds to compute.
 GRAM_LIMIT = 4096
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Integers = NDArray[np.int64]
 
-# The smallest gap of a client that took part only once: larger than any real gap.
+# Stands for the smallest gap of a client that took part only once: larger than any real gap.
 NO_GAP = np.iinfo(np.int64).max
 # With more partitions, each batch would be cut into very small pieces. Logs of more than some
 # billion rows have larger partitions instead.

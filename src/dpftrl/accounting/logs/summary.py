@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # A histogram with more distinct values than this shows ranges: a table that fits on a screen.
 MOST_BINS = 50
-# How many clients that broke a limit a summary lists.
+# A summary lists at most this many clients that broke a limit.
 MOST_SHOWN = 20
 
 
@@ -51,7 +51,8 @@ class Histogram:
         width = 1
         if len(self.values) > MOST_BINS:
             spread = int(self.values[-1] - self.values[0])
-            # 2 fewer, since bins start at multiples of the width: one may be added at each end.
+            # MOST_BINS - 2, because bins start at multiples of the width: this may add a bin at
+            # each end.
             width = _round_width(spread // (MOST_BINS - 2) + 1)
         low_of_value = self.values // width * width
         lows, positions = np.unique(low_of_value, return_inverse=True)
@@ -105,8 +106,9 @@ class Broken:
     Attributes:
         client: The client's id.
         limit: The name of the limit.
-        rounds: For `min_sep`: two rounds that are too close, numbered as in the log. Else None.
-        count: For `max_participations`: the number of participations. Else None.
+        rounds: For `min_sep`: two rounds that are too close, numbered as in the log; None
+            for the other limit.
+        count: For `max_participations`: the number of participations; None for the other limit.
         counted: Whether the client's counted rows alone break the limit. If not, the client was
             contacted too often, but the released sums keep the limit.
     """
@@ -237,8 +239,9 @@ class WorstPattern:
     client: str | None
 
 
-# The sort key of a broken limit: not counted, measure, client id. Counted ones come first, then the
-# worst, then by id. So the order does not depend on the partitions.
+# The sort key of a client that broke a limit: whether its counted rows alone keep the limit, its
+# `Rule.measure`, and its id. Smaller keys come first: clients whose counted rows break the limit,
+# and among them the worst. The order does not depend on the partitions.
 Rank = tuple[bool, int, str]
 
 

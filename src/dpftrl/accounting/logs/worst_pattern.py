@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-# Numbers of float64 that are processed at once: about 30 MB.
+# Number of float64 values that are processed at once: about 30 MB.
 CHUNK = 4_000_000
 
 # If a pattern holds more than one in 8 of all rounds, multiplying by the whole Gram matrix is
@@ -58,8 +58,9 @@ def worst_by_gram(
     """Find the pattern whose rows and columns of |C|^T |C| have the largest sum.
 
     Guarantees:
-        A client whose updates have norm at most 1 moves C X by a sum of columns of C, each times
-        such an update: in norm by no more than the sum of the columns of |C|.
+        A client moves C X by the sum, over the rounds of its pattern, of a column of C times an
+        update of norm at most 1. The norm of this sum is at most the norm of the sum of the same
+        columns of |C|.
     """
     absolute = np.abs(mechanism.strategy(rounds))
     gram = absolute.T @ absolute
@@ -134,9 +135,9 @@ def worst_by_bounds(
     """Find the counted pattern with the largest `pattern_norm`, or an upper bound on it.
 
     Guarantees:
-        A pattern of k rounds with smallest gap g is one of those that the sensitivity under
-        (g, k) is a maximum over, and sensitivity falls with g and rises with k. So no pattern has
-        a norm above the returned value, whether its group was evaluated or not.
+        The sensitivity for min-sep g and k participations is a maximum over patterns. It includes
+        every pattern of k rounds with smallest gap g, and it falls with g and rises with k. So no
+        pattern has a norm above the returned value, whether its group was evaluated or not.
     """
     gaps_by_count = _gaps_by_count(partitions(), rounds)
     if not gaps_by_count:
@@ -213,8 +214,8 @@ def _choose_groups(
     chosen: list[Group] = []
     bounds: dict[tuple[int, int], float] = {}
     # A group becomes a candidate when every group with at least its count and at most its gap has
-    # been chosen. The bound of such a group holds for the candidate too. This first one holds for
-    # all groups.
+    # been chosen. The bound of such a group holds for the candidate too. The first bound, for the
+    # largest count and the smallest gap, holds for all groups.
     inherited = bound(max(gaps_by_count), min(gaps[0][0] for gaps in gaps_by_count.values()))
     room = MOST_KEPT
     while candidates := list(_undominated(gaps_by_count)):
