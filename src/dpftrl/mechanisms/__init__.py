@@ -1,4 +1,8 @@
-"""Correlated noise mechanisms, with one family per file."""
+"""Correlated noise mechanisms, with one family per file.
+
+`base` defines the matrices A, B, C, D, X and Z. "The paper" is McMahan, Xu and Zhang (2024), A
+Hassle-free Algorithm for Private Learning in Practice: Don't Use Tree Aggregation, Use BLTs.
+"""
 
 from dpftrl.mechanisms._sensitivity import Sensitivity
 from dpftrl.mechanisms.banded import Banded

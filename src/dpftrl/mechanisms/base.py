@@ -3,7 +3,8 @@
 A mechanism consists of a strategy matrix C and a decoder matrix D with D C = I. Row t of X is the
 sum of the clipped updates of round t, and Z is a matrix of independent Gaussians. Training adds
 row t of D Z to row t of X. The release X + D Z = D (C X + Z) is post-processing of C X + Z, so that
-the Gaussian mechanism applied to C X gives the privacy guarantee.
+the Gaussian mechanism applied to C X gives the privacy guarantee. Let A be the matrix of prefix
+sums. The released prefix sums are A X + B Z, where B = A D. For a square C, D is C^-1.
 """
 
 from abc import ABC, abstractmethod
