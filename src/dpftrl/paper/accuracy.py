@@ -1,9 +1,10 @@
-"""Accuracy in real trainings on poetry: table `sonwp`, accuracy columns, and its privacy curves.
+"""Accuracy in real trainings on poetry: the accuracy columns of table `sonwp`, and curves.
 
 The paper trains on StackOverflow, which is not available here. Poems of the Song dynasty replace
-it, with one client per poet. The claims about mechanisms are checked, but not the numbers, which
-depend on the text. All items here use the same trainings: the table, the learning rates behind it,
-and accuracy against the privacy spent, as in the paper's production figures.
+it, with one client per poet. The claims about mechanisms are checked. The numbers are not
+checked, because they depend on the text. All items here use the same trainings: the table, the
+learning rates behind it, and accuracy against the privacy spent, as in the paper's production
+figures.
 """
 
 import math
@@ -102,7 +103,7 @@ def _accuracies(seeds: Sequence[Trained], last: int) -> list[float]:
 
 
 def accuracy_claims(epsilon: float, accuracy: BySeed) -> list[Claim]:
-    """The claims at one epsilon; a difference counts if it exceeds two standard errors."""
+    """The claims at one epsilon. A difference counts only if it exceeds two standard errors."""
     ours = {name: statistics.fmean(values) for name, values in accuracy.items()}
     paper = {name: PRINTED[name][epsilon] for name in accuracy}
     variance = statistics.fmean(deviation(values) ** 2 for values in accuracy.values())
@@ -249,7 +250,7 @@ def _curve_point(
 
 
 def _curve_claims(rows: Sequence[Row]) -> list[Claim]:
-    """The claims about the accuracy at the end of training, where all have spent the same rho."""
+    """The claims about the accuracy at the end, where all mechanisms have spent the same rho."""
     claims: list[Claim] = []
     for epsilon, part in series_of(rows, "epsilon_of_run").items():
         ends = {name: float(curve[-1]["accuracy"] or 0) for name, curve in series_of(part).items()}
@@ -268,7 +269,7 @@ def _curve_claims(rows: Sequence[Row]) -> list[Claim]:
 
 
 def _draw_curves(figure: Any, rows: Sequence[Row]) -> None:
-    """Draw one panel per epsilon of the whole training."""
+    """Draw one panel for each epsilon that a whole training spends."""
     parts, look = series_of(rows, "epsilon_of_run"), looks(rows)
     axes = panels(figure, len(parts))
     for panel, (epsilon, part) in zip(axes, parts.items(), strict=True):

@@ -1,7 +1,7 @@
 """Toeplitz coefficients of BLTs: figure `blt_coeff` and table `c_inv_coef`.
 
 The figure shows the coefficients of the three production BLTs and of their inverses. The table has
-the time of computing the coefficients of C^-1, by solving or in closed form.
+the time that it takes to compute the coefficients of C^-1, by solving or in closed form.
 """
 
 import time
@@ -31,7 +31,7 @@ def coefficient_curves(sizes: CurveSizes, on_progress: Progress) -> Findings:
     """The coefficients of C and C^-1 at lags that are spread evenly on a logarithmic scale."""
     lags = np.unique(np.geomspace(1, sizes.lags - 1, sizes.points).round().astype(int))
     rows: list[Row] = []
-    small_from: dict[str, int | None] = {}  # the first lag with a coefficient below a hundredth
+    small_from: dict[str, int | None] = {}  # first lag with a coefficient below a hundredth
     for name in PRESETS:
         on_progress(None, name)
         blt = mechanism(name)
@@ -84,7 +84,8 @@ COEFFICIENTS = Item(
 )
 
 
-# By rounds: printed seconds by brute force and in closed form, and speedup (compiled, on a V100).
+# For each number of rounds, what the paper prints: the seconds by brute force and in closed form,
+# and the speedup (compiled, on a V100).
 PRINTED = {
     2000: ("0.021", "3.8e-5", "550"),
     20000: ("0.258", "3.6e-5", "7176"),
@@ -102,7 +103,7 @@ class TimeSizes:
 
 
 def inverse_times(sizes: TimeSizes, on_progress: Progress) -> Findings:
-    """Seconds of both methods, the shortest of a few runs, and the difference of their results."""
+    """The shortest time of a few runs of each method, and the difference of their results."""
     blt = mechanism("blt-b400")
     if not isinstance(blt, BLT):
         raise TypeError("the preset is a BLT")
@@ -127,7 +128,7 @@ def inverse_times(sizes: TimeSizes, on_progress: Progress) -> Findings:
 def _closed(blt: BLT, rounds: int) -> Any:
     """The coefficients of C^-1 in closed form."""
     theta_hat, omega_hat = blt.inverse_parameters()
-    # Equation 2 applied to the inverse BLT; powers by logarithms, with one exponential per entry.
+    # This is equation 2 of the paper for the inverse BLT. Powers are exponentials of logarithms.
     powers = np.exp(np.multiply.outer(np.arange(rounds - 1.0), np.log(theta_hat)))
     return np.append(1.0, powers @ omega_hat)
 

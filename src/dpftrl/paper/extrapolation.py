@@ -1,7 +1,8 @@
 """Figures `extrapolate` and `varyn`: the guarantee for other fleets, rounds and min-seps.
 
 The paper assumes that the utility stays the same if the report goal and the noise multiplier grow
-by the same factor, and that it does not depend on min-sep. It is then enough to compare rho.
+by the same factor, and that the utility does not depend on min-sep. It is then enough to compare
+rho.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,7 @@ from dpftrl.paper.item import (
 from dpftrl.paper.shared_mechanisms import bandmf
 from dpftrl.plan import Fleet
 
-GOAL = 6500  # report goal to which the noise multipliers belong
+GOAL = 6500  # report goal that belongs to the noise multipliers
 POPULATIONS = (3_000_000, 10_000_000)
 
 
@@ -41,7 +42,7 @@ class Rival:
     noise_multiplier: float
 
     def rho(self, participation: MinSep, scale: float = 1.0) -> float | None:
-        """The zCDP guarantee; None if the mechanism cannot run for so many rounds.
+        """The rho of zCDP; None if the mechanism cannot run for so many rounds.
 
         Args:
             participation: Rounds, min-sep and cap.
@@ -243,15 +244,15 @@ EXTRAPOLATE = Item(
 )
 
 
-# The BLT for min-sep 100 (model pt-PT) was run with a report goal of 3,000. Its noise multiplier is
-# scaled to the report goal of the others.
+# The BLT for min-sep 100 (model pt-PT) was run with a report goal of 3,000. This factor scales its
+# noise multiplier to the report goal of the other models.
 PT_PT = GOAL / 3000
 
 
 @final
 @dataclass(frozen=True)
 class RoundsSizes:
-    """Most rounds, how many numbers of rounds to try, and the rounds that BandMF is built for."""
+    """Largest number of rounds, how many numbers to try, and the rounds of the BandMF matrices."""
 
     longest: int
     steps: int

@@ -121,11 +121,12 @@ def _builders(sizes: Sizes, clients: MinSep) -> Iterator[Builder]:
 def lower_bound(clients: MinSep, correlations: Sequence[float]) -> float:
     """A lower bound on the RmsLoss of every factorization A = B C.
 
-    Let u be a random contribution of one client: one entry per round, which is a vector of norm 1
-    or zero. Let M = E[u u^T] and R R^T = M. Then sens(C)^2 >= E ||C u||^2 = tr(C M C^T). With
-    ||A R||_* <= ||B||_F ||C R||_F it follows that RmsLoss >= ||A R||_* / sqrt(n). Here the client
-    participates in the rounds j, j + b, ... for a uniform j, and all its entries have the same
-    pairwise inner product. With inner product 0 this is the nuclear norm bound sqrt(k) ||A||_* / n.
+    Let u be a random contribution of one client. It has one entry per round, which is zero or a
+    vector of norm 1. Let M = E[u u^T] and R R^T = M. Then sens(C)^2 >= E ||C u||^2 = tr(C M C^T).
+    With ||A R||_* <= ||B||_F ||C R||_F it follows that RmsLoss >= ||A R||_* / sqrt(n). Here the
+    client participates in the rounds j, j + b, ... for a uniform j, and all its entries have the
+    same pairwise inner product. With inner product 0, this is the nuclear norm bound
+    sqrt(k) ||A||_* / n.
 
     Args:
         clients: The participation. Min-sep must divide the rounds, so that every j has the same
@@ -144,7 +145,7 @@ def lower_bound(clients: MinSep, correlations: Sequence[float]) -> float:
 
 
 def _spread(root: NDArray[np.float64], gap: int) -> NDArray[np.float64]:
-    """R for all rounds, from its block for the participations of one starting round of `gap`."""
+    """R for all rounds, from `root`, the block of R for one of the `gap` possible first rounds."""
     n = len(root) * gap
     spread = np.einsum("st,ij->sitj", root, np.eye(gap) / gap**0.5)
     return spread.reshape(n, n)

@@ -26,8 +26,8 @@ class Claim:
 
     Attributes:
         text: The claim.
-        paper: The paper's number as it is printed, or its words.
-        ours: Our number, or words.
+        paper: The paper's number as printed, or its words.
+        ours: Our number, or our result in words.
         verdict: How the two compare.
         because: Why they differ, or another remark.
     """
@@ -64,13 +64,14 @@ class Findings:
 def printed(text: str, paper: str, ours: float, because: str = "", *, up: bool = False) -> Claim:
     """The claim that a number is as printed.
 
-    It reproduces if our number rounds to the printed one, and is better if ours is smaller.
+    The verdict is `reproduces` if our number rounds to the printed one, and `better` if our number
+    is smaller.
 
     Args:
         text: What the number is.
         paper: The number as printed.
         ours: Our number with all digits.
-        because: Why it differs; dropped if it does not.
+        because: Why the number differs; not used if it reproduces.
         up: Whether the paper rounds this number up.
 
     >>> printed("MaxLoss", "10.79", 10.7514).verdict
@@ -88,7 +89,7 @@ def rounds_to(value: float, paper: str, *, up: bool = False) -> bool:
 
 
 def holds(text: str, truth: bool, ours: float | str, paper: str = "", because: str = "") -> Claim:
-    """The claim that a statement in words is true; `because` explains why it is not."""
+    """The claim that a statement in words is true; `because` says why it is not, if it is not."""
     if truth:
         return Claim(text, paper, ours, "reproduces")
     return Claim(text, paper, ours, "does not", because)
@@ -143,7 +144,7 @@ class Item(Generic[Sizes]):
         return Findings(findings.rows, [claim.at_reduced_size() for claim in findings.claims])
 
     def is_reduced(self, quick: bool) -> bool:
-        """Whether the sizes are reduced; some items are quick at full size."""
+        """Whether the sizes are reduced: some items have their full size even if `quick`."""
         return quick and self.quick != self.full
 
     def settings(self, quick: bool) -> str:
@@ -158,7 +159,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def panels(figure: Any, columns: int, lines: int = 1, **shared: Any) -> list[Any]:
-    """Axes with a light grid, in `lines` rows of `columns`, listed row by row."""
+    """Add `lines` rows of `columns` axes with a light grid, and return them row by row."""
     grid: Any = figure.subplots(lines, columns, squeeze=False, **shared)
     axes: list[Any] = [panel for line in grid for panel in line]
     for panel in axes:

@@ -1,4 +1,4 @@
-"""Table `mechanism_summary`: measurements behind its adjectives (low, medium, high)."""
+"""Table `mechanism_summary`: measurements for its adjectives (low, medium, high)."""
 
 import math
 import statistics
@@ -100,7 +100,7 @@ def _optimize_bandmf(rounds: int, bands: int, on_step: Progress) -> None:
 
 
 def _step_time(work: Callable[[Progress], None]) -> float:
-    """The median time of the last steps; the first steps may be of smaller problems."""
+    """The median time of the last steps; the first steps may belong to smaller problems."""
     times: list[float] = []
     work(lambda _fraction, _message: times.append(time.perf_counter()))
     last = times[-LAST_STEPS:]
@@ -108,7 +108,7 @@ def _step_time(work: Callable[[Progress], None]) -> float:
 
 
 def _min_sep_fragility(rival: Mechanism, clients: MinSep) -> tuple[float | None, float | None]:
-    """The fragility at half and at twice the expected min-sep."""
+    """The result of `_fragility` at half and at twice the expected min-sep."""
     b = clients.min_sep
     return _fragility(rival, clients, min_sep=b // 2), _fragility(rival, clients, min_sep=2 * b)
 
@@ -116,11 +116,11 @@ def _min_sep_fragility(rival: Mechanism, clients: MinSep) -> tuple[float | None,
 def _fragility(
     rival: Mechanism, clients: MinSep, rounds: int | None = None, min_sep: int | None = None
 ) -> float | None:
-    """How much a mechanism suffers from another participation than the expected one.
+    """How much a mechanism loses if the participation is not the expected one.
 
-    At each participation its RmsLoss is divided by that of the best BLT for it. The result is this
-    ratio at the other participation, divided by the ratio at the expected one; None if the
-    mechanism cannot run for so many rounds.
+    For each participation, the RmsLoss of the mechanism is divided by that of the best BLT. The
+    result is this ratio at the other participation, divided by the ratio at the expected one; None
+    if the mechanism cannot run for so many rounds.
     """
     other = MinSep(rounds or clients.rounds, min_sep or clients.min_sep)
 

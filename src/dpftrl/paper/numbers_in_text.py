@@ -10,7 +10,8 @@ from dpftrl.accounting import epsilon_of
 from dpftrl.paper.item import Claim, Findings, Item, holds
 from dpftrl.paper.shared_mechanisms import blt
 
-# Each preset of the appendix with the rounds, min-sep and participations it was optimized for.
+# The presets of the appendix, each with the rounds, min-sep and participations that it was
+# optimized for.
 APPENDIX = (
     ("blt-b100", 2000, 100, 10),
     ("blt-b400", 4000, 400, 5),
@@ -107,7 +108,7 @@ def _appendix(_: Sizes) -> list[Claim]:
 
 
 def _default(sizes: Sizes) -> list[Claim]:
-    """The BLT for min-sep 400 compared with the best BLT for the actual min-sep."""
+    """The claims that compare the BLT for min-sep 400 with the best BLT for the actual min-sep."""
     worst = max(
         mechanism("blt-b400").error_report(point).max_loss
         / blt(point, 4, "max").error_report(point).max_loss
@@ -126,7 +127,7 @@ def _default(sizes: Sizes) -> list[Claim]:
 
 
 def _report_goals(_: Sizes) -> list[Claim]:
-    """Two larger report goals of the production table: 12,000 after 6,500; 6,000 after 3,000."""
+    """The claims about two larger report goals: 12,000 after 6,500, and 6,000 after 3,000."""
     scaled = {"pt-BR": (16.1 / 8.681, 12_000 / 6_500), "pt-PT": (5.5 / 3.12, 6_000 / 3_000)}
     halved = {"pt-BR": 1181 / 2001, "pt-PT": 49 / 92}
     claims = [

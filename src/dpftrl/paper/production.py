@@ -1,4 +1,4 @@
-"""Table `gboard`, privacy columns, and the guarantees of the launched models."""
+"""The privacy columns of table `gboard`, and the guarantees of the launched models."""
 
 from dataclasses import dataclass
 from typing import final
@@ -22,7 +22,7 @@ class Printed:
         mechanism: The mechanism.
         rounds: Rounds of training.
         between: Rounds between two participations of a client, which is min-sep - 1.
-        cap: Most participations of a client.
+        cap: Largest number of participations of a client.
         noise_multiplier: The noise multiplier, which the paper calls sigma.
         rho: The printed zCDP guarantee.
         epsilon: The printed epsilon.
@@ -86,7 +86,7 @@ def table(sizes: Sizes, on_progress: Progress) -> Findings:
         on_progress(None, f"{row.model} {row.mechanism}")
         built = _mechanism(row.mechanism, sizes)
         if built.rounds is not None and built.rounds < row.rounds:
-            continue  # a BandMF of reduced size cannot run for so many rounds
+            continue  # a BandMF matrix of reduced size cannot run for so many rounds
         clients = MinSep.from_rounds_between(row.rounds, row.between, row.cap)
         rho, epsilon = _ideal(built, clients, row.noise_multiplier)
         rows.append(
@@ -110,9 +110,9 @@ def table(sizes: Sizes, on_progress: Progress) -> Findings:
 
 
 def _other_reading(sizes: Sizes) -> list[Claim]:
-    """The claim about BandMF es-ES, if its matrix is scaled to sensitivity 1.
+    """The claim about BandMF for es-ES, if its matrix is scaled to sensitivity 1.
 
-    This is the sensitivity for the participation for which the matrix was optimized.
+    The sensitivity is that for the participation for which the matrix was optimized.
     """
     row, n = TABLE[0], sizes.bandmf_rounds
     if n < row.rounds:

@@ -31,7 +31,7 @@ from dpftrl.paper.rmse import MAXLOSS, RMSE
 from dpftrl.paper.robustness import K3, NKB, OTHERS, VARY_N
 from dpftrl.paper.stackoverflow_loss import LOSSES
 
-# Tables with more rows are only written as CSV, not in the Markdown page.
+# Tables with more rows than this are written as CSV only, not in the Markdown page.
 MOST_ROWS = 16
 FORMATS = ("png", "svg")  # file formats of figures
 HEADINGS = ("claim", "paper", "ours", "ratio", "verdict")
@@ -154,7 +154,7 @@ def _is_written(item: Item[Any], folder: Path) -> bool:
 
 
 def _computed(item: Item[Any], quick: bool, done: float, on_progress: Progress) -> Result:
-    """Compute an item; its messages are passed on with its name and the share of items done."""
+    """Compute an item; pass on its progress messages with its name and the share of items done."""
 
     def on_item_progress(_fraction: float | None, message: str) -> None:
         on_progress(done, f"{item.name}: {message}")
@@ -191,7 +191,7 @@ def _draw_files(draw: Draw, rows: Sequence[Row], height: float, folder: Path, na
         from matplotlib.figure import Figure
     except ImportError:
         raise InvalidInput("figures need matplotlib: pip install 'dpftrl[plot]'") from None
-    library: Any = matplotlib  # its types are partial
+    library: Any = matplotlib  # its type annotations are incomplete
     with library.rc_context({"font.size": 11, "svg.hashsalt": name, "svg.fonttype": "none"}):
         figure: Any = Figure(figsize=(11, height), layout="constrained")
         draw(figure, rows)

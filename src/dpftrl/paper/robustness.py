@@ -48,7 +48,7 @@ class MinSepSizes:
 
 
 def _mechanisms(sizes: MinSepSizes, cap: Callable[[int], int]) -> dict[str, Mechanism]:
-    """The mechanisms by name; `cap` gives the participations for a min-sep."""
+    """The mechanisms by name; `cap` returns the number of participations for a min-sep."""
     mechanisms: dict[str, Mechanism] = {
         f"BLT(b={b})": blt(MinSep(sizes.rounds, b, cap(b)), BUFFERS, "rms") for b in sizes.made_for
     }
@@ -127,7 +127,7 @@ def all_participations(sizes: MinSepSizes, on_progress: Progress) -> Findings:
 
 
 def _nkb_claims(above: list[float], below: float, small: int) -> list[Claim]:
-    """The claims about BandMF from its bands on, and at a min-sep below its bands."""
+    """The claims about BandMF at min-seps from its number of bands on, and at one below it."""
     return [
         holds(
             "BandMF slightly outperforms the BLT (printed: for b <= its bands; meant: from its "
@@ -168,7 +168,7 @@ def _smoother(rows: Sequence[Row], sizes: MinSepSizes) -> Claim:
 
 
 def other_mechanisms(sizes: MinSepSizes, on_progress: Progress) -> Findings:
-    """Losses of BandToep and BandFHU too, with five participations."""
+    """Losses with five participations, also of BandToep and BandFHU."""
     n, b, k = sizes.rounds, sizes.base, 5
     home = MinSep(n, b, k)
     on_progress(None, "BandToep")

@@ -1,4 +1,4 @@
-"""Table `sonwp`, loss columns: the mechanisms on the StackOverflow benchmark."""
+"""The loss columns of table `sonwp`: the mechanisms of the StackOverflow benchmark."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Sizes:
 
 
 def compute(sizes: Sizes, on_progress: Progress) -> Findings:
-    """The losses of the paper's mechanisms, and of three more of ours."""
+    """The losses of the paper's mechanisms, and of three further mechanisms of this library."""
     clients = MinSep(sizes.rounds, sizes.min_sep)
     rivals: dict[str, Mechanism] = {
         **{name: make(clients) for name, make in TABLE_MECHANISMS.items()},

@@ -1,4 +1,4 @@
-"""Trainings that differ in the mechanism, epsilon and seed only, and their recipes.
+"""Trainings that differ only in the mechanism, epsilon and seed, and the recipes for them.
 
 Each training is run only once. An interrupted training is resumed. The numbers of a finished
 training are kept in the cache.
@@ -49,7 +49,7 @@ class Recipe:
         mechanisms: Names of mechanisms in the paper's table.
         seeds: Number of seeds; each mechanism is trained once per seed.
         tried: Pairs of epsilon and the learning rates that were tried for it, with `tuned_on`.
-        tuned_on: The mechanism with which the learning rates of all were tuned.
+        tuned_on: The mechanism with which the learning rates of all mechanisms were tuned.
     """
 
     settings: tuple[str, ...]
@@ -155,19 +155,19 @@ def _train(
     folder: Path,
     on_progress: Progress,
 ) -> Trained:
-    """Run a training in a folder, or resume the one that is there."""
+    """Run a training in a folder, or resume the training that is there."""
     if find_spec("jax") is None or find_spec("equinox") is None:
         raise InvalidInput("training needs JAX: pip install 'dpftrl[train]'")
     from dpftrl.simulation import Training, TrainingProgress
 
     started = time.monotonic()
     on_progress(None, ": preparing")
-    # The witness of the run is kept beside it: both are deleted when the training has finished.
+    # The witness is kept beside the run: both are deleted when the training has finished.
     witness = folder / "witness"
     if RunFolder(folder / "run").exists:
         training = Training.resume(folder / "run", state_folder=witness)
     else:
-        shutil.rmtree(folder, ignore_errors=True)  # it was interrupted before its first round
+        shutil.rmtree(folder, ignore_errors=True)  # left by an interruption before round 1
         config = _config(settings, folder.parent, on_progress)
         plan = _plan(recipe, TABLE_MECHANISMS[name](recipe.participation), epsilon)
         training = Training.create(config, folder / "run", plan=plan, state_folder=witness)

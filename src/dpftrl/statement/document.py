@@ -143,7 +143,7 @@ def plain(text: Text) -> str:
 
 # Characters that can start Markdown markup anywhere in a line.
 SPECIAL = re.compile(r"[\\`*_\[\]<>|~&$#]")
-# What can start a list or a rule at the start of a line.
+# Characters that can start a list or a horizontal rule at the start of a line.
 LINE_START = re.compile(r"^([-+=]|\d+(?=[.)]))")
 
 
@@ -203,7 +203,7 @@ def _fenced_code(lines: list[str]) -> str:
 
 
 def _markdown_line(text: Text) -> str:
-    """Return text as a line of its own, escaped so that it does not start a list or a rule."""
+    """Return text as a line of its own, escaped so that it starts no list or rule."""
     line = _markdown_inline(text).strip()
     start = LINE_START.match(line)
     if start is None:
@@ -221,7 +221,7 @@ def _markdown_span(span: Span, in_table: bool) -> str:
         return span.text
     if span.style == "code" and not (in_table and re.search(r"[|\\]", span.text)):
         return _inline_code(span.text)
-    # Renderers disagree about a bar or a backslash in code in a table, but not in plain text.
+    # Renderers disagree about bars and backslashes in code inside a table, but agree in plain text.
     escaped = SPECIAL.sub(r"\\\g<0>", span.text)
     return escaped if span.style in {"plain", "code"} else f"**{escaped}**"
 
@@ -270,7 +270,8 @@ pre { padding: .7rem .9rem; background: var(--soft); white-space: pre-wrap; }
   pre { border: 1px solid var(--line); } }
 @page { margin: 18mm; }"""
 
-# A second protection: the browser refuses to load anything, even if markup got into the page.
+# A second protection: with this policy, the browser refuses to load anything, even if markup got
+# into the page.
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 

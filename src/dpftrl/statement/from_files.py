@@ -24,7 +24,7 @@ RECORD, PRIVATE = "run.json", "private"
 
 
 class Header(msgspec.Struct):
-    """The field that says which kind of file it is."""
+    """The field `format` of a JSON file, which says what kind of file it is."""
 
     format: str
 
@@ -153,14 +153,14 @@ def _run_inputs(run: Path) -> Iterator[Input]:
 
 
 def _name(promise: Path, run: Path | None) -> str:
-    """Return the name of a plan or guarantee file, with the run's folder if it is inside it."""
+    """Return the name of a plan or guarantee file, with the folder of the run if it is in there."""
     if run is None or run.resolve() not in promise.resolve().parents:
         return promise.name
     return promise.resolve().relative_to(run.resolve().parent).as_posix()
 
 
 def _sha256(path: Path) -> str:
-    """Return the SHA-256 of a file without loading it as a whole: a log may exceed the memory."""
+    """Return the SHA-256 of a file, read in pieces: a log may be larger than the memory."""
     try:
         with path.open("rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest()

@@ -20,7 +20,8 @@ REPEATED = Hypothesis(
     "twice.",
 )
 
-# Two mu that differ relatively by less are the same: they were computed in different ways.
+# Two values of mu with a smaller relative difference count as equal: they were computed in
+# different ways.
 AGREEMENT = 1e-9
 
 # The source of the guarantee that is stated.
@@ -37,7 +38,8 @@ class StatedGuarantee:
         origin: The source of that guarantee.
         ex_post: The guarantee for the participation in the log, or None if there is no log, or it
             cannot be compared.
-        kept_limits: Whether the participation in the log keeps to the limits; None if unknown.
+        kept_limits: Whether the participation in the log keeps to the limits; None if that is not
+            known.
         warnings: Sentences that the statement must begin with.
     """
 
@@ -91,7 +93,7 @@ def choose_guarantee(
 
 
 def _compare_with_log(stated: StatedGuarantee, observed: Observed) -> StatedGuarantee:
-    """Confirm the participation of a guarantee by the log, or replace it by that of the log."""
+    """Confirm the participation of a guarantee by the log, or use the participation of the log."""
     base, limits = stated.guarantee, limits_of(stated.guarantee)
     broken = list(_broken_limits(limits, observed, "promised"))
     ex_post = _guarantee_of_log(base, observed.within(limits))
@@ -117,8 +119,8 @@ def _compare_with_log(stated: StatedGuarantee, observed: Observed) -> StatedGuar
         "The promised guarantee does not hold for every device: the guarantee stated here allows "
         f"for what the log shows{addition}."
     )
-    # A bound over more patterns can be tighter than a bound over fewer. Never state a smaller mu
-    # because of that.
+    # A bound over more patterns can be tighter, and so smaller, than a bound over fewer patterns.
+    # This must not lower the stated mu.
     guarantee = replace(guarantee, mu_of_one=max(guarantee.mu_of_one, base.mu_of_one))
     return StatedGuarantee(guarantee, "log", ex_post, kept_limits=False, warnings=(warning,))
 

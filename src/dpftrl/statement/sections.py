@@ -67,7 +67,10 @@ def origin_text(facts: Facts) -> str:
 
 
 def start_model_sentences(facts: Facts) -> tuple[str, ...]:
-    """Return one sentence for each private run that trained the start model; if none, just one."""
+    """Return one sentence for each private run that trained the start model.
+
+    A start model of unknown origin gets one sentence in all; a run without a start model gets none.
+    """
     start = facts.start
     if start is None:
         return ()
@@ -134,7 +137,7 @@ def epsilon_at_delta(guarantee: Guarantee) -> str:
 
 
 def number_rows(guarantee: Guarantee) -> tuple[tuple[str, str, str], ...]:
-    """Return the name of each parameter with its value, rounded up and in full."""
+    """Return the name of each privacy parameter, its value rounded up, and its value in full."""
     g = guarantee
     return (
         ("epsilon", rounded_up(g.epsilon), in_full(g.epsilon)),

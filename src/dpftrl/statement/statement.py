@@ -136,10 +136,11 @@ def make_statement(
 
     Guarantees:
         The stated guarantee is `accounted` if that is given, and the promised guarantee otherwise.
-        But if the log does not keep to its limits, the guarantee of the log is stated, with an
-        epsilon that is not smaller. If the run started from a private model, the earlier runs on
-        the same people are composed. A hypothesis is called enforced only if the verdict passed,
-        and observed only if it passed or a log is given. Every number in the text is rounded up.
+        But if the log does not keep to the limits of that guarantee, the guarantee of the log is
+        stated, with an epsilon that is not smaller. If the run started from a private model, the
+        earlier runs on the same people are composed. A hypothesis is called enforced only if the
+        verdict passed, and observed only if the verdict passed or a log is given. Every number in
+        the text is rounded up.
 
     >>> from dpftrl import MinSep, mechanism
     >>> from dpftrl.accounting import account

@@ -22,7 +22,7 @@ from dpftrl.tasks.vocabulary import PAD, UNKNOWN
 
 # Sentences per batch of the evaluation.
 BATCH = 64
-# exp of more than this overflows a float64.
+# The exponential of a larger number overflows a float64.
 MAX_EXPONENT = 709
 
 
@@ -32,7 +32,7 @@ class Evaluation:
     """The result of an evaluation.
 
     Attributes:
-        accuracy: Share of words for which the model's first guess is right. Out-of-vocabulary and
+        accuracy: Share of words for which the model's first guess is correct. Out-of-vocabulary and
             end-of-sentence targets are not counted, as in the paper's StackOverflow benchmark.
         cross_entropy: Mean cross entropy of the same words, in nats.
         words: Number of these words.
@@ -45,7 +45,7 @@ class Evaluation:
     @property
     def perplexity(self) -> float:
         """Exponential of the cross entropy; infinite if a float cannot hold it."""
-        # A NaN stays NaN: the comparison is then false.
+        # A cross entropy of NaN gives NaN, because the comparison is then false.
         return math.inf if self.cross_entropy > MAX_EXPONENT else math.exp(self.cross_entropy)
 
 
@@ -94,7 +94,7 @@ def unigram_accuracy(known: NDArray[np.int32], heldout: NDArray[np.int32]) -> fl
 def _scores(
     model: Model, parameters: Mapping[str, Any], sentences: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the cross entropy summed over the targets, and the number of right first guesses."""
+    """Return the cross entropy summed over the targets, and the number of correct first guesses."""
     states = model.states(parameters, sentences[:, :-1])
     rows, targets, blocks, _ = real_first(states, words_alone(sentences[:, 1:]))
 

@@ -140,7 +140,8 @@ class LstmNetwork(eqx.Module):
 
     def states(self, inputs: jax.Array) -> jax.Array:
         """Return the projected LSTM state after each step."""
-        # The words' part of the gates needs no recurrence: one matrix product for all steps.
+        # The part of the gates that depends on the words needs no recurrence: one matrix product
+        # computes it for all steps.
         embedded = self.embedding.weight[inputs.T]
         from_words = embedded @ self.lstm.weight_ih.T + cast("jax.Array", self.lstm.bias)
         start = jnp.zeros((inputs.shape[0], self.lstm.hidden_size))
@@ -166,7 +167,7 @@ class WindowNetwork(eqx.Module):
     words: int = eqx.field(static=True)
 
     def states(self, inputs: jax.Array) -> jax.Array:
-        """Return the hidden layer after each step; PAD stands before the first word."""
+        """Return the hidden layer after each step; PAD fills the window before the first word."""
         steps = inputs.shape[1]
         padded = jnp.pad(inputs, ((0, 0), (self.words - 1, 0)), constant_values=PAD)
         embedded = [self.embedding.weight[padded[:, i : i + steps]] for i in range(self.words)]
@@ -209,7 +210,7 @@ def loss(model: Model, parameters: Mapping[str, Any], sentences: jax.Array) -> j
 
 
 def words_alone(targets: jax.Array) -> jax.Array:
-    """Return the targets with PAD in place of everything that is not a word of the vocabulary."""
+    """Return the targets, with PAD in place of every target that is not a vocabulary word."""
     return jnp.where(targets > UNKNOWN, targets, PAD)
 
 

@@ -1,4 +1,4 @@
-"""`load_task`, which loads a task by its name, and the two tasks that are short.
+"""`load_task`, which loads a task by its name, and the two tasks with little code.
 
 The task `jsonl` is your own text, from a file of {"user": ..., "text": ...} lines. The task
 `chitchat` is English chats of real people, from the BYU Chit-Chat Challenge. The tasks `poetry` and
@@ -111,7 +111,7 @@ def _read_texts(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield number and content of each line that is not empty; the file may exceed memory."""
+    """Yield number and content of each line that is not empty, without loading the whole file."""
     try:
         with path.open("rb") as file:
             for number, content in enumerate(file, start=1):
@@ -177,7 +177,7 @@ def _chitchat_source() -> str:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of task: how to load it, and its defaults."""
+    """A kind of task: the function that loads it, and its defaults."""
 
     load: Callable[[Options], Task]
     vocabulary_size: int = 4_000

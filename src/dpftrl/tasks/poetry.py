@@ -28,7 +28,7 @@ from dpftrl.errors import InvalidInput
 from dpftrl.tasks.task import Encoder, Options, Task, Users, collect_users
 from dpftrl.tasks.vocabulary import Vocabulary, cut_verse
 
-# Part of the names of cached files. Increase it when the way text is split or encoded changes.
+# Part of the names of cached files. Increase this number when text is split or encoded differently.
 FORMAT = 1
 
 # Longest time for npm to fetch the tarball: half an hour, for slow connections.
@@ -62,14 +62,14 @@ class Encoded(NamedTuple):
 
 
 def load_poetry(options: Options) -> Task:
-    """Load the task: a character is a word, a line is a sentence, the vocabulary is of Tang poems.
+    """Load the task: characters are words, lines are sentences, the vocabulary is from Tang poems.
 
     Guarantees:
         Nobody is both public and a user: an author's name that occurs in both dynasties is not a
         user.
 
     Raises:
-        InvalidInput: The tarball cannot be fetched, or is another version.
+        InvalidInput: The tarball cannot be fetched, or has another version.
     """
     content = None if options.path is None else TARBALL.read(options.path)
     store = Store.of(cache_folder(), "poetry", options, TARBALL.sha256)

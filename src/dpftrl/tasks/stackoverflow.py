@@ -16,7 +16,7 @@ from dpftrl.errors import InvalidInput
 from dpftrl.tasks.task import Encoder, Options, Task, Users, collect_users, sample
 from dpftrl.tasks.vocabulary import cut_spaces
 
-# The paper's values.
+# The values that the paper uses.
 VOCABULARY_SIZE = 10_000
 SENTENCE_LENGTH = 20
 
@@ -77,7 +77,7 @@ def _texts(
 
 
 def _text(example: object, client: str) -> str:
-    """Return the text of an example, which must be its only `tokens` value."""
+    """Return the text of an example. It must be the only value of the feature `tokens`."""
     try:
         values = bytes_feature(example, b"tokens") if isinstance(example, bytes) else []
         if len(values) == 1:
@@ -89,7 +89,7 @@ def _text(example: object, client: str) -> str:
 
 @contextmanager
 def _open(path: Path) -> Generator[sqlite3.Connection]:
-    """Open the database read-only; refuse one without an index by user."""
+    """Open the database read-only; refuse a database without an index by user."""
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as database:
             plan = database.execute(f"EXPLAIN QUERY PLAN {_EXAMPLES}", ("", "", 1)).fetchall()
@@ -118,7 +118,7 @@ def bytes_feature(example: bytes, name: bytes) -> list[bytes]:
 
 
 def _contents(message: bytes, field_number: int) -> list[bytes]:
-    """Return the contents of all bytes fields with this number."""
+    """Return the contents of all fields of a message that hold bytes and have this number."""
     return [content for number, content in _fields(message) if number == field_number]
 
 

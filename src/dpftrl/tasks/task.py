@@ -285,7 +285,7 @@ class Options:
         return Encoder(vocabulary, cut, self.sentence_length)
 
     def needed_path(self, what: str) -> Path:
-        """Return the path; refuse a missing one. `what` describes the file in the message."""
+        """Return the path, or raise if it is missing. `what` describes the file in the message."""
         if self.path is None:
             raise InvalidInput(f"this task reads {what}: give its path= (in a config: data.path)")
         return self.path
