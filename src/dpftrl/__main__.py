@@ -1,6 +1,6 @@
 """`python -m dpftrl` is the `dpftrl` command."""
 
-from dpftrl.cli.main import main
+from dpftrl.cli import start
 
 if __name__ == "__main__":
-    main()
+    start()

@@ -15,12 +15,38 @@ Every message says what is wrong, what was given, and what to do. The command li
 line and exits with code 2.
 """
 
+# Most characters of a message; of a longer one, the start and the end are kept.
+LONGEST_MESSAGE = 1_200
+# Characters of the end, which says what to do.
+KEPT_AT_THE_END = 400
+
+
+def visible(text: str) -> str:
+    r"""The text with control characters as escapes, so that no file can give a terminal orders.
+
+    >>> visible("red: \x1b[31m")
+    'red: \\x1b[31m'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape", "surrogatepass").decode()
+        for c in text
+    )
+
 
 class DpftrlError(ValueError):
-    """The base class of all errors of dpftrl. The message is always one line."""
+    """The base class of all errors of dpftrl.
+
+    The message is always one line of printable characters, and of limited length.
+    """
 
     def __init__(self, message: str):
-        super().__init__(" ".join(message.split()))
+        line = visible(" ".join(message.split()))
+        if len(line) > LONGEST_MESSAGE:
+            start, end = line[: LONGEST_MESSAGE - KEPT_AT_THE_END], line[-KEPT_AT_THE_END:]
+            line = f"{start} ... ({len(line):,} characters) ... {end}"
+        super().__init__(line)
 
 
 class InvalidInput(DpftrlError):

@@ -294,8 +294,9 @@ def test_a_plan_for_more_people_than_there_are_is_refused(folder, tmp_path):
     )
 
 
-def test_an_interrupted_run_ends_in_the_same_bits(train, folder, tmp_path):
-    """Ctrl-C after the first rounds, then --resume: the same model as without."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_in_the_same_bits(train, folder, tmp_path, number):
+    """Ctrl-C or SIGTERM after the first rounds, then --resume: the same model as without."""
     whole = ["train", folder / "small.toml", "--set", "privacy.rounds=12", "--insecure-test-key=5"]
     assert run(*whole, "--out", tmp_path / "whole")[0] == 0
     process = subprocess.Popen(
@@ -309,11 +310,12 @@ def test_an_interrupted_run_ends_in_the_same_bits(train, folder, tmp_path):
         journal.exists() and b"committed" in journal.read_bytes()
     ):
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, output = process.communicate(timeout=60)
     assert process.returncode in (0, 130)  # 0 if it was done before the signal came
     if process.returncode == 130:
         assert "finishing this round" in output
+        assert all((tmp_path / "run" / name).exists() for name in ("statement.md", "curves.png"))
     train("--resume")
     both = [
         tmp_path / name / "private/checkpoints/00000012.safetensors" for name in ("whole", "run")

@@ -31,11 +31,12 @@ from small_runs import (
 from dpftrl._internal.client_ids import canonical_id, why_unfit
 from dpftrl.accounting.logs import Limits, observe
 from dpftrl.cli.main import main
-from dpftrl.errors import InvalidInput, RunOver, TooFewClients, UnsafeState
+from dpftrl.errors import InvalidInput, RunOver, TooFewClients
 from dpftrl.federated import Server
 from dpftrl.federated.eligibility import Pseudonyms, Rules, Timers, choose, written
 from dpftrl.noise import NoiseKey
 from dpftrl.participation import UNCAPPED
+from dpftrl.verify import verify_run
 
 
 @pytest.fixture(autouse=True)
@@ -423,26 +424,33 @@ def test_timers_by_time_need_a_clock(tmp_path, now):
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_clock_that_goes_backwards_is_refused(tmp_path, restart):
-    server = create(tmp_path, timer_hours=1.0)
-    one_round(server, now=50.0)
+def test_a_clock_that_jumps_ahead_and_is_set_back_does_not_block_a_run(tmp_path, restart):
+    """It stands still once, and goes on from there: nobody returns early by the correct clock."""
+    server = create(tmp_path, timer_hours=2.0)
+    one_round(server, PEOPLE[:30], now=10.0)
+    one_round(server, PEOPLE[:30], now=5_000.0)  # wrong
+    before = {name for record in cohorts(server)[1:] for name in record}
     if restart:
         server = reopen(server)
-    before = server.folder.journal.read_bytes()
-    with pytest.raises(UnsafeState, match="backwards"):
-        server.begin(PEOPLE, 49.0)
-    assert server.folder.journal.read_bytes() == before
-    one_round(server, now=50.0)
+    one_round(server, PEOPLE[:30], now=11.0)  # right again: 5,000 on the clock of the run
+    assert server.clock == 5_000.0
+    one_round(server, PEOPLE[:30], now=12.5)
+    assert server.clock == 5_001.5
+    after = [name for record in cohorts(server)[2:] for name in record]
+    assert not before & set(after)  # two hours have not passed for them
+    one_round(server, PEOPLE[:30], now=13.0)
+    assert server.clock == 5_002.0
+    times = [record["time"] for record in records(server) if record["kind"] == "cohort"]
+    assert times == sorted(times)
     server.close()
+    verdict = verify_run(tmp_path / "run", tmp_path / "state")
+    assert all(check.outcome != "failed" for check in verdict.checks)
 
 
-def test_a_clock_that_goes_backwards_after_an_abandoned_attempt_is_refused(tmp_path):
-    server = create(tmp_path, timer_hours=1.0)
-    server.abandon(server.begin(PEOPLE, 50.0), "no answer")
-    server = reopen(server)
-    with pytest.raises(UnsafeState, match="backwards"):
-        server.begin(PEOPLE, 49.0)
-    server.close()
+def cohorts(server: Server) -> list[list[str]]:
+    """The pseudonyms of each cohort."""
+    clients = [record["clients"] for record in records(server) if record["kind"] == "cohort"]
+    return [[text[i : i + 16] for i in range(0, len(text), 16)] for text in clients]
 
 
 def test_by_time_the_guarantee_is_what_was_observed(tmp_path):

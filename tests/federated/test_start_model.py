@@ -395,3 +395,37 @@ def test_arrays_that_are_handed_over_are_no_file(tmp_path):
     assert json.loads((tmp_path / "run" / "run.json").read_text())["start"] is None
     with opened(tmp_path) as server:
         assert server.start is None
+
+
+def with_tensor(path: Path, kind: str, shape: list[int], data: bytes) -> Path:
+    """A safetensors file with one tensor, as programs with other types of numbers write it."""
+    entry = {"w": {"dtype": kind, "shape": shape, "data_offsets": [0, len(data)]}}
+    header = json.dumps(entry).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    return path
+
+
+def test_a_model_in_bfloat16_becomes_float32(tmp_path):
+    values = np.array([[1.0, -2.5], [0.0, 3.0e38]], np.float32)
+    upper_halves = (values.view(np.uint32) >> 16).astype("<u2").tobytes()
+    path = with_tensor(tmp_path / "m.safetensors", "BF16", [2, 2], upper_halves)
+    loaded = StartModel.load(path).arrays["w"]
+    assert loaded.dtype == np.float32
+    expected = (values.view(np.uint32) & 0xFFFF0000).view(np.float32)
+    assert np.array_equal(loaded, expected)
+
+
+@pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2", "I8", "BOOL"])
+def test_a_model_of_other_numbers_is_refused_with_their_type(tmp_path, kind):
+    path = with_tensor(tmp_path / "m.safetensors", kind, [2], b"\x01\x00")
+    with pytest.raises(InvalidInput, match=f"has the type {kind}; save it as one of BF16"):
+        StartModel.load(path)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("F16", "<f2"), ("F32", "<f4"), ("F64", "<f8")])
+def test_models_of_usual_numbers_are_read_as_they_are(tmp_path, kind, dtype):
+    values = np.array([1.5, -2.0], dtype)
+    path = with_tensor(tmp_path / "m.safetensors", kind, [2], values.tobytes())
+    loaded = StartModel.load(path).arrays["w"]
+    assert np.array_equal(loaded, values)
+    assert loaded.dtype == values.dtype

@@ -30,6 +30,7 @@ from dpftrl.cli.output import (
     print_json,
     print_table,
     progress_bar,
+    say,
     sensitivity_text,
     working,
 )
@@ -136,7 +137,7 @@ def account_command(
     if log_result is not None and request.planned is not None:
         observed = log_result.observed
         if _breaks(observed, request.planned):
-            click.echo(
+            say(
                 f"the log breaks the planned participation: min-sep {observed.min_sep:,} and "
                 f"{observed.max_participations:,} participation(s) were observed",
                 err=True,

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from dpftrl.cli.loss import loss_as_json
 from dpftrl.cli.options import json_option, participation_options
-from dpftrl.cli.output import number, print_json, print_table, sensitivity_text, working
+from dpftrl.cli.output import number, print_json, print_table, say, sensitivity_text, working
 from dpftrl.errors import RoundsExceeded, TooLarge
 from dpftrl.participation import Participation
 from dpftrl.plan import mechanism as mechanism_by_name
@@ -81,9 +81,9 @@ def compare(
         return
     print_table(_table(compared, participation, sort))
     for name, reason in left_out.items():
-        click.echo(f"left out: {name}: {reason}", err=True)
+        say(f"left out: {name}: {reason}", err=True)
     if plot is not None:
-        click.echo(f"plot: {plot}", err=True)
+        say(f"plot: {plot}", err=True)
 
 
 def _table(compared: list[Rival], participation: Participation, sort: str) -> Table:

@@ -6,7 +6,7 @@ import click
 
 from dpftrl._internal.formatting import rounded_up
 from dpftrl.cli.options import state_folder_option
-from dpftrl.cli.output import print_json, working
+from dpftrl.cli.output import print_json, say, working
 from dpftrl.federated import Server
 
 
@@ -39,4 +39,4 @@ def export_command(
     else:
         epsilon = rounded_up(float(summary["epsilon"]))
         delta = f"{float(summary['delta']):g}"
-        click.echo(f"{model}: {summary['rounds']} rounds, epsilon {epsilon} at delta {delta}")
+        say(f"{model}: {summary['rounds']} rounds, epsilon {epsilon} at delta {delta}")

@@ -11,7 +11,8 @@ from typing import Any, TextIO
 import click
 
 from dpftrl import __version__
-from dpftrl.errors import DpftrlError
+from dpftrl.cli import INTERRUPTED, allow_interrupts
+from dpftrl.errors import DpftrlError, visible
 
 # Command name -> name of the click command in the module `dpftrl.cli.<command name>`. A module is
 # imported only when its command is used: an import takes up to a second, and `main` must already
@@ -33,8 +34,6 @@ COMMANDS = {
     "export": "export_command",
     "reproduce": "reproduce_command",
 }
-# The exit code that a shell reports for a program that SIGINT ended: 128 + 2.
-INTERRUPTED = 130
 # The exit code that a shell reports for a program that SIGPIPE ended: 128 + 13. It is not 0,
 # because a `verify` whose last lines nobody read, or a `train` that stopped there, has not
 # succeeded.
@@ -65,6 +64,7 @@ class Commands(click.Group):
         """Import one command; for an unknown name import all, so that click can suggest one."""
         for name in [cmd_name] if cmd_name in COMMANDS else COMMANDS:
             self.add_command(getattr(import_module(f"dpftrl.cli.{name}"), COMMANDS[name]))
+        allow_interrupts()
         return super().get_command(ctx, cmd_name)
 
     def make_context(
@@ -187,7 +187,7 @@ def _print_error(message: str) -> int:
 
 def _print_to_stderr(message: str) -> None:
     try:
-        click.echo(message, err=True)
+        click.echo(visible(message), err=True)
     except OSError:  # standard error is closed; the exit code still says what happened
         _discard(sys.stderr)
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from dpftrl.accounting.logs import Bin, Limits, Observed
 from dpftrl.accounting.logs import observe as observe_log
 from dpftrl.cli.options import Count, json_option
-from dpftrl.cli.output import print_json, print_table, progress_bar, sparkline
+from dpftrl.cli.output import print_json, print_table, progress_bar, say, sparkline
 
 
 @click.command()
@@ -122,7 +122,7 @@ def _readable(client: str) -> str:
 def _warn(observed: Observed) -> None:
     """Warn on standard error about repeated rows and broken limits, which affect the guarantee."""
     if (example := observed.duplicate_example) is not None:
-        click.echo(
+        say(
             f"warning: {observed.duplicate_rows:,} counted row(s) repeat a client and round, such "
             f"as client {_readable(example.client)} in round {example.round:,} "
             f"({example.rows:,} rows); each was counted once, which is wrong if an update "
@@ -130,7 +130,7 @@ def _warn(observed: Observed) -> None:
             err=True,
         )
     if observed.broken_clients:
-        click.echo(
+        say(
             f"limits broken: {observed.broken_clients:,} client(s), of which "
             f"{observed.broken_counted_clients:,} in released sums; use the observed guarantee "
             "(dpftrl account --log), not the promised one",

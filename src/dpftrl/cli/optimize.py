@@ -14,6 +14,7 @@ from dpftrl.cli.output import (
     print_json,
     print_table,
     progress_bar,
+    say,
     sensitivity_text,
     working,
 )
@@ -256,7 +257,7 @@ def _workload(target: dict[str, Any]) -> Workload:
 def _save(mechanism: Mechanism, out: Path | None, about: dict[str, Any]) -> None:
     if out is not None:
         save_mechanism(mechanism, out, about)
-        click.echo(f"saved: {out}", err=True)
+        say(f"saved: {out}", err=True)
 
 
 def _print(
@@ -328,4 +329,4 @@ def _print_robust(robust: RobustBlt, as_json: bool, out: Path | None) -> None:
         shown = (f"{cells[c]:.4f}" if c in cells else "" for c in columns)
         table.add_row(f"{rounds:,}", *shown)
     print_table(table)
-    click.echo(repr(blt))
+    say(repr(blt))

@@ -1,5 +1,7 @@
 """How commands print: tables, JSON, progress bars and numbers."""
 
+import json
+import re
 import sys
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,6 +16,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Column, Table
 
 from dpftrl._internal.formatting import rounded_up
+from dpftrl.errors import visible
 from dpftrl.mechanisms._sensitivity import Sensitivity
 
 # Characters that a table may be wide where there is no terminal that it has to fit into.
@@ -21,12 +24,24 @@ PLAIN_WIDTH = 120
 # On a narrow terminal, words and bars longer than this are broken over several lines.
 LONG_WORD = 16
 BLOCKS = "▁▂▃▄▅▆▇█"
+# Characters that JSON does not escape, and some of which a terminal obeys.
+UNPRINTABLE = re.compile("[^\\x00-\\x7e]")
+
+
+def say(text: object, *, err: bool = False) -> None:
+    """Print text, on standard error if asked; control characters appear as escapes."""
+    click.echo(visible(str(text)), err=err)
 
 
 def print_json(content: Any) -> None:
     """Print indented JSON on standard output."""
     encoded = msgspec.json.encode(content, enc_hook=_plain)
-    click.echo(msgspec.json.format(encoded, indent=2).decode())
+    click.echo(UNPRINTABLE.sub(_json_escape, msgspec.json.format(encoded, indent=2).decode()))
+
+
+def _json_escape(match: re.Match[str]) -> str:
+    character = match[0]
+    return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
 def _plain(value: Any) -> Any:
@@ -36,8 +51,15 @@ def _plain(value: Any) -> Any:
 
 
 def print_table(table: Table) -> None:
-    """Print a table; on a terminal it has colors and is fitted to the width of the terminal."""
+    """Print a table; on a terminal it has colors and is fitted to the width of the terminal.
+
+    Control characters in titles and cells appear as escapes.
+    """
     console = Console()
+    if isinstance(table.title, str):
+        table.title = visible(table.title)
+    for column in table.columns:
+        column._cells = [visible(c) if isinstance(c, str) else c for c in column._cells]  # pyright: ignore[reportPrivateUsage]
     wide = console.options.update(max_width=1000)  # wider than any table: measures the full width
     width = max(PLAIN_WIDTH, Measurement.get(console, wide, table).maximum)
     if console.is_terminal:

@@ -16,7 +16,7 @@ from dpftrl.cli.options import (
     json_option,
     max_participations_option,
 )
-from dpftrl.cli.output import number, print_json, print_table, progress_bar
+from dpftrl.cli.output import number, print_json, print_table, progress_bar, say
 from dpftrl.errors import InvalidInput
 from dpftrl.optimize import Objective
 from dpftrl.plan import (
@@ -201,7 +201,7 @@ def _warn_about_large_delta(delta: float, population: int) -> None:
     With such a delta it would publish the data of at least one client on average.
     """
     if not delta * population < 1:
-        click.echo(
+        say(
             f"warning: delta {delta:g} is not below 1 / population, {1 / population:.3g}: "
             "such a delta permits publishing the data of one client in full",
             err=True,

@@ -1,6 +1,5 @@
 """`dpftrl reproduce`: recompute the tables and figures of the paper."""
 
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from rich.table import Table
 
 from dpftrl._internal.progress import ignore_progress
 from dpftrl.cli.options import json_option
-from dpftrl.cli.output import print_json, print_table, progress_bar
+from dpftrl.cli.output import print_json, print_table, progress_bar, say
 from dpftrl.paper import Result, chosen, reproduce, shown
 
 
@@ -45,12 +44,12 @@ def reproduce_command(
         for result in reproduce(items, out, quick, on_progress or ignore_progress):
             results.append(result)
             if not as_json:
-                click.echo(_line(result), err=True)
+                say(_line(result), err=True)
     if as_json:
         print_json({"folder": str(out), "items": [_as_json(result) for result in results]})
         return
     print_table(_verdict_table(results))
-    click.echo(f"pages, tables and plots: {out}", file=sys.stderr)
+    say(f"pages, tables and plots: {out}", err=True)
 
 
 def _list(items: Any, as_json: bool) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from rich.table import Table
 
 from dpftrl.cli.options import Count, json_option
-from dpftrl.cli.output import print_json, print_table, sparkline
+from dpftrl.cli.output import print_json, print_table, say, sparkline
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism, ToeplitzMechanism
 from dpftrl.participation import MinSep
@@ -64,7 +64,7 @@ def show(name: str, rounds: int, plot: Path | None, as_json: bool) -> None:
     table.add_row("C^-1", f"{sparkline(inverse)}  {inverse[0]:.4g} ... {inverse[-1]:.4g}")
     print_table(table)
     if plot is not None:
-        click.echo(f"plot: {plot}", err=True)
+        say(f"plot: {plot}", err=True)
 
 
 def _coefficients(mechanism: Mechanism, rounds: int) -> tuple[Any, Any]:

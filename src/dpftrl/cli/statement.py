@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from dpftrl.cli.options import Count, no_witness_option, state_folder_option
-from dpftrl.cli.output import progress_bar
+from dpftrl.cli.output import progress_bar, say
 from dpftrl.errors import InvalidInput
 from dpftrl.statement.from_files import GUARANTEE, LEDGER, statement_of_files
 from dpftrl.statement.statement import save_statement, statement_paths
@@ -75,9 +75,9 @@ def statement_command(
     if as_json:
         click.echo(statement.json_bytes(), nl=False)
     else:
-        click.echo(statement.summary)
+        say(statement.summary)
         for path in paths:
-            click.echo(path)
+            say(path)
     if statement.facts.stated.kept_limits is False or statement.facts.evidence == "failed":
         context.exit(1)
 

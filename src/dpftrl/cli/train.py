@@ -15,7 +15,7 @@ from rich.progress import Progress as Bar
 
 from dpftrl._internal.formatting import in_full, rounded_up
 from dpftrl.cli.options import state_folder_option
-from dpftrl.cli.output import print_json, progress_bar
+from dpftrl.cli.output import print_json, progress_bar, say
 from dpftrl.errors import InvalidInput
 from dpftrl.plan import Plan, load_plan
 
@@ -129,20 +129,20 @@ def _check_extra() -> None:
 def _print_setting(training: "Training") -> None:
     plan: Plan = training.server.plan
     train, heldout = training.task.train, training.task.heldout
-    click.echo(f"{training.task.source}")
-    click.echo(
+    say(f"{training.task.source}")
+    say(
         f"{len(train):,} clients to train on, {len(heldout):,} held out; "
         f"{training.server.layout.size:,} parameters"
     )
-    click.echo(
+    say(
         f"{plan.mechanism.name}, noise multiplier {plan.noise_multiplier:.4g}, "
         f"{plan.participation}: "
         f"{_epsilon_text(plan.guarantee.epsilon, plan)}"
     )
     for line in _start_model_lines(training.server):
-        click.echo(line)
+        say(line)
     if training.server.rounds:
-        click.echo(f"resuming after {training.server.rounds:,} rounds")
+        say(f"resuming after {training.server.rounds:,} rounds")
 
 
 def _start_model_lines(server: "Server") -> Iterator[str]:
@@ -166,20 +166,26 @@ def _start_model_lines(server: "Server") -> Iterator[str]:
 
 @contextmanager
 def _interruptible() -> Generator[Callable[[], bool]]:
-    """Yield whether Ctrl-C was pressed: the first one stops after the round, the second at once."""
+    """Yield whether Ctrl-C was pressed, or SIGTERM came: then stop after the round.
+
+    A second Ctrl-C or SIGTERM stops at once. What `docker stop` and batch systems send is SIGTERM.
+    """
     interrupted = False
 
     def on_interrupt(_: int, __: FrameType | None) -> None:
         nonlocal interrupted
         interrupted = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        click.echo("finishing this round; Ctrl-C again to stop at once", err=True)
+        for number in signals:
+            signal.signal(number, signal.default_int_handler)
+        say("finishing this round; Ctrl-C again to stop at once", err=True)
 
-    previous = signal.signal(signal.SIGINT, on_interrupt)
+    signals = (signal.SIGINT, signal.SIGTERM)
+    previous = {number: signal.signal(number, on_interrupt) for number in signals}
     try:
         yield lambda: interrupted
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -203,7 +209,7 @@ def _show_progress(quiet: bool) -> Generator[Callable[["TrainingProgress"], None
 
 def _print_evaluation(progress: "TrainingProgress") -> None:
     if progress.point.accuracy is not None:
-        click.echo(f"{_progress_text(progress)}  {progress.seconds_left:.0f} s left")
+        say(f"{_progress_text(progress)}  {progress.seconds_left:.0f} s left")
 
 
 def _progress_text(progress: "TrainingProgress") -> str:
@@ -231,17 +237,17 @@ def _print_result(training: "Training", end_reason: str | None, out: Path, as_js
         print_json(result)
         return
     if end_reason is None:
-        click.echo(f"stopped after {server.rounds:,} rounds; to resume: {_resume_command(out)}")
+        say(f"stopped after {server.rounds:,} rounds; to resume: {_resume_command(out)}")
     else:
-        click.echo(end_reason)
-    click.echo(
+        say(end_reason)
+    say(
         f"accuracy {evaluation.accuracy:.2%}, perplexity {evaluation.perplexity:.1f}, "
         f"{_epsilon_text(server.epsilon, server.plan)}"
     )
     if server.rounds:
-        click.echo(f"statement: {out / 'statement.md'}")
+        say(f"statement: {out / 'statement.md'}")
     if _is_verified(training) is False:
-        click.echo(f"this run failed verification; for details: dpftrl verify {out}", err=True)
+        say(f"this run failed verification; for details: dpftrl verify {out}", err=True)
 
 
 def _is_verified(training: "Training") -> bool | None:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from dpftrl._internal.formatting import rounded_up
 from dpftrl.cli.options import json_option, no_witness_option, state_folder_option
-from dpftrl.cli.output import print_json, print_table, working
+from dpftrl.cli.output import print_json, print_table, say, working
 from dpftrl.verify import Verdict, verify_run
 
 COLORS = {"passed": "green", "failed": "bold red", "warning": "yellow"}
@@ -60,7 +60,7 @@ def _print_verdict(run: Path, verdict: Verdict) -> None:
         color = COLORS[check.outcome]
         table.add_row(check.name, f"[{color}]{check.outcome}[/]", escape(check.text))
     print_table(table)
-    click.echo(_summary(verdict))
+    say(_summary(verdict))
 
 
 def _summary(verdict: Verdict) -> str:

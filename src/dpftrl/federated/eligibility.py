@@ -296,6 +296,8 @@ class Rules:
         self._cap = cap
         self._timer_hours = timer_hours
         self._times: list[float] = []
+        self._latest = -np.inf
+        self._set_back = 0.0  # hours by which the clock was set back
 
     def eligible(self, timers: Timers, keys: Keys, row: int, now: float | None) -> Keys:
         """The pseudonyms of the clients that may be contacted now, in increasing order."""
@@ -310,20 +312,32 @@ class Rules:
         """Record the time of a contact; a later attempt at the same round replaces the time."""
         if self._timer_hours is None:
             return
-        self.check_clock(now)
+        if now is None or not now >= self._latest:
+            raise UnsafeState(f"the time of a contact is missing, or before an earlier one: {now}")
         while len(self._times) <= row:
             self._times.append(-np.inf)
-        self._times[row] = float("nan") if now is None else now
+        self._times[row] = self._latest = now
 
-    def check_clock(self, now: float | None) -> None:
-        """With timers in hours, refuse a contact without a time, or before an earlier contact."""
-        latest = max(self._times, default=-np.inf)
-        if self._timer_hours is not None and (now is None or not now >= latest):
-            raise UnsafeState(f"the clock went backwards, or says nothing: {now}")
+    def run_time(self, now: float | None) -> float | None:
+        """The time on the clock of the run, in hours. This clock never goes back.
 
-    def _waited(self, last: NDArray[np.int32], now: float | None) -> NDArray[np.bool_]:
+        A clock that is set back stands still for the run once, and goes on from there. So one jump
+        forward does not keep a run from going on when the clock is corrected. Clients may return
+        early after a jump; the guarantee covers that, because it is computed from the rounds
+        between contacts.
+
+        Raises:
+            UnsafeState: Timers go by time, and there is none.
+        """
+        if self._timer_hours is None:
+            return now
         if now is None or not np.isfinite(now):
             raise UnsafeState(f"timers by time need a clock, got {now}")
+        self._set_back = max(self._set_back, self._latest - now)
+        return max(now + self._set_back, self._latest)
+
+    def _waited(self, last: NDArray[np.int32], now: float | None) -> NDArray[np.bool_]:
+        assert now is not None  # `run_time` requires a time
         times = np.array([*self._times, -np.inf])  # `NEVER` is the index of the last entry
         return now - times[last] >= (self._timer_hours or 0.0)
 
@@ -351,11 +365,13 @@ class Chosen(NamedTuple):
         keys: Pseudonyms of the clients, in increasing order.
         names: Names of the clients, in the same order.
         exposure: The exposure of the run after the cohort is contacted.
+        time: The time on the clock of the run, in hours; None without timers by time.
     """
 
     keys: Keys
     names: tuple[str, ...]
     exposure: Exposure
+    time: float | None
 
 
 @final
@@ -391,12 +407,12 @@ class Eligibility:
         """
         refuse_unclear(by_key, self.timers)
         keys = np.fromiter(by_key, np.uint64, len(by_key))
-        eligible = self._rules.eligible(self.timers, keys, row, now)
+        time = self._rules.run_time(now)
+        eligible = self._rules.eligible(self.timers, keys, row, time)
         chosen = choose(eligible, self._size, self._seed, attempt)
         names = tuple(by_key[key] for key in chosen.tolist())
         self.pseudonyms.refuse_renamed(names, self.timers)
-        self._rules.check_clock(now)
-        return Chosen(chosen, names, self.timers.exposure_after(chosen, row))
+        return Chosen(chosen, names, self.timers.exposure_after(chosen, row), time)
 
     def contact(self, keys: Keys, row: int, now: float | None) -> None:
         """Start the timers of clients that are contacted for a round."""

@@ -308,7 +308,7 @@ class Server:
                 chosen = store.eligibility.choose(by_key, rounds, store.state.attempts, now)
                 if store.settings.budget is not None:
                     self._check_budget(rounds + 1, chosen.exposure)
-                pending = store.contact(chosen, now)
+                pending = store.contact(chosen)
             clients = frozenset(unpacked(pending.clients).tolist())
             reports = Reports(clients, store.plan.fleet.report_goal, store.layout, self._grid)
             self._open_round = Round(

@@ -37,6 +37,8 @@ UNRECORDED_KEYS: Final = {"rounds", "epsilon", "delta"}
 # The name of an earlier run of version 0.1, which did not record the identity of the run.
 UNRECORDED: Final = "not recorded"
 MOST_MODEL_BYTES: Final = 2**40
+# Types of numbers in safetensors files that numpy has, with their byte order.
+FLOATS: Final = {"F16": "<f2", "F32": "<f4", "F64": "<f8"}
 # The header of a safetensors file, which contains the metadata, must be smaller than 100 MB.
 MOST_PROVENANCE_BYTES: Final = 48 * 2**20
 LONGEST_LABEL: Final = 200  # characters: a label is a name, not a description
@@ -304,15 +306,32 @@ def _parsed(
     content: bytes, source: Path
 ) -> tuple[dict[str, NDArray[np.float32]], Mapping[str, str]]:
     """The arrays of a safetensors file, and its metadata."""
+    import safetensors
     from safetensors import SafetensorError
-    from safetensors.numpy import load
 
+    library: Any = safetensors  # whose `deserialize` has no types
     try:
-        arrays: dict[str, NDArray[Any]] = load(content)
-    except (SafetensorError, KeyError) as error:  # KeyError: numpy lacks the type of an array
+        tensors: list[tuple[str, dict[str, Any]]] = library.deserialize(content)
+    except SafetensorError as error:
         raise InvalidInput(f"{source} is not a model: {error}") from None
-    header = msgspec.json.decode(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    arrays = {name: _as_array(name, tensor, source) for name, tensor in tensors}
+    header: Any = msgspec.json.decode(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return arrays, header.get("__metadata__") or {}
+
+
+def _as_array(name: str, tensor: dict[str, Any], source: Path) -> NDArray[Any]:
+    """A tensor of a safetensors file as an array; BF16, which numpy lacks, becomes float32."""
+    kind, data = tensor["dtype"], tensor["data"]
+    if kind == "BF16":  # the upper half of a float32
+        values = (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
+    elif kind in FLOATS:
+        values = np.frombuffer(data, FLOATS[kind]).astype(FLOATS[kind][1:])
+    else:
+        raise InvalidInput(
+            f"{source} is not a model that can be trained: {name!r:.60} has the type {kind}; save "
+            f"it as one of {', '.join(('BF16', *FLOATS))}"
+        )
+    return values.reshape(tensor["shape"])
 
 
 def _earlier_runs(metadata: Mapping[str, str], source: Path) -> tuple[EarlierRun, ...]:

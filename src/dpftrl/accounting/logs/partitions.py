@@ -214,10 +214,10 @@ def merge_contacts(rows: "pl.DataFrame") -> Contacts:
 
 
 def _group_by_client(ids: "pl.Series") -> tuple[Integers, NDArray[np.bool_]]:
-    """An order that puts equal ids next to each other, and where in it a new id starts.
+    """Return an order that puts equal ids next to each other, and where new ids start.
 
-    Sorts by hash, which is several times faster than sorting by id. If two ids share a hash, it
-    sorts by id.
+    The ids are sorted by hash, which is several times faster than sorting by id. If two ids share a
+    hash, all ids are sorted by id instead.
     """
     hashes = ids.hash().to_numpy()
     order = np.argsort(hashes)

@@ -1,6 +1,6 @@
 """Read a participation log: from a file of any supported format to checked rows.
 
-`open_source` and `stream` hand over the file in batches of rows. `clean` checks a batch, and
+`open_source` and `stream` read the file in batches of rows. `clean` checks a batch, and
 encodes its rounds and statuses as integers. What polars does not report about a text file, such as
 joined lines and repeated JSON keys, is found by `text_lines`.
 
@@ -32,6 +32,7 @@ from dpftrl.accounting.logs.text_lines import (
     count_json,
     json_lines,
     json_object,
+    refuse_bomb,
 )
 from dpftrl.errors import InvalidInput
 from dpftrl.participation import MOST_ROUNDS
@@ -92,6 +93,8 @@ def open_source(path: str | os.PathLike[str]) -> Source:
         raise InvalidInput(f"{target} must end in one of {', '.join(ENDINGS)} to be read as a log")
     kind, bytes_per_row = ENDINGS[ending]
     with _errors_in_one_line(target, kind):
+        if kind != "parquet":
+            refuse_bomb(target)
         scan = {"csv": _scan_csv, "json": _scan_json, "parquet": _scan_parquet}[kind]
         batches, rows = scan(target)
     return Source(target, kind, batches, int(size / bytes_per_row) if rows is None else rows)
@@ -128,7 +131,7 @@ class Tally:
 
 
 def _csv_check(source: Source) -> Callable[[Tally], None]:
-    """Count the lines of a CSV; the returned function compares them with the rows."""
+    """Count the lines of a CSV file; the returned function compares the count with the rows."""
     with _errors_in_one_line(source.path, source.kind):
         lines = count_csv_lines(source.path)
 
@@ -140,7 +143,7 @@ def _csv_check(source: Source) -> Callable[[Tally], None]:
 
 
 def _json_check(source: Source) -> Callable[[Tally], None]:
-    """Count lines and keys of JSON lines; the returned function compares them with the rows."""
+    """Count the lines and keys of a file of JSON lines, and return the check of the rows."""
     with _errors_in_one_line(source.path, source.kind):
         counts = count_json(source.path, COLUMNS)
 
@@ -210,7 +213,7 @@ def _scan_parquet(path: Path) -> tuple["pl.LazyFrame", int]:
 
 
 def _scan_json(path: Path) -> tuple["pl.LazyFrame", None]:
-    """All columns are read as text, since one column may hold both 7 and "7"."""
+    """Scan a file of JSON lines. Columns are read as text: one column may hold both 7 and "7"."""
     import polars as pl
 
     first = next(json_lines(path), None)
@@ -340,7 +343,7 @@ def _whole_numbers(column: "pl.Series") -> "pl.Series":
 
 
 def _text(column: "pl.Series") -> "pl.Series":
-    """Any column as text."""
+    """Convert a column of any type to text."""
     import polars as pl
 
     if column.dtype == pl.Binary:
@@ -351,7 +354,7 @@ def _text(column: "pl.Series") -> "pl.Series":
 
 
 def _bytes_as_text(column: "pl.Series") -> "pl.Series":
-    """Bytes that are readable as text become that text; others are written in hexadecimal."""
+    """Convert bytes that are readable as text to that text, and others to hexadecimal digits."""
     import polars as pl
 
     try:

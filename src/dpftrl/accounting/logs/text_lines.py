@@ -19,6 +19,12 @@ from dpftrl._internal.client_ids import EXACT_FLOATS
 from dpftrl.errors import InvalidInput
 
 BYTES_PER_PIECE: Final = 2**23  # 8 MB of text at a time
+# A compressed log may decompress to this many times its size; text of logs compresses less.
+MOST_RATIO: Final = 200
+# A log of this many bytes is never too large.
+SMALL_LOG: Final = 2**26
+# The first bytes of gzip, zlib and Zstandard files, all of which polars decompresses.
+COMPRESSED: Final = (b"\x1f\x8b", b"\x78\x01", b"\x78\x9c", b"\x78\xda", b"\x28\xb5\x2f\xfd")
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 # The two usual ways to write an id as text in JSON. If every line has one, no id is unusual.
 _COMPACT_TEXT_ID: Final = b'"client":"'
@@ -171,6 +177,33 @@ def _open_bytes(path: Path) -> IO[bytes]:
     """Open a file for reading, and decompress it if its name ends in .gz."""
     is_compressed = path.suffix.lower() == ".gz"
     return cast("IO[bytes]", gzip.open(path)) if is_compressed else path.open("rb")
+
+
+def refuse_bomb(path: Path) -> None:
+    """Refuse a compressed log that would fill the memory, and one that does not say it is one.
+
+    Polars decompresses a whole file in memory, and recognizes compression by the content.
+
+    Raises:
+        InvalidInput: The file decompresses to far more than logs do, or its name does not end in
+            .gz although it is compressed.
+    """
+    with path.open("rb") as file:
+        start = file.read(4)
+    if path.suffix.lower() != ".gz":
+        if start.startswith(COMPRESSED):
+            raise InvalidInput(f"{path} is compressed; decompress it, or name it .gz if it is gzip")
+        return
+    most = max(SMALL_LOG, MOST_RATIO * path.stat().st_size)
+    size = 0
+    with _open_bytes(path) as file:
+        while block := file.read(BYTES_PER_PIECE):
+            size += len(block)
+            if size > most:
+                raise InvalidInput(
+                    f"{path} decompresses to more than {most:,} bytes, {MOST_RATIO} times its "
+                    "size, which no log does; decompress it yourself if you trust it"
+                )
 
 
 class Piece(NamedTuple):

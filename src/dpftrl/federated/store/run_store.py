@@ -206,12 +206,8 @@ class RunStore:
             raise UnsafeState("no round is open")
         return self.state.pending
 
-    def contact(self, chosen: Chosen, now: float | None) -> Cohort:
-        """Journal that these clients are about to be contacted, and start their timers.
-
-        Args:
-            chosen: The cohort.
-            now: The current time in hours. It is required if the timers count hours.
+    def contact(self, chosen: Chosen) -> Cohort:
+        """Journal that the clients of a cohort are about to be contacted, and start their timers.
 
         Returns:
             The record that was appended to the journal.
@@ -219,9 +215,9 @@ class RunStore:
         row = self.state.rounds
         kept = None if self.settings.hash_clients else chosen.names
         with self.all_or_nothing():
-            record = Cohort(self.state.attempts, row, packed(chosen.keys), now, kept)
+            record = Cohort(self.state.attempts, row, packed(chosen.keys), chosen.time, kept)
             self._decisions.append(record)
-            self.eligibility.contact(chosen.keys, row, now)
+            self.eligibility.contact(chosen.keys, row, chosen.time)
         return record
 
     def commit(
