@@ -363,7 +363,7 @@ def calibrate(
 
     Raises:
         InvalidInput: No noise reaches the target, or rounding in the noise buffers would make up
-            too much of it.
+            too much of mu.
 
     Guarantees:
         `account` at the returned noise multiplier gives an epsilon of at most `epsilon`.

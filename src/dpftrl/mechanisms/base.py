@@ -34,10 +34,10 @@ Cost = Literal["low", "medium", "high"]
 DENSE_LIMIT = 10_000
 # Largest number of rounds for which a vector with one entry per round is built: 160 MB in float64.
 CURVE_LIMIT = 20_000_000
-# Largest allowed ratio of the noise of one round to Z, and to what the round's own row of Z adds to
-# that noise. Float64 has 53 bits, and the grid of an exact sum uses 25 of them for one standard
-# deviation of Z. With much larger noise, float64 would no longer resolve Z in it, and the noise
-# would not fit into the 63 bits of an exact sum.
+# Largest allowed ratio of the noise of one round to Z, and also to the part of that noise that
+# comes from the round's own row of Z. Float64 has 53 bits, and the grid of an exact sum uses 25 of
+# them for one standard deviation of Z. With much larger noise, float64 would no longer resolve Z in
+# it, and the noise would not fit into the 63 bits of an exact sum.
 MOST_NOISE = 2.0**20
 # Safety factor on every rounding gain. It covers the rounding of the gain's own computation and the
 # second-order terms (rounding of rounding errors).
@@ -245,7 +245,7 @@ class Mechanism(ABC):
         """Compute the next row of D Z.
 
         This is the reference implementation in float64, for one block of coordinates. It takes no
-        secret key; `dpftrl.NoiseStream` is the one to train with.
+        secret key. Use `dpftrl.NoiseStream` for training.
 
         Args:
             state: State after the previous round, or what `init` returned.

@@ -5,7 +5,7 @@ of 1,024 words of 64 bits. Word i of the first run and the low 12 bits of word i
 give the radius of pair i. The high 52 bits of word i of the second run give its angle. The two
 normals of the pair are coordinates i and 1,024 + i. An angle of few bits would be unsafe: the noise
 of a pair would lie on few rays, and an attacker who knows all updates but one could confirm a
-guess of that one by the ray on which the remaining noise lies.
+guess of the missing update by the ray on which the remaining noise lies.
 
 The code uses only basic operations on float64 (including fused multiply-add), each rounded as
 IEEE 754 requires, in a fixed order. So every machine computes the same bits. Only whole tiles are

@@ -23,7 +23,7 @@ from dpftrl.tasks.vocabulary import BEGIN, END, PAD, Cut, Vocabulary
 
 
 def safe_name(name: str) -> str:
-    """Return a user's name in Unicode's form NFC, so that one person never has two names.
+    """Return a user's name in Unicode's form NFC, so that two encodings of a name are one user.
 
     The result can be printed, and written to a CSV file without quotes.
 
