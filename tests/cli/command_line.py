@@ -33,7 +33,8 @@ def _text(stream: io.TextIOWrapper) -> str:
 def answer(*arguments) -> dict:
     """Run a command that succeeds; return its JSON output."""
     code, out, err = run(*arguments, "--json")
-    assert (code, err) == (0, "")
+    assert code == 0, err
+    assert all(line.startswith("from the ") for line in err.splitlines())
     return json.loads(out)
 
 

@@ -176,7 +176,7 @@ def test_a_corrupt_file_is_refused(run, tmp_path, content):
 
 def test_a_missing_file_or_a_folder_is_refused(run, tmp_path):
     assert "cannot be read" in refused(run, tmp_path / "nowhere.json")
-    assert "is not a file" in refused(run, tmp_path)
+    assert "is a folder without a run" in refused(run, tmp_path)
 
 
 def test_an_edited_guarantee_is_refused(run, tmp_path):

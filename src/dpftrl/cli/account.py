@@ -22,7 +22,6 @@ from dpftrl.accounting.logs import Observed, WorstPattern, open_log
 from dpftrl.cli.options import (
     Count,
     describe,
-    is_plan,
     json_option,
     participation_or_log_options,
 )
@@ -34,10 +33,11 @@ from dpftrl.cli.output import (
     sensitivity_text,
     working,
 )
+from dpftrl.cli.sources import read_source
+from dpftrl.cli.targets import check_target, force_option
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism
 from dpftrl.participation import FixedEpochs, Participation
-from dpftrl.plan import load_plan
 from dpftrl.plan import mechanism as mechanism_by_name
 
 
@@ -54,7 +54,7 @@ class LogResult(NamedTuple):
 
 
 @click.command("account")
-@click.argument("name", metavar="MECH|PLAN")
+@click.argument("name", metavar="MECH|PLAN|GUARANTEE|RUN")
 @participation_or_log_options
 @click.option(
     "--noise-multiplier",
@@ -77,6 +77,7 @@ class LogResult(NamedTuple):
     "twice, and no update was summed twice.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Save the guarantee as FILE.json.")
+@force_option()
 @json_option
 @click.pass_context
 def account_command(
@@ -92,12 +93,15 @@ def account_command(
     repeated_rows: bool,
     first_round: int | None,
     out: Path | None,
+    force: bool,
     as_json: bool,
 ) -> None:
     """Compute epsilon, rho and mu of a mechanism with its noise.
 
     MECH is a name or a .json file. PLAN is a file that `dpftrl plan --out` saved: it contains the
-    mechanism, the noise multiplier, the participation and delta.
+    mechanism, the noise multiplier, the participation and delta. GUARANTEE is a file that
+    `account --out` or a run saved, and RUN is the folder of a run, which states the guarantee of
+    its released rounds, or of its plan before the first.
 
     With --log, the guarantee is computed for the smallest gap and the largest count in the log,
     over all planned rounds. A second row gives the tighter bound for the worst single client in
@@ -105,6 +109,7 @@ def account_command(
     exit code is 1 if the log breaks the planned participation. A mechanism that is built for a
     participation, such as `blt` or `banded`, is built for the planned one.
     """
+    check_target(out, "guarantee", force=force)
     if log is None and (repeated_rows or first_round is not None):
         raise InvalidInput("--repeated-rows and --first-round need --log")
     request = _request(
@@ -175,20 +180,22 @@ def _request(
     with_log: bool,
 ) -> Request:
     """Read the request from the plan or from the options, and refuse a mix of both."""
-    if is_plan(name):
+    if (source := read_source(name)) is not None:
         if stated is not None or rounds is not None or noise_multiplier is not None:
             raise InvalidInput(
-                f"{name} is a plan and already states the rounds, the min-sep and the noise "
-                "multiplier; leave these options out"
+                f"{name} is a {source.kind} and already states the rounds, the min-sep and the "
+                "noise multiplier; leave these options out"
             )
-        plan = load_plan(name)
+        takes_delta = delta is None and epsilon is None
+        also = ("delta",) if takes_delta else ()
+        source.announce("mechanism", "participation", "noise multiplier", *also)
         return Request(
-            plan.mechanism,
-            plan.noise_multiplier,
-            plan.guarantee.delta if delta is None and epsilon is None else delta,
-            plan.participation,
+            source.mechanism,
+            source.noise_multiplier,
+            source.guarantee.delta if takes_delta else delta,
+            source.participation,
             rounds=None,
-            buffers=plan.guarantee.runs[0].buffers,
+            buffers=source.buffers,
         )
     if noise_multiplier is None:
         raise InvalidInput("give --noise-multiplier, or a plan instead of the mechanism")

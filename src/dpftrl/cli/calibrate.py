@@ -6,26 +6,26 @@ from rich.table import Table
 from dpftrl._internal.checks import whole_number
 from dpftrl._internal.formatting import in_full, rounded_up
 from dpftrl.accounting import account, calibrate, calibrate_rho
-from dpftrl.cli.options import describe, json_option, participation_options
+from dpftrl.cli.options import Count, describe, json_option, participation_or_source_options
 from dpftrl.cli.output import print_json, print_table, sensitivity_text, working
+from dpftrl.cli.sources import resolve
 from dpftrl.errors import InvalidInput
 from dpftrl.participation import Participation
-from dpftrl.plan import mechanism as mechanism_by_name
 
 
 @click.command("calibrate")
-@click.argument("name", metavar="MECH")
-@participation_options
+@click.argument("name", metavar="MECH|PLAN|GUARANTEE|RUN")
+@participation_or_source_options
 @click.option("--epsilon", type=float, help="Largest epsilon allowed.")
 @click.option("--delta", type=float, help="Delta at which --epsilon is stated.")
 @click.option("--rho", type=float, help="Instead of --epsilon: largest rho of zCDP allowed.")
 @click.option(
-    "--devices", type=int, default=1, help="Devices of one person that are protected together."
+    "--devices", type=Count(), default=1, help="Devices of one person that are protected together."
 )
 @json_option
 def calibrate_command(
     name: str,
-    participation: Participation,
+    participation: Participation | None,
     epsilon: float | None,
     delta: float | None,
     rho: float | None,
@@ -36,14 +36,20 @@ def calibrate_command(
 
     The noise multiplier is the standard deviation of the independent noise Z in units of the clip
     norm. Noise multipliers of different mechanisms are not comparable; compare losses instead.
+    Of a plan, a guarantee or a run, the mechanism is taken, and the participation and delta unless
+    the options state others.
     """
     if (epsilon is None) == (rho is None):
         raise InvalidInput("give one of --epsilon (with --delta) and --rho")
-    if epsilon is not None and delta is None:
-        raise InvalidInput("--epsilon needs a --delta, such as 1e-10")
     devices = whole_number("devices", devices)
     with working(f"calibrating {name}"):
-        mechanism = mechanism_by_name(name, participation)
+        takes_delta = epsilon is not None and delta is None
+        also = ("delta",) if takes_delta else ()
+        mechanism, participation, source = resolve(name, participation, *also)
+        if takes_delta and source is None:
+            raise InvalidInput("--epsilon needs a --delta, such as 1e-10")
+        if takes_delta and source is not None:
+            delta = source.guarantee.delta
         if epsilon is not None and delta is not None:
             noise_multiplier = calibrate(mechanism, participation, epsilon, delta, devices)
         else:

@@ -6,9 +6,11 @@ import click
 from rich.table import Table
 
 from dpftrl.cli.loss import loss_as_json
-from dpftrl.cli.options import json_option, participation_options
+from dpftrl.cli.options import json_option, participation_or_source_options
 from dpftrl.cli.output import number, print_json, print_table, say, sensitivity_text, working
-from dpftrl.errors import RoundsExceeded, TooLarge
+from dpftrl.cli.sources import Source, read_source
+from dpftrl.cli.targets import check_target, force_option
+from dpftrl.errors import InvalidInput, RoundsExceeded, TooLarge
 from dpftrl.participation import Participation
 from dpftrl.plan import mechanism as mechanism_by_name
 from dpftrl.plots import Rival, plot_comparison
@@ -32,8 +34,8 @@ BAR = 24  # characters of the longest bar
 
 
 @click.command()
-@click.argument("names", metavar="[MECH]...", nargs=-1)
-@participation_options
+@click.argument("names", metavar="[MECH|PLAN|GUARANTEE|RUN]...", nargs=-1)
+@participation_or_source_options
 @click.option(
     "--sort",
     type=click.Choice(["rms", "max"]),
@@ -43,29 +45,39 @@ BAR = 24  # characters of the longest bar
 )
 @click.option(
     "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     help="Draw the comparison to FILE.png, .svg or .pdf.",
 )
+@force_option()
 @json_option
 def compare(
     names: tuple[str, ...],
-    participation: Participation,
+    participation: Participation | None,
     sort: str,
     plot: Path | None,
+    force: bool,
     as_json: bool,
 ) -> None:
     """Compare the losses of mechanisms for one participation, the smallest loss first.
 
     Without MECH, it compares all mechanisms that need no further parameter. A mechanism that does
-    not support the number of rounds, or is too large to compute, is listed with the reason.
+    not support the number of rounds, or is too large to compute, is listed with the reason. If the
+    options state no participation, it is that of the first plan, guarantee or run.
     """
+    check_target(plot, "picture", force=force)
+    sources = {name: source for name in names if (source := read_source(name)) is not None}
+    if participation is None:
+        participation = _participation_of(sources)
+    for source in sources.values():
+        source.announce("mechanism")
     compared: list[Rival] = []
     left_out: dict[str, str] = {}
     for name in dict.fromkeys(names or DEFAULT_NAMES):
         with working(f"computing {name}"):
             try:
-                mechanism = mechanism_by_name(name, participation)
-                label = name if name.endswith(".json") else mechanism.name
+                source = sources.get(name)
+                mechanism = source.mechanism if source else mechanism_by_name(name, participation)
+                label = name if source or name.endswith(".json") else mechanism.name
                 compared.append(Rival(label, mechanism, mechanism.error_report(participation)))
             except (RoundsExceeded, TooLarge) as reason:
                 left_out[name] = str(reason)
@@ -84,6 +96,15 @@ def compare(
         say(f"left out: {name}: {reason}", err=True)
     if plot is not None:
         say(f"plot: {plot}", err=True)
+
+
+def _participation_of(sources: dict[str, Source]) -> Participation:
+    """The participation of the first source, which is announced."""
+    first = next(iter(sources.values()), None)
+    if first is None:
+        raise InvalidInput("give --rounds and --min-sep, or a plan among the mechanisms")
+    first.announce("participation")
+    return first.participation
 
 
 def _table(compared: list[Rival], participation: Participation, sort: str) -> Table:

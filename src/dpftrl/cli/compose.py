@@ -6,14 +6,16 @@ import click
 from rich.table import Table
 
 from dpftrl._internal.formatting import rounded_up
-from dpftrl.accounting import compose, load_guarantee, save_guarantee
+from dpftrl.accounting import compose, save_guarantee
 from dpftrl.cli.options import Count, json_option
-from dpftrl.cli.output import print_json, print_table, working
+from dpftrl.cli.output import print_json, print_table, say, working
+from dpftrl.cli.sources import guarantee_in, kind_of
+from dpftrl.cli.targets import check_target, force_option
 from dpftrl.errors import InvalidInput
 
 
 @click.command("compose")
-@click.argument("files", metavar="GUARANTEE.json...", nargs=-1, required=True)
+@click.argument("files", metavar="GUARANTEE|PLAN|RUN...", nargs=-1, required=True)
 @click.option("--delta", type=float, required=True, help="Delta at which epsilon is stated.")
 @click.option(
     "--max-participations",
@@ -21,9 +23,10 @@ from dpftrl.errors import InvalidInput
     help="Most rounds of one client over all runs together, if the server enforced such a cap.",
 )
 @click.option(
-    "--devices", type=int, default=1, help="Devices of one person that are protected together."
+    "--devices", type=Count(), default=1, help="Devices of one person that are protected together."
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Save the guarantee as FILE.json.")
+@force_option()
 @json_option
 def compose_command(
     files: tuple[str, ...],
@@ -31,15 +34,24 @@ def compose_command(
     max_participations: int | None,
     devices: int,
     out: Path | None,
+    force: bool,
     as_json: bool,
 ) -> None:
     """Compute one guarantee for several runs that the same clients could take part in.
 
     Use it for restarts, changed mechanisms and later models. `dpftrl account --out` writes the
-    files. Each run is taken at its own worst participation pattern: the result is an upper bound.
+    files. A plan counts with all its rounds, and the folder of a run with the rounds that it has
+    released. Each run is taken at its own worst participation pattern: the result is an upper
+    bound.
     """
+    check_target(out, "guarantee", force=force)
+    for file in files:
+        if kind_of(file) in ("plan", "run"):
+            released = kind_of(file) == "run" and (Path(file) / "guarantee.json").exists()
+            what = "the rounds that it has released" if released else "all planned rounds"
+            say(f"from the {kind_of(file)} {file}: {what}", err=True)
     with working("composing"):
-        guarantees = [load_guarantee(file) for file in files]
+        guarantees = [guarantee_in(file) for file in files]
         if any(guarantee.devices != 1 for guarantee in guarantees):
             raise InvalidInput(
                 "a file has a guarantee for several devices of one person; compose guarantees for "

@@ -7,6 +7,7 @@ import click
 from dpftrl._internal.formatting import rounded_up
 from dpftrl.cli.options import state_folder_option
 from dpftrl.cli.output import print_json, say, working
+from dpftrl.cli.targets import check_target, force_option
 from dpftrl.federated import Server
 
 
@@ -19,9 +20,15 @@ from dpftrl.federated import Server
     is_flag=True,
     help="Read the run without its witness: you know that the folder is its newest state.",
 )
+@force_option()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def export_command(
-    run: Path, model: Path, state_folder: Path | None, trust_folder: bool, as_json: bool
+    run: Path,
+    model: Path,
+    state_folder: Path | None,
+    trust_folder: bool,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Write the released model of RUN to a file that can be shared.
 
@@ -29,6 +36,7 @@ def export_command(
     guarantee, and the list of private runs behind the model, so that a run that starts from it can
     compose their guarantees. It contains no noise, no key and nothing about who took part.
     """
+    check_target(model, "model", force=force)
     with (
         working(f"reading {run}"),
         Server.resume(run, state_folder=state_folder, trust_folder=trust_folder) as server,

@@ -5,27 +5,28 @@ from typing import Any
 import click
 from rich.table import Table
 
-from dpftrl.cli.options import describe, json_option, participation_options
+from dpftrl.cli.options import describe, json_option, participation_or_source_options
 from dpftrl.cli.output import number, print_json, print_table, sensitivity_text, working
+from dpftrl.cli.sources import resolve
 from dpftrl.mechanisms import ErrorReport, Mechanism
 from dpftrl.participation import Participation
-from dpftrl.plan import mechanism as mechanism_by_name
 
 
 @click.command()
-@click.argument("name", metavar="MECH")
-@participation_options
+@click.argument("name", metavar="MECH|PLAN|GUARANTEE|RUN")
+@participation_or_source_options
 @json_option
-def loss(name: str, participation: Participation, as_json: bool) -> None:
+def loss(name: str, participation: Participation | None, as_json: bool) -> None:
     """Compute error, sensitivity and loss of one mechanism.
 
     The error is the standard deviation of the noise on prefix sums, for independent noise Z of
     standard deviation 1: its largest value (max) and its root mean square (rms) over the rounds.
     The loss is error times sensitivity, which is the error at a fixed privacy level. Compare
-    mechanisms by their losses.
+    mechanisms by their losses. Of a plan, a guarantee or a run, the mechanism is taken, and the
+    participation unless the options state another.
     """
     with working(f"computing {name}"):
-        mechanism = mechanism_by_name(name, participation)
+        mechanism, participation, _ = resolve(name, participation)
         result = mechanism.error_report(participation)
     if as_json:
         print_json(loss_as_json(mechanism, participation, result))

@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 
 from dpftrl.cli.loss import loss_as_json
-from dpftrl.cli.options import Count, can_be_saved, json_option, max_participations_option
+from dpftrl.cli.options import Count, json_option, max_participations_option
 from dpftrl.cli.output import (
     number,
     print_json,
@@ -18,6 +18,7 @@ from dpftrl.cli.output import (
     sensitivity_text,
     working,
 )
+from dpftrl.cli.targets import FORCE, check_target, force_option
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import BLT, Mechanism, save_mechanism
 from dpftrl.optimize import (
@@ -79,15 +80,23 @@ def target_options(command: Command) -> Command:
         ),
         click.option(
             "--out",
-            type=click.Path(dir_okay=False, path_type=Path),
-            callback=can_be_saved,
+            type=click.Path(path_type=Path),
+            callback=_check_out,
             help="Save the mechanism as FILE.json.",
         ),
+        # Eager options are read first, so that `_check_out` knows the answer.
+        force_option(is_eager=True, expose_value=False),
         json_option,
     ]
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def _check_out(context: click.Context, _: click.Parameter, out: Path | None) -> Path | None:
+    """Refuse an `--out` that cannot be written before a long optimization, not after."""
+    check_target(out, "mechanism", force=bool(context.meta.get(FORCE)))
+    return out
 
 
 def objective_option(default: Objective) -> Callable[[Command], Command]:

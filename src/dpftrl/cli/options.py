@@ -1,25 +1,27 @@
 """Options and argument types that several commands share."""
 
 import functools
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import msgspec
 
-from dpftrl._internal.storage import read_json
 from dpftrl.errors import InvalidInput
 from dpftrl.participation import UNCAPPED, FixedEpochs, MinSep, Participation
 
+# A number with a comma before every three digits.
+THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(,[0-9]{3})+")
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-SUFFIXES = {"k": 10**3, "M": 10**6, "B": 10**9}
+SUFFIXES = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}
 
 
 class Count(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
-    """A whole number as people write it: 2052, 2_052, 6.5k, 4.21M, 1e9."""
+    """A whole number as people write it: 2052, 2_052, 2,052, 6.5K, 4.21M, 1e9."""
 
     name = "number"
 
@@ -27,17 +29,38 @@ class Count(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
         """Convert the text to the exact whole number."""
         if isinstance(value, int):
             return value
-        text, factor = str(value).replace("_", ""), 1
+        text, factor = str(value).strip().replace("_", ""), 1
+        if THOUSANDS.fullmatch(text):
+            text = text.replace(",", "")
         if text[-1:] in SUFFIXES:
             text, factor = text[:-1], SUFFIXES[text[-1]]
         try:
             number = Decimal(text) * factor
             whole = int(number)
         except (ArithmeticError, ValueError):
-            self.fail(f"{value!r} is not a number like 2052, 6.5k or 4.21M", param, ctx)
+            self.fail(f"{value!r} is not a number like 2052, 6.5K or 4.21M", param, ctx)
         if whole != number or abs(whole) > 10**18:  # fits in 64 bits
             self.fail(f"{value!r} is not a whole number below 1e18", param, ctx)
         return whole
+
+
+class Share(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
+    """A share as people write it: 0.6 or 60%."""
+
+    name = "share"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Convert the text to a number; the option itself checks the range."""
+        if isinstance(value, float):
+            return value
+        text = str(value).strip().replace("_", "")
+        try:
+            percent = text.endswith("%")
+            return float(Decimal(text.removesuffix("%").strip()) / (100 if percent else 1))
+        except (ArithmeticError, ValueError):
+            self.fail(f"{value!r} is not a share like 0.6 or 60%", param, ctx)
 
 
 max_participations_option = click.option(
@@ -47,13 +70,6 @@ max_participations_option = click.option(
     show_default="rounds / min-sep, rounded up",
     help="Most rounds that one client can take part in, if the server enforces such a cap.",
 )
-
-
-def can_be_saved(_: click.Context, __: click.Parameter, out: Path | None) -> Path | None:
-    """Refuse an `--out` that cannot be written before a long optimization, not after."""
-    if out is not None and (out.suffix != ".json" or not out.parent.is_dir()):
-        raise InvalidInput(f"--out must end in .json and be in an existing folder, got {out}")
-    return out
 
 
 def participation_options(command: Command) -> Command:
@@ -68,6 +84,22 @@ def participation_options(command: Command) -> Command:
         return command(*args, participation=chosen, **kwargs)
 
     return with_participation  # type: ignore[return-value]
+
+
+def participation_or_source_options(command: Command) -> Command:
+    """Add the same options, all optional; the command gets a `participation`, or None."""
+
+    @_participation_flags(rounds_required=False)
+    @functools.wraps(command)
+    def with_optional(*args: Any, rounds: int | None, **kwargs: Any) -> Any:
+        chosen = None if rounds is None else _participation(rounds, kwargs)
+        if rounds is not None and chosen is None:
+            raise InvalidInput("give one of --min-sep and --rounds-between")
+        if rounds is None and _take_flags(kwargs):
+            raise InvalidInput("--min-sep and the other participation options need --rounds too")
+        return command(*args, participation=chosen, **kwargs)
+
+    return with_optional  # type: ignore[return-value]
 
 
 def participation_or_log_options(command: Command) -> Command:
@@ -162,22 +194,6 @@ no_witness_option = click.option(
     is_flag=True,
     help="Verify the run without its witness. The folder may then be an older copy of the run.",
 )
-
-
-def is_plan(name: str) -> bool:
-    """Whether `name` is a .json file whose field `format` says that it is a plan."""
-    if not name.endswith(".json"):
-        return False
-    try:
-        return read_json(Path(name), Header, "plan or mechanism").format == "dpftrl plan"
-    except InvalidInput:
-        return False  # the caller reads it as a mechanism, and that reports the error
-
-
-class Header(msgspec.Struct):
-    """The field of a .json file that says what kind of file it is."""
-
-    format: str
 
 
 def describe(participation: Participation) -> dict[str, int]:

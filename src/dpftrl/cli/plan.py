@@ -11,12 +11,13 @@ from rich.table import Table
 from dpftrl._internal.formatting import rounded_up
 from dpftrl.cli.options import (
     Count,
-    can_be_saved,
+    Share,
     describe,
     json_option,
     max_participations_option,
 )
 from dpftrl.cli.output import number, print_json, print_table, progress_bar, say
+from dpftrl.cli.targets import check_target, force_option
 from dpftrl.errors import InvalidInput
 from dpftrl.optimize import Objective
 from dpftrl.plan import (
@@ -32,7 +33,7 @@ from dpftrl.plan import (
     options,
     save_plan,
 )
-from dpftrl.plots import check_plot_path, plot_extrapolation
+from dpftrl.plots import plot_extrapolation
 
 # The row that `--out` saves unless `--choose` names another one.
 DEFAULT_ROW = "blt"
@@ -65,14 +66,14 @@ HEADINGS = {
 )
 @click.option(
     "--availability",
-    type=float,
+    type=Share(),
     default=1.0,
     show_default=True,
-    help="Share of the clients that can be contacted.",
+    help="Share of the clients that can be contacted, such as 0.6 or 60%.",
 )
 @click.option(
     "--over-selection",
-    type=float,
+    type=Share(),
     default=1.0,
     show_default=True,
     help="Clients contacted per report needed.",
@@ -117,11 +118,11 @@ HEADINGS = {
 )
 @click.option(
     "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    callback=can_be_saved,
+    type=click.Path(path_type=Path),
     help="Save one row as a plan, FILE.json: the row blt, or the row of --choose.",
 )
 @click.option("--choose", help=f"Row that --out saves.  [default: {DEFAULT_ROW}]")
+@force_option()
 @json_option
 def plan_command(
     population: int,
@@ -143,6 +144,7 @@ def plan_command(
     plot: Path | None,
     out: Path | None,
     choose: str | None,
+    force: bool,
     as_json: bool,
 ) -> None:
     """Compare mechanisms for your fleet: noise multiplier, epsilon, loss and memory of each.
@@ -155,8 +157,8 @@ def plan_command(
     \b
     dpftrl plan --population 4.21M --report-goal 6500 --rounds 2000 --delta 1e-10 --epsilon 4
     """  # noqa: D301 (\b keeps click from reflowing the lines below it)
-    if plot is not None:
-        check_plot_path(plot)
+    check_target(plot, "picture", force=force)
+    check_target(out, "plan", force=force)
     _check_choice(out, choose)
     fleet = Fleet(population, report_goal, availability, over_selection, timer_days, rounds_per_day)
     budget = Budget(delta, epsilon, noise_multiplier)
@@ -171,10 +173,10 @@ def plan_command(
         needs_walks = as_json or show_walks or plot is not None
         walks = extrapolate(question, candidates) if needs_walks else ()
     chosen = None if out is None else _row_to_save(candidates, choose or DEFAULT_ROW)
+    if out is not None and chosen is not None:
+        save_plan(chosen.plan, out)  # first: a plot that fails must not lose the plan
     if plot is not None:
         plot_extrapolation(walks, delta, plot)
-    if out is not None and chosen is not None:
-        save_plan(chosen.plan, out)
     _warn_about_large_delta(delta, population)
     if as_json:
         print_json(_as_json(question, rows, walks))

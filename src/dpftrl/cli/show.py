@@ -9,6 +9,8 @@ from rich.table import Table
 
 from dpftrl.cli.options import Count, json_option
 from dpftrl.cli.output import print_json, print_table, say, sparkline
+from dpftrl.cli.sources import read_source
+from dpftrl.cli.targets import check_target, force_option
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism, ToeplitzMechanism
 from dpftrl.participation import MinSep
@@ -17,24 +19,29 @@ from dpftrl.plots import plot_coefficients
 
 
 @click.command()
-@click.argument("name", metavar="FILE|MECH")
+@click.argument("name", metavar="MECH|PLAN|GUARANTEE|RUN")
 @click.option(
     "--rounds", type=Count(), default=60, show_default=True, help="Number of coefficients to show."
 )
 @click.option(
     "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     help="Draw the coefficients to FILE.png, .svg or .pdf.",
 )
+@force_option()
 @json_option
-def show(name: str, rounds: int, plot: Path | None, as_json: bool) -> None:
+def show(name: str, rounds: int, plot: Path | None, force: bool, as_json: bool) -> None:
     """Show the family, the parameters and the coefficients of a mechanism.
 
     It draws the first column of C, which says how an update of round 0 affects later rounds, and
     the last row of C^-1 in reverse order, which says how much of each earlier row of Z is in the
     noise of the last round.
     """
-    mechanism = mechanism_by_name(name, MinSep(rounds, rounds))
+    check_target(plot, "picture", force=force)
+    source = read_source(name)
+    if source is not None:
+        source.announce("mechanism")
+    mechanism = source.mechanism if source else mechanism_by_name(name, MinSep(rounds, rounds))
     shown = min(rounds, mechanism.rounds or rounds)
     strategy, inverse = _coefficients(mechanism, shown)
     if plot is not None:

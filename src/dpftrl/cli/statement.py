@@ -7,13 +7,16 @@ import click
 
 from dpftrl.cli.options import Count, no_witness_option, state_folder_option
 from dpftrl.cli.output import progress_bar, say
+from dpftrl.cli.sources import kind_of
+from dpftrl.cli.targets import check_target, force_option
 from dpftrl.errors import InvalidInput
+from dpftrl.statement.facts import Details
 from dpftrl.statement.from_files import GUARANTEE, LEDGER, statement_of_files
 from dpftrl.statement.statement import save_statement, statement_paths
 
 
 @click.command("statement")
-@click.argument("promised", metavar="PLAN|GUARANTEE", type=click.Path(path_type=Path))
+@click.argument("promised", metavar="PLAN|GUARANTEE|RUN", type=click.Path(path_type=Path))
 @click.option(
     "--run",
     type=click.Path(path_type=Path),
@@ -27,11 +30,25 @@ from dpftrl.statement.statement import save_statement, statement_paths
     show_default="statement, next to the input file or in the folder of the run",
 )
 @click.option(
-    "--devices", type=Count(), help="Also state the guarantee for this many devices of one person."
+    "--devices",
+    type=Count(),
+    help="Also state the guarantee for a person with this many devices, in the headline too.",
 )
 @click.option("--date", help="Date to print, such as 2026-01-31.  [default: no date]")
+@click.option("--organisation", help="Who is responsible for the training. Printed, not checked.")
+@click.option("--model-name", help="Name of the trained model. Printed, not checked.")
+@click.option("--contact", help="Where to ask about the statement. Printed, not checked.")
+@click.option(
+    "--public-data",
+    help="Public data that was used, such as data for pre-training. Printed, not checked.",
+)
+@click.option(
+    "--shipped-checkpoint",
+    help="Checkpoint that is used in the product, such as round 2000. Printed, not checked.",
+)
 @state_folder_option
 @no_witness_option
+@force_option()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the summary.")
 @click.pass_context
 def statement_command(
@@ -41,15 +58,24 @@ def statement_command(
     out: Path | None,
     devices: int | None,
     date: str | None,
+    organisation: str | None,
+    model_name: str | None,
+    contact: str | None,
+    public_data: str | None,
+    shipped_checkpoint: str | None,
     state_folder: Path | None,
     no_witness: bool,
+    force: bool,
     as_json: bool,
 ) -> None:
-    """Write the privacy statement of a plan or a guarantee, as Markdown, HTML and JSON.
+    """Write the privacy statement of a plan, a guarantee or a run, as Markdown, HTML and JSON.
+
+    `dpftrl statement RUN` is `dpftrl statement RUN/plan.json --run RUN`.
 
     The statement says what is guaranteed, for whom and against whom, which hypotheses the guarantee
-    has (each one enforced, observed, claimed or assumed), what it does not cover, and how to
-    recompute it. With --run it compares the promised with the observed guarantee. If the log shows
+    has (each one enforced, observed, claimed or assumed), what it does not cover, how to recompute
+    it, and what the technical terms mean. It rounds numbers to the safe side; the JSON file has all
+    digits. With --run it compares the promised with the observed guarantee. If the log shows
     that a limit was broken, the statement says so and states the larger epsilon, and the exit code
     is 1.
 
@@ -59,8 +85,18 @@ def statement_command(
     is 1.
     """
     checked_date = _check_date(date)
+    details = Details(organisation, model_name, contact, public_data, shipped_checkpoint)
+    if kind_of(str(promised)) == "run":
+        if run is not None:
+            raise InvalidInput(f"{promised} is a run already; leave out --run")
+        promised, run = promised / "plan.json", promised
     stem = out or (promised.parent if run is None else run) / "statement"
     _check_overwrite(statement_paths(stem), promised, run)
+    if stem.exists() and not stem.is_dir():
+        check_target(stem, "statement", force=force)
+    if stem.parent.is_dir():  # a folder that is missing is reported where it is read
+        for path in statement_paths(stem):
+            check_target(path, "statement", force=force)
     with progress_bar("reading the log") as on_progress:
         statement = statement_of_files(
             promised,
@@ -70,6 +106,7 @@ def statement_command(
             on_progress=on_progress,
             state_folder=state_folder,
             witness=not no_witness,
+            details=details,
         )
     paths = save_statement(statement, stem)
     if as_json:

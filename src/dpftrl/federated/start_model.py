@@ -132,7 +132,7 @@ class EarlierRunContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         )
 
     def earlier_run(self, beside: Path) -> EarlierRun:
-        """Convert the content of the file at `beside` back, and recompute every number."""
+        """Convert the content of the file at `beside` to an `EarlierRun`, all recomputed."""
         if self.population is not None:
             check_label(self.population)
         guarantee = guarantee_from(self.guarantee, beside)
@@ -224,13 +224,13 @@ class Start:
         return replace(together, mu_of_one=mu, devices=alone.devices, hypotheses=hypotheses)
 
     def content(self, beside: Path) -> StartContent:
-        """Convert to the content of the file at `beside`; large matrices are written beside it."""
+        """Convert this to the content of the file at `beside`; large matrices go beside it."""
         earlier = tuple(EarlierRunContent.of(one, beside) for one in self.earlier)
         return StartContent(sha256=self.sha256, earlier=earlier)
 
     @classmethod
     def of_content(cls, content: StartContent, beside: Path) -> Self:
-        """Convert the content of the file at `beside` back, and recompute every number."""
+        """Convert the content of the file at `beside` to a `Start`; recompute every number."""
         return cls(content.sha256, tuple(one.earlier_run(beside) for one in content.earlier))
 
 

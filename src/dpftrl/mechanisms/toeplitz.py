@@ -1,5 +1,6 @@
 """Lower-triangular Toeplitz strategies: the base class, and `Toeplitz` with given coefficients."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,11 +108,13 @@ class Toeplitz(ToeplitzMechanism):
 
         Non-increasing coefficients are refused only if c_0 is too small. For them, (1 - x) c(x) is
         c_0 minus a series of non-negative terms with sum c_0. The prefix sums of the inverse are
-        then a renewal sequence divided by c_0, and so between 0 and 1 / c_0. For all other
-        coefficients, the sum of the absolute inverse coefficients bounds the noise.
+        then a renewal sequence divided by c_0, and so between 0 and 1 / c_0. Their differences, the
+        inverse coefficients, are at most 1 / c_0, and the noise has a standard deviation of at most
+        sqrt(rounds) / c_0. For all other coefficients, the sum of the absolute inverse coefficients
+        bounds the noise.
         """
         self.check_curve(rounds)
-        size = 1 / self.c[0]
+        size = math.sqrt(rounds) / self.c[0]
         if not np.all(np.diff(self.c) <= 0):
             with np.errstate(over="ignore", invalid="ignore"):
                 size = float(np.abs(self.inverse_coefficients(rounds)).sum())

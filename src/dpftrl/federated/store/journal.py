@@ -111,7 +111,15 @@ class Committed(Record, frozen=True, tag="committed"):
 
 @final
 class Abandoned(Record, frozen=True, tag="abandoned"):
-    """An attempt was abandoned: nothing is released, and the next attempt uses the same row."""
+    """An attempt was abandoned: nothing is released, and the next attempt uses the same row.
+
+    Attributes:
+        attempt: The number of the attempt.
+        row: The row of noise that it was for.
+        reason: Why it was abandoned.
+        ledger_bytes: Length of the ledger, including the rows of this attempt.
+        ledger_sha256: SHA-256 of the ledger up to that length.
+    """
 
     attempt: int
     row: int
@@ -214,7 +222,13 @@ def digest_of(raw: msgspec.Raw) -> Secret:
 
 
 def statuses(cohort: Cohort, counted: set[int], otherwise: Status) -> list[tuple[str, Status]]:
-    """The name of each client of a cohort in the ledger, and the status of its update."""
+    """The name of each client of a cohort in the ledger, and the status of its update.
+
+    Args:
+        cohort: The record of the cohort.
+        counted: Pseudonyms of the clients whose updates are in the sum.
+        otherwise: The status of all other clients.
+    """
     names = cohort.names or tuple(
         PREFIX + cohort.clients[i : i + DIGITS] for i in range(0, len(cohort.clients), DIGITS)
     )
@@ -332,7 +346,7 @@ class Journal:
 
 
 def _encoded(record: AnyRecord) -> memoryview:
-    """A record as JSON. No traceback shows the content of a memoryview."""
+    """Encode a record as JSON, in a memoryview, because tracebacks do not show its content."""
     try:
         return memoryview(msgspec.json.encode(record))
     except UnicodeEncodeError:
@@ -347,7 +361,13 @@ def _decoded(content: memoryview) -> AnyRecord:
 
 
 class WitnessFile(msgspec.Struct, forbid_unknown_fields=True):
-    """The content of the witness file."""
+    """The content of the witness file.
+
+    Attributes:
+        run: The identity of the run.
+        lines: The number of lines in the journal when the witness was last written.
+        mac: The keyed digest of the last of these lines.
+    """
 
     format: Literal["dpftrl witness"]
     version: Literal[1]
@@ -456,7 +476,10 @@ class Lock:
 @final
 @dataclass(frozen=True)
 class Decisions:
-    """The journal, the state that follows from it, and the witness: they change together."""
+    """The journal, the state that follows from it, and the witness: they change together.
+
+    `lock` is the lock on the folder of the run.
+    """
 
     journal: Journal
     state: RunState

@@ -1,0 +1,97 @@
+"""Files that commands write: nothing of the user's is lost, and wrong names are refused early."""
+
+import os
+
+import pytest
+from command_line import run
+
+LIMITS = ["--rounds", "20", "--min-sep", "5"]
+ACCOUNT = ["account", "blt-b400", *LIMITS, "--noise-multiplier", "5", "--delta", "1e-6"]
+FLEET = ["--population", "1000", "--report-goal", "10", "--rounds", "20"]
+PLAN = ["plan", *FLEET, "--epsilon", "8", "--delta", "1e-6"]
+WRITERS = {
+    "account": ([*ACCOUNT, "--out"], "file.json"),
+    "plan": ([*PLAN, "--out"], "file.json"),
+    "optimize": (["optimize", "blt", *LIMITS, "--out"], "file.json"),
+    "plot": (["compare", "sqrt", "tree", *LIMITS, "--plot"], "file.png"),
+    "show": (["show", "sqrt", "--plot"], "file.svg"),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_file_of_the_user_is_replaced_only_by_force(tmp_path, name):
+    arguments, file = WRITERS[name]
+    path = tmp_path / file
+    path.write_text("my notes")
+    code, out, err = run(*arguments, path)
+    assert (code, out) == (2, "")
+    assert "--force" in err
+    assert path.read_text() == "my notes"
+    assert run(*arguments, path, "--force")[0] == 0
+    written = path.read_bytes()
+    assert written != b"my notes"
+    assert run(*arguments, path)[0] == 0  # a file of the same kind is replaced
+
+
+def test_a_file_of_another_kind_is_not_replaced(tmp_path):
+    assert run(*PLAN, "--out", tmp_path / "plan.json")[0] == 0
+    before = (tmp_path / "plan.json").read_bytes()
+    code, _, err = run(*ACCOUNT, "--out", tmp_path / "plan.json")
+    assert code == 2
+    assert "is not a guarantee that dpftrl wrote" in err
+    assert (tmp_path / "plan.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("wrong", ["folder", "pipe", "missing folder", "ending"])
+def test_what_cannot_be_written_is_refused_before_computing(tmp_path, name, wrong, monkeypatch):
+    arguments, file = WRITERS[name]
+    path = tmp_path / file
+    if wrong == "folder":
+        path.mkdir()
+    elif wrong == "pipe":
+        os.mkfifo(path)
+    elif wrong == "missing folder":
+        path = tmp_path / "missing" / file
+    else:
+        path = tmp_path / "file.xyz"
+    for name_ in ("dpftrl.plan.make_plan", "dpftrl.optimize.optimize_blt"):
+        monkeypatch.delattr(name_, raising=False)
+    code, out, err = run(*arguments, path, "--force")
+    assert (code, out) == (2, ""), err
+    assert err.count("\n") == 1
+    assert "None" not in err
+
+
+def test_a_plan_is_kept_when_its_plot_fails(tmp_path, monkeypatch):
+    def fails(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dpftrl.cli.plan.plot_extrapolation", fails)
+    code, _, err = run(*PLAN, "--out", tmp_path / "plan.json", "--plot", tmp_path / "plan.png")
+    assert code == 2
+    assert "No space left" in err
+    assert run("account", tmp_path / "plan.json")[0] == 0
+
+
+def test_a_missing_matplotlib_is_noticed_before_computing(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    monkeypatch.setattr("dpftrl.cli.plan.options", None)  # would fail if it were called
+    code, _, err = run(*PLAN, "--plot", tmp_path / "plan.png")
+    assert code == 2
+    assert "pip install" in err
+
+
+def test_a_statement_is_not_written_beside_a_device(tmp_path):
+    assert run(*PLAN, "--out", tmp_path / "plan.json")[0] == 0
+    code, _, err = run("statement", tmp_path / "plan.json", "--out", "/dev/null")
+    assert code == 2
+    assert "device" in err
+    assert not os.path.exists("/dev/null.md")
+    (tmp_path / "s.md").write_text("my notes")
+    code, _, err = run("statement", tmp_path / "plan.json", "--out", tmp_path / "s")
+    assert code == 2
+    assert "--force" in err
+    assert (tmp_path / "s.md").read_text() == "my notes"
+    assert run("statement", tmp_path / "plan.json", "--out", tmp_path / "s", "--force")[0] == 0
+    assert run("statement", tmp_path / "plan.json", "--out", tmp_path / "s")[0] == 0
