@@ -3,14 +3,17 @@
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
+from typing import Any, final
 
 import click
 import msgspec
 import numpy as np
 from rich.console import Console, ConsoleOptions
+from rich.markup import escape
 from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
@@ -24,6 +27,10 @@ PLAIN_WIDTH = 120
 # On a narrow terminal, words and bars longer than this are broken over several lines.
 LONG_WORD = 16
 BLOCKS = "▁▂▃▄▅▆▇█"
+# Seconds until the first line about the progress of a computation, the next, and all later ones.
+FIRST_BEAT = 2.0
+NEXT_BEAT = 10.0
+SLOWEST_BEAT = 60.0
 # Characters that JSON does not escape, and some of which a terminal obeys.
 UNPRINTABLE = re.compile("[^\\x00-\\x7e]")
 
@@ -100,32 +107,70 @@ def _sizes(table: Table, column: Column, console: Console, wide: ConsoleOptions)
     return smallest, max(heading.maximum, widest_cell)
 
 
-def working(message: str) -> AbstractContextManager[Any]:
-    """Show a spinner with a message while the body runs, if standard error is a terminal."""
-    if not sys.stderr.isatty():
-        return nullcontext()
-    return Console(stderr=True).status(message)
+@contextmanager
+def working(message: str) -> Generator[None]:
+    """Show a message with the time it takes, while the body runs."""
+    with progress_bar(message):
+        yield
 
 
 @contextmanager
-def progress_bar(title: str) -> Generator[Callable[[float | None, str], None] | None]:
-    """Show a progress bar if standard error is a terminal; yield its callback, or else None.
+def progress_bar(title: str) -> Generator[Callable[[float | None, str], None]]:
+    """Show progress on standard error while the body runs; yield the callback that updates it.
 
-    The callback takes the fraction done (None if it is not known) and a message.
+    The callback takes the fraction done (None if it is not known) and a message. A terminal gets a
+    bar. Anything else gets a line after two seconds, and then one now and then.
     """
     if not sys.stderr.isatty():
-        yield None
+        heartbeat = Heartbeat(title)
+        heartbeat.start()
+        try:
+            yield heartbeat.update
+        finally:
+            heartbeat.stop()
         return
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(title, total=None)
+        task = bar.add_task(escape(title), total=None)
 
         def on_progress(done: float | None, message: str) -> None:
             bar.update(task, total=None if done is None else 1.0, completed=done or 0.0)
-            bar.update(task, description=f"{title}: {message}")
+            bar.update(task, description=escape(visible(f"{title}: {message}")))
 
         yield on_progress
+
+
+@final
+class Heartbeat:
+    """A thread that prints what is being done, and for how long, until it is stopped."""
+
+    def __init__(self, title: str):
+        self._title = title
+        self._text = ""
+        self._stop = Event()
+        self._thread = Thread(target=self._beat, daemon=True)
+
+    def start(self) -> None:
+        """Begin to wait for the first line."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Print no more."""
+        self._stop.set()
+        self._thread.join()
+
+    def update(self, done: float | None, message: str) -> None:
+        """Say what is being done: the callback that long computations call."""
+        share = "" if done is None else f", {done:.0%} done"
+        self._text = f": {message}{share}"
+
+    def _beat(self) -> None:
+        started, wait = time.monotonic(), FIRST_BEAT
+        while not self._stop.wait(wait):
+            with suppress(OSError, ValueError):  # standard error was closed
+                say(f"{self._title}{self._text} ({time.monotonic() - started:.0f} s)", err=True)
+            wait = min(max(2 * wait, NEXT_BEAT), SLOWEST_BEAT)
 
 
 def number(value: float) -> str:

@@ -167,8 +167,7 @@ def plan_command(
         rows: list[Option | Missing] = []
         for row in options(question, with_bandmf):
             rows.append(row)
-            if on_progress is not None:
-                on_progress(None, row.label)
+            on_progress(None, row.label)
         candidates = [row for row in rows if isinstance(row, Option)]
         needs_walks = as_json or show_walks or plot is not None
         walks = extrapolate(question, candidates) if needs_walks else ()

@@ -7,7 +7,6 @@ from typing import Any
 import click
 from rich.table import Table
 
-from dpftrl._internal.progress import ignore_progress
 from dpftrl.cli.options import json_option
 from dpftrl.cli.output import print_json, print_table, progress_bar, say
 from dpftrl.paper import Result, chosen, reproduce, shown
@@ -41,7 +40,7 @@ def reproduce_command(
         return
     results: list[Result] = []
     with progress_bar("reproducing") as on_progress:
-        for result in reproduce(items, out, quick, on_progress or ignore_progress):
+        for result in reproduce(items, out, quick, on_progress):
             results.append(result)
             if not as_json:
                 say(_line(result), err=True)

@@ -67,9 +67,7 @@ def train_command(
     that `dpftrl plan --out` saved; it replaces the section [privacy] of the config. Ctrl-C stops
     after the current round. --resume continues a run that was stopped or that crashed.
     """
-    _check_extra()
     from dpftrl.simulation.config import check_beside_plan, config_text, read_config
-    from dpftrl.simulation.training import Training
 
     if resume and (config_or_plan or changes or show_config):
         raise InvalidInput(
@@ -90,6 +88,9 @@ def train_command(
         else:
             click.echo(config_text(config), nl=False)
         return
+    _check_extra()
+    from dpftrl.simulation.training import Training
+
     with progress_bar("preparing") as on_progress:
         if resume:
             training = Training.resume(

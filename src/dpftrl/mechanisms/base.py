@@ -7,6 +7,7 @@ the Gaussian mechanism applied to C X gives the privacy guarantee. Let A be the 
 sums. The released prefix sums are A X + B Z, where B = A D. For a square C, D is C^-1.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -171,11 +172,17 @@ class Mechanism(ABC):
     def error_report(self, participation: Participation) -> ErrorReport:
         """Errors and sensitivity under one participation."""
         self.check_rounds(participation.rounds)
-        return ErrorReport(
+        report = ErrorReport(
             max_error=self.max_error(participation.rounds),
             rms_error=self.rms_error(participation.rounds),
             sensitivity=self.sensitivity(participation),
         )
+        if not (math.isfinite(report.max_loss) and math.isfinite(report.rms_loss)):
+            raise InvalidInput(
+                f"the error or the sensitivity of {self.name} is too large for float64 over "
+                f"{participation.rounds:,} rounds; use coefficients nearer to 1"
+            )
+        return report
 
     def loss(self, participation: Participation) -> ErrorReport:
         """Deprecated name of `error_report`."""

@@ -5,6 +5,7 @@ reads a file over the defaults of its task (`PRESETS`), and `config_text` writes
 """
 
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -349,7 +350,28 @@ def read_config(path: Path | None, changes: Iterable[str] = ()) -> Config:
         return msgspec.convert(settings, Config)
     except msgspec.ValidationError as error:
         reason = str(error).replace("- at `$.", "- at `")
+        if choices := _choices(reason):
+            reason += f"; choose one of {', '.join(choices)}"
         raise InvalidInput(f"{path or 'the settings'}: {reason}") from None
+
+
+def _choices(reason: str) -> list[str]:
+    """The values that a setting may have, if the message says that it has another one."""
+    match = re.search(r"^Invalid (?:enum )?value .* - at `([^`]+)`", reason)
+    if match is None:
+        return []
+    kind: Any = msgspec.inspect.type_info(Config)
+    for name in match[1].split("."):
+        kinds = [*getattr(kind, "types", (kind,))]
+        tags = [one.tag for one in kinds if getattr(one, "tag_field", None) == name]
+        if tags:
+            return [str(tag) for tag in tags]
+        fields = {
+            field.encode_name: field.type for one in kinds for field in getattr(one, "fields", ())
+        }
+        kind = fields.get(name)
+    kinds = [*getattr(kind, "types", (kind,))]
+    return [str(value) for one in kinds for value in getattr(one, "values", ())]
 
 
 def check_beside_plan(changes: Iterable[str]) -> None:
@@ -387,7 +409,14 @@ def _toml(text: str, source: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(f"{source} is not TOML: {error}; text needs quotes") from None
+        # Somebody who has data of their own tries this first.
+        is_data = source.endswith((".jsonl", ".jsonl.gz", ".csv", ".txt"))
+        hint = (
+            f"; to train on data of your own: --set task='\"jsonl\"' --set data.path='\"{source}\"'"
+            if is_data
+            else ""
+        )
+        raise InvalidInput(f"{source} is not TOML: {error}; text needs quotes{hint}") from None
 
 
 def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

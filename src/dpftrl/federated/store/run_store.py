@@ -362,7 +362,7 @@ def _check_created(folder: RunFolder, key: NoiseKey) -> None:
 
 def _witnesses(folder: RunFolder, state_folder: Path | None) -> Path:
     place = state_folder or default_state_folder()
-    if place.resolve().is_relative_to(folder.root.resolve()):
+    if Path(os.path.realpath(place)).is_relative_to(Path(os.path.realpath(folder.root))):
         raise InvalidInput(
             f"{place} lies in the folder of the run: a witness there would be rolled back with it"
         )
