@@ -2,7 +2,8 @@
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from decimal import ROUND_DOWN, Context
 from itertools import count
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from dpftrl import __version__
 from dpftrl._internal.formatting import in_full, rounded_up
-from dpftrl.accounting import Run
+from dpftrl.accounting import Guarantee, Run
 from dpftrl.participation import FixedEpochs
 from dpftrl.statement.document import Block, Commands, Paragraph, Section, Span, Table, Text
 from dpftrl.statement.facts import (
@@ -24,7 +25,15 @@ from dpftrl.statement.facts import (
     is_empty,
     matrix_digest,
 )
-from dpftrl.statement.sections import basis_counts, formal_sentence, limits_text, number_rows
+from dpftrl.statement.numbers import rounded_down
+from dpftrl.statement.sections import (
+    basis_counts,
+    epsilon_at_delta,
+    formal_sentence,
+    limits_text,
+    number_rows,
+    unit_text,
+)
 
 # For each kind of input file: the module and the function that load the file, and the attribute of
 # the loaded value that is the guarantee.
@@ -90,7 +99,8 @@ def _commands(facts: Facts) -> Iterator[str]:
             )
             yield _extract_command(source, number, name)
         if name is not None:
-            yield _account_command(facts, run, name)
+            for unit in facts.by_unit:
+                yield _account_command(unit, run, name)
 
 
 def _statement_command(facts: Facts) -> str:
@@ -102,6 +112,8 @@ def _statement_command(facts: Facts) -> str:
         words += ["--no-witness"]
     words += [word for count in facts.devices for word in ("--devices", str(count))]
     words += [] if facts.date is None else ["--date", facts.date]
+    for name, text in facts.details.given().items():
+        words += [f"--{name.replace('_', '-')}", text]
     return shlex.join([*words, "--json"])
 
 
@@ -120,7 +132,7 @@ def _extract_command(source: Input, number: int, name: str) -> str:
     return shlex.join(["python", "-c", code])
 
 
-def _account_command(facts: Facts, run: Run, name: str) -> str:
+def _account_command(unit: Guarantee, run: Run, name: str) -> str:
     p = run.participation
     words = ["dpftrl", "account", name, "--rounds", str(p.rounds), "--min-sep", str(p.min_sep)]
     words += ["--max-participations", str(p.max_participations)]
@@ -129,13 +141,14 @@ def _account_command(facts: Facts, run: Run, name: str) -> str:
         "--noise-multiplier",
         in_full(run.noise_multiplier),
         "--delta",
-        in_full(facts.guarantee.delta),
+        in_full(unit.delta),
     ]
-    if facts.guarantee.devices > 1:
-        words += ["--devices", str(facts.guarantee.devices)]
+    if unit.devices > 1:
+        words += ["--devices", str(unit.devices)]
     return shlex.join(words)
 
 
+PARAMETER_DIGITS = 6  # digits of a parameter of a mechanism in the text
 MOST_SHOWN = 24  # longer lists of numbers are only in the JSON file: they would fill the page
 
 # Each basis has its own sign, so that the difference also shows without colors.
@@ -157,7 +170,10 @@ def accounting_section(facts: Facts) -> Section:
             Section("3.2 Mechanism and noise", tuple(map(_run_table, runs, count(1)))),
             Section("3.3 Numbers", tuple(_numbers(facts))),
             Section("3.4 Hypotheses", tuple(_hypotheses(facts))),
-            Section("3.5 Formal statement", (Paragraph(Span(formal_sentence(facts), "strong")),)),
+            Section(
+                "3.5 Formal statement",
+                tuple(Paragraph(Span(formal_sentence(unit), "strong")) for unit in facts.by_unit),
+            ),
             Section("3.6 Ideal noise and real noise", tuple(map(Paragraph, _real_noise(facts)))),
         ),
     )
@@ -173,7 +189,12 @@ def _accounting_kind(facts: Facts) -> Iterator[str]:
         "Epsilon comes from exact accounting for Gaussian mechanisms. Privacy loss distributions "
         "(PLD) give the same value, up to their rounding. Rho is the parameter of "
         "zero-concentrated differential privacy (zCDP). No numerical error makes epsilon "
-        "too small, and every number that is rounded here is rounded up."
+        "too small. This text shows few digits: the noise multiplier is rounded down, and all "
+        "other numbers about privacy are rounded up. The JSON file has all digits."
+    )
+    yield (
+        "For several devices of one person, mu is that of one device times the number of devices "
+        "(group privacy). This is an upper bound."
     )
     if len(facts.guarantee.runs) > 1:
         yield "The runs are composed: " + (
@@ -182,7 +203,7 @@ def _accounting_kind(facts: Facts) -> Iterator[str]:
             else "of all ways to divide the rounds of a device among the runs, the worst counts."
         )
     if facts.kind == "exact":
-        yield "The numbers are exact: some pattern of participation attains them."
+        yield "The numbers for one device are exact: some pattern of participation attains them."
     else:
         yield "The numbers are an upper bound: no pattern of participation need attain them."
 
@@ -195,14 +216,14 @@ def _run_table(run: Run, number: int) -> Table:
         *((key, _parameter(value)) for key, value in run.mechanism.parameters().items()),
         ("rounds", f"{run.participation.rounds:,}"),
         ("participation", limits_text(run.participation)),
-        ("sensitivity", f"{in_full(run.sensitivity.value)} ({kind}), at clip norm 1"),
+        ("sensitivity", f"{rounded_up(run.sensitivity.value)} ({kind}), at clip norm 1"),
         (
             "noise multiplier",
-            f"{in_full(run.noise_multiplier)} (standard deviation of Z over the clip norm)",
+            f"{rounded_down(run.noise_multiplier)} (standard deviation of Z over the clip norm)",
         ),
-        ("mu", f"{in_full(run.mu)} (sensitivity over noise multiplier)"),
+        ("mu of one device", f"{rounded_up(run.mu)} (sensitivity over noise multiplier)"),
     ]
-    caption = f"Run {number}: the noise that is added, with all digits."
+    caption = f"Run {number}: the noise that is added. The JSON file has all digits."
     return Table(caption, ("", "value"), tuple(rows))
 
 
@@ -213,24 +234,44 @@ def _parameter(value: Any) -> Text:
         return f"{shape} numbers, as little-endian float64 of SHA-256 {matrix_digest(matrix)}"
     if isinstance(value, list) and len(cast("list[Any]", value)) > MOST_SHOWN:
         return f"{len(cast('list[Any]', value)):,} numbers, all of them in the JSON file"
-    return Span(msgspec.json.encode(value).decode().replace(",", ", "), "code")
+    shown = _shortened(value)
+    text = msgspec.json.encode(shown).decode().replace(",", ", ")
+    return Span(text, "code") if shown == value else (Span(text, "code"), " (rounded)")
+
+
+def _shortened(value: Any) -> Any:
+    """Return a parameter with its numbers rounded to a few digits, towards zero.
+
+    A mechanism's parameters have no safe side. Towards zero, a decay below 1 is not shown as 1.
+    """
+    if isinstance(value, float):
+        context = Context(prec=PARAMETER_DIGITS, rounding=ROUND_DOWN)
+        return float(context.create_decimal(repr(value)))
+    if isinstance(value, list | tuple):
+        return [_shortened(part) for part in cast("Sequence[Any]", value)]
+    return value
 
 
 def _numbers(facts: Facts) -> Iterator[Block]:
-    stated = facts.guarantee
-    yield Table(
-        "The stated parameters, rounded up, and as they were computed.",
-        ("", "stated", "in full"),
-        number_rows(stated),
-    )
-    rows = tuple(
-        (
-            delta_text(guarantee) + (" (stated)" if guarantee.delta == stated.delta else ""),
-            "no guarantee" if is_empty(guarantee) else rounded_up(guarantee.epsilon),
-        )
-        for guarantee in facts.by_delta
-    )
-    yield Table("Epsilon at several deltas.", ("delta", "epsilon"), rows)
+    head = ("", *map(unit_text, facts.by_unit))
+    caption = "The stated parameters, rounded up. The JSON file has all digits."
+    yield Table(caption, head, number_rows(facts.by_unit))
+    head = ("delta", *(f"epsilon for {unit_text(unit)}" for unit in facts.by_unit))
+    rows = tuple(_delta_row(facts, guarantee) for guarantee in facts.by_delta)
+    yield Table("Epsilon at several deltas.", head, rows)
+
+
+def _delta_row(facts: Facts, stated: Guarantee) -> tuple[str, ...]:
+    """Return a delta, and the epsilon of each unit at that delta."""
+    shown = delta_text(stated)
+    mark = " (stated)" if stated.delta == facts.guarantee.delta else ""
+    cells: list[str] = []
+    for unit in facts.by_unit:
+        guarantee = unit.at(stated.delta)
+        # The sampler can add to the delta of many devices.
+        is_same = delta_text(guarantee) == shown and not is_empty(guarantee)
+        cells.append(rounded_up(guarantee.epsilon) if is_same else epsilon_at_delta(guarantee))
+    return (shown + mark, *cells)
 
 
 def _hypotheses(facts: Facts) -> Iterator[Block]:
@@ -266,9 +307,12 @@ def _real_noise(facts: Facts) -> Iterator[str]:
         "random to everybody who does not have its key. Epsilon does not bound what somebody "
         "learns who can tell this keystream from random bits."
     )
+    uses = " and ".join(
+        f"{rounded_up(unit.sampler_delta, 2)} (for {unit_text(unit)})" for unit in facts.by_unit
+    )
     yield (
         "The sampler that turns the keystream into Gaussians has a finite range: it ends far out "
-        f"in their tails. This uses at most {rounded_up(facts.guarantee.sampler_delta, 2)} of "
-        "delta (more for several devices together), and zCDP holds except for an event of that "
+        f"in their tails. This uses at most {uses} of delta, and zCDP holds except for an event of "
+        "that "
         "probability. The stated delta includes it."
     )

@@ -8,13 +8,13 @@ passed for the run that wrote the file.
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Final, Literal, final
 
 import numpy as np
 
-from dpftrl._internal.formatting import in_full, rounded_up
+from dpftrl._internal.formatting import rounded_up
 from dpftrl.accounting import Guarantee, Hypothesis, Run, delta_of, guarantee_of
 from dpftrl.accounting.guarantee import (
     CLIPPING,
@@ -31,6 +31,8 @@ from dpftrl.federated.start_model import EARLIER_RUNS, OTHER_PEOPLE, TEST_KEY, U
 from dpftrl.mechanisms import mechanism
 from dpftrl.mechanisms._sensitivity import ROUNDING
 from dpftrl.plan import Fleet
+from dpftrl.statement.document import plain
+from dpftrl.statement.numbers import probability_in_words, short_up
 from dpftrl.statement.promised_and_observed import REPEATED, StatedGuarantee
 from dpftrl.verify import Verdict
 
@@ -241,6 +243,50 @@ class RunRecord:
     version: int
 
 
+MOST_CHARACTERS: Final = 2000  # of one detail: it is a line of a table, not a document
+
+
+@final
+@dataclass(frozen=True)
+class Details:
+    """What the publisher says about the training. dpftrl prints it, and checks none of it.
+
+    White space is reduced to single spaces, and invisible characters become a visible sign.
+
+    Attributes:
+        organisation: Who is responsible for the training.
+        model_name: The name of the trained model.
+        contact: Where to ask about this statement.
+        public_data: The public data that was used, such as data for pre-training.
+        shipped_checkpoint: The checkpoint that is used in the product.
+
+    Raises:
+        InvalidInput: A text is blank or longer than 2,000 characters.
+    """
+
+    organisation: str | None = None
+    model_name: str | None = None
+    contact: str | None = None
+    public_data: str | None = None
+    shipped_checkpoint: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, text in self.given().items():
+            shown = plain(text).strip()
+            if not shown:
+                raise InvalidInput(f"{name} is blank; give a text, or leave it out")
+            if len(shown) > MOST_CHARACTERS:
+                raise InvalidInput(
+                    f"{name} has {len(shown):,} characters; give at most {MOST_CHARACTERS:,}"
+                )
+            object.__setattr__(self, name, shown)
+
+    def given(self) -> dict[str, str]:
+        """Return the details that are given, by name."""
+        pairs = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: text for name, text in pairs if text is not None}
+
+
 @final
 @dataclass(frozen=True)
 class Facts:
@@ -261,6 +307,7 @@ class Facts:
         record: What the run's `run.json` says.
         claims: Names and texts of hypotheses that a file calls enforced or observed, without
             evidence.
+        details: What the publisher says about the training.
     """
 
     stated: StatedGuarantee
@@ -275,6 +322,7 @@ class Facts:
     verdict: Verdict | None = None
     record: RunRecord | None = None
     claims: frozenset[tuple[str, str]] = frozenset()
+    details: Details = Details()
 
     @property
     def guarantee(self) -> Guarantee:
@@ -313,6 +361,17 @@ class Facts:
         """The guarantee for several devices of one person together, the fewest devices first."""
         counts = sorted({1, 2, 3, self.guarantee.devices, *self.devices})
         return tuple(replace(self.guarantee, devices=n) for n in counts)
+
+    @cached_property
+    def by_unit(self) -> tuple[Guarantee, ...]:
+        """The guarantees in the headline: the stated one first, then per device and per person.
+
+        There is one for the stated unit, one for a single device, and one for each further number
+        of devices of one person that was asked for.
+        """
+        stated = self.guarantee.devices
+        others = sorted({1, *self.devices} - {stated})
+        return (self.guarantee, *(replace(self.guarantee, devices=n) for n in others))
 
     @cached_property
     def by_delta(self) -> tuple[Guarantee, ...]:
@@ -360,9 +419,14 @@ class Facts:
 
     @property
     def right_guess(self) -> float:
-        """The largest probability of a correct guess whether a device took part, at even odds."""
-        padded_mu = self.guarantee.mu * (1 + ROUNDING)
-        return min(1.0, (1 + delta_of(0.0, padded_mu) + self.guarantee.sampler_delta) / 2)
+        """The largest probability of a correct guess about the stated unit; see `right_guess`."""
+        return right_guess(self.guarantee)
+
+
+def right_guess(guarantee: Guarantee) -> float:
+    """Return the largest probability of a correct guess whether data was used, at even odds."""
+    padded_mu = guarantee.mu * (1 + ROUNDING)
+    return min(1.0, (1 + delta_of(0.0, padded_mu) + guarantee.sampler_delta) / 2)
 
 
 def whole_delta(guarantee: Guarantee) -> float:
@@ -373,8 +437,12 @@ def whole_delta(guarantee: Guarantee) -> float:
 
 def delta_text(guarantee: Guarantee) -> str:
     """Return delta as text; a delta above 1, which is no guarantee, is shown as 1."""
-    whole = whole_delta(guarantee)
-    return in_full(whole) if whole == guarantee.delta else rounded_up(min(whole, 1.0))
+    return short_up(min(whole_delta(guarantee), 1.0))
+
+
+def delta_in_words(guarantee: Guarantee) -> str:
+    """Return delta as a probability in words, such as "one in ten billion"."""
+    return probability_in_words(whole_delta(guarantee))
 
 
 def is_empty(guarantee: Guarantee) -> bool:

@@ -1,6 +1,7 @@
 """Statements from files: a plan or a guarantee file, and the folder of a run."""
 
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from dpftrl.errors import DpftrlError, InvalidInput
 from dpftrl.federated import Start
 from dpftrl.federated.settings import RunFile
 from dpftrl.plan import Plan, load_plan
-from dpftrl.statement.facts import Input, Role, RunRecord
+from dpftrl.statement.facts import Details, Input, Role, RunRecord
 from dpftrl.statement.promised_and_observed import limits_of
 from dpftrl.statement.statement import Statement, make_statement
 from dpftrl.verify import Verdict, verify_run
@@ -38,6 +39,7 @@ def statement_of_files(
     on_progress: Progress | None = None,
     state_folder: Path | None = None,
     witness: bool = True,
+    details: Details | None = None,
 ) -> Statement:
     """Make the statement of a plan or guarantee file and, optionally, of a run.
 
@@ -47,12 +49,14 @@ def statement_of_files(
     Args:
         promise: The file of a plan or a guarantee.
         run: The folder of a run. It must have `guarantee.json`, `ledger.csv` or both.
-        devices: One more number of devices of one person to state the guarantee for.
+        devices: A number of devices of one person. The headline then states the guarantee for a
+            person with so many devices too.
         date: The date to print, or None to print no date.
         on_progress: Called with the progress of reading the ledger.
         state_folder: The folder of the run's witness.
         witness: Whether to verify the run with its witness. Without it, the folder may be an older
             copy of the run.
+        details: What the publisher says about the training.
 
     Raises:
         InvalidInput: A file cannot be read, or the folder is not that of a run.
@@ -68,6 +72,7 @@ def statement_of_files(
     # The log covers only the run itself, which comes last, after the earlier runs.
     is_chain = record is not None and record.start is not None and bool(record.start.runs)
     limits = _limits(guarantee_of(base.runs[-1:], base.delta) if is_chain else base)
+    said = details or Details()
     return make_statement(
         promised,
         accounted=accounted,
@@ -78,6 +83,11 @@ def statement_of_files(
         curves=None if run is None else _curves(run),
         verdict=None if run is None else _verdict(run, state_folder, witness),
         record=record,
+        organisation=said.organisation,
+        model_name=said.model_name,
+        contact=said.contact,
+        public_data=said.public_data,
+        shipped_checkpoint=said.shipped_checkpoint,
     )
 
 
@@ -149,14 +159,15 @@ def _run_inputs(run: Path) -> Iterator[Input]:
     roles: dict[str, Role] = {GUARANTEE: "run guarantee", LEDGER: "log", RECORD: "run record"}
     for name, role in roles.items():
         if (run / name).exists():
-            yield Input(role, f"{run.resolve().name}/{name}", _sha256(run / name))
+            yield Input(role, f"{Path(os.path.realpath(run)).name}/{name}", _sha256(run / name))
 
 
 def _name(promise: Path, run: Path | None) -> str:
     """Return the name of a plan or guarantee file, with the folder of the run if it is in there."""
-    if run is None or run.resolve() not in promise.resolve().parents:
+    real = Path(os.path.realpath(promise))
+    if run is None or (folder := Path(os.path.realpath(run))) not in real.parents:
         return promise.name
-    return promise.resolve().relative_to(run.resolve().parent).as_posix()
+    return real.relative_to(folder.parent).as_posix()
 
 
 def _sha256(path: Path) -> str:

@@ -7,14 +7,26 @@ DP-fy ML.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from dpftrl._internal.formatting import in_full, percent_up, rounded_up
+from dpftrl._internal.formatting import percent_up, rounded_up
 from dpftrl.accounting import Guarantee
+from dpftrl.errors import InvalidInput
 from dpftrl.federated import EarlierRun
 from dpftrl.participation import FixedEpochs, Participation
+from dpftrl.plan import Fleet
 from dpftrl.statement.document import Block, Bullets, Figure, Paragraph, Section, Span, Table
-from dpftrl.statement.facts import NOT_COVERED, Evidence, Facts, StatedBasis, delta_text, is_empty
+from dpftrl.statement.facts import (
+    NOT_COVERED,
+    Evidence,
+    Facts,
+    StatedBasis,
+    delta_in_words,
+    delta_text,
+    is_empty,
+    right_guess,
+)
+from dpftrl.statement.numbers import percent, plain_number, rounded_down
 
 ORIGINS = {
     "plan": (
@@ -42,19 +54,56 @@ RUN_ORIGINS: dict[Evidence, str] = {
 
 
 def summary_sentence(facts: Facts) -> str:
-    """Return the guarantee in one plain sentence."""
-    stated = facts.guarantee
+    """Return the guarantee in one plain sentence for each unit, the stated unit first."""
+    further = (_further_sentence(guarantee) for guarantee in facts.by_unit[1:])
+    return " ".join([_first_sentence(facts.guarantee), *further])
+
+
+def _first_sentence(stated: Guarantee) -> str:
     if is_empty(stated):
         return f"There is no guarantee for {unit_text(stated)}: the noise is far too small."
     runs = len(stated.runs)
     covered = "the training, and with them all its models,"
     if runs > 1:
         covered = f"the {runs} trainings together, and with them all their models,"
+    return f"All noisy rounds of {covered} are {_parameters_text(stated)}, for {unit_text(stated)}."
+
+
+def _further_sentence(guarantee: Guarantee) -> str:
+    """Return the guarantee for one more unit, in one plain sentence."""
+    unit = unit_text(guarantee)
+    if is_empty(guarantee):
+        return f"There is no guarantee for {unit}: the noise is far too small."
+    return f"For {unit}, all noisy rounds are {_parameters_text(guarantee)}."
+
+
+def _parameters_text(guarantee: Guarantee) -> str:
     return (
-        f"All noisy rounds of {covered} are "
-        f"({rounded_up(stated.epsilon)}, {delta_text(stated)})-differentially private and "
-        f"{rounded_up(stated.rho)}-zCDP, for {unit_text(stated)}."
+        f"({rounded_up(guarantee.epsilon)}, {delta_text(guarantee)})-differentially private and "
+        f"{rounded_up(guarantee.rho)}-zCDP"
     )
+
+
+def delta_sentences(facts: Facts) -> tuple[str, ...]:
+    """Return what each delta of the headline means, in words; nothing if there is no guarantee."""
+    by_text = {
+        delta_text(guarantee): delta_in_words(guarantee)
+        for guarantee in facts.by_unit
+        if not is_empty(guarantee)
+    }
+    if not by_text:
+        return ()
+    meaning = (
+        "Except for an event with at most this probability, epsilon bounds what anybody can learn "
+        f"from the releases about one {' or one '.join(_protected(facts))}."
+    )
+    return (*(f"A delta of {text} means {words}." for text, words in by_text.items()), meaning)
+
+
+def _protected(facts: Facts) -> list[str]:
+    """Return whom the headline protects: a device, and a person if it is about several devices."""
+    is_about_people = any(guarantee.devices > 1 for guarantee in facts.by_unit)
+    return ["device", *(["person"] if is_about_people else [])]
 
 
 def origin_text(facts: Facts) -> str:
@@ -91,13 +140,12 @@ def _earlier_run_text(run: EarlierRun) -> str:
     return f"{name}, stated by the operator: on other people (claimed); not composed"
 
 
-def formal_sentence(facts: Facts) -> str:
-    """Return the guarantee in one formal sentence."""
-    stated = facts.guarantee
+def formal_sentence(stated: Guarantee) -> str:
+    """Return a guarantee in one formal sentence."""
     if is_empty(stated):
-        return "There is no epsilon with a delta below 1."
+        return f"For {unit_text(stated)}, there is no epsilon with a delta below 1."
     covered = "the run" if len(stated.runs) == 1 else f"all {len(stated.runs)} runs together"
-    difference = "one device" if stated.devices == 1 else f"{stated.devices} devices"
+    difference = _difference(stated)
     return (
         "If all hypotheses above hold, then for any two datasets D and D' that are neighbours by "
         f"zero-out of {difference}, and for any set S of outputs, the noisy rounds M of {covered} "
@@ -110,7 +158,14 @@ def unit_text(guarantee: Guarantee) -> str:
     """Return whom a guarantee protects."""
     if guarantee.devices == 1:
         return "each device"
-    return f"every {guarantee.devices} devices of one person together"
+    return f"each person with up to {guarantee.devices:,} devices"
+
+
+def _difference(guarantee: Guarantee) -> str:
+    """Return which devices neighbouring datasets differ in."""
+    if guarantee.devices == 1:
+        return "one device"
+    return f"up to {guarantee.devices:,} devices of one person"
 
 
 def limits_text(participation: Participation) -> str:
@@ -136,16 +191,19 @@ def epsilon_at_delta(guarantee: Guarantee) -> str:
     return f"{rounded_up(guarantee.epsilon)} at {delta_text(guarantee)}"
 
 
-def number_rows(guarantee: Guarantee) -> tuple[tuple[str, str, str], ...]:
-    """Return the name of each privacy parameter, its value rounded up, and its value in full."""
-    g = guarantee
+def number_rows(guarantees: Sequence[Guarantee]) -> tuple[tuple[str, ...], ...]:
+    """Return the name of each privacy parameter, and its value, rounded up, in each guarantee."""
     return (
-        ("epsilon", rounded_up(g.epsilon), in_full(g.epsilon)),
-        ("delta", in_full(g.delta), in_full(g.delta)),
-        ("delta of the sampler", rounded_up(g.sampler_delta, 2), in_full(g.sampler_delta)),
-        ("rho (zCDP)", rounded_up(g.rho), in_full(g.rho)),
-        ("mu (Gaussian DP)", rounded_up(g.mu), in_full(g.mu)),
+        ("epsilon", *(_or_none(g, rounded_up(g.epsilon)) for g in guarantees)),
+        ("delta", *(_or_none(g, f"{delta_text(g)} ({delta_in_words(g)})") for g in guarantees)),
+        ("delta of the sampler", *(rounded_up(g.sampler_delta, 2) for g in guarantees)),
+        ("rho (zCDP)", *(rounded_up(g.rho) for g in guarantees)),
+        ("mu (Gaussian DP)", *(rounded_up(g.mu) for g in guarantees)),
     )
+
+
+def _or_none(guarantee: Guarantee, text: str) -> str:
+    return "no guarantee" if is_empty(guarantee) else text
 
 
 NO_VALUE = "-"  # the text of a table cell without a value
@@ -167,36 +225,70 @@ UNIT = (
     "well. A person with several devices that take part is protected less; the table shows how "
     "much less at most."
 )
+# The same for a guarantee that protects all devices of one person together.
+PERSON = (
+    "The unit is a person with up to {devices:,} devices that take part: all data of these devices "
+    "together, however much that is. Where people share a device, each of them is protected at "
+    "least as well. A single device is protected better, and a person with more devices is "
+    "protected less; the table shows how much."
+)
 CURVES = (
     "Accuracy on held-out people, who are not protected by this guarantee, and epsilon, per round."
 )
 ZERO_OUT = (
-    "Zero-out: two datasets are neighbours if they differ in one device only, and every update of "
-    "that device is replaced by zeros in one of them. The rounds, all other devices and the number "
-    "of devices are the same."
+    "Zero-out: two datasets are neighbours if they differ in {difference} only, and every update "
+    "there is replaced by zeros in one of the two datasets. The rounds, all other devices and the "
+    "number of devices are the same."
 )
 
 
 def summary_section(facts: Facts) -> Section:
     """Return the section with the numbers, their origin and their meaning."""
-    secret = "the data of a device" if facts.guarantee.devices == 1 else "the data of a person"
+    first, *others = facts.by_unit
     meaning = (
         "In plain words: suppose that somebody sees all releases, knows the data of everybody "
-        f"else, and thinks it as likely as not that {secret} was used. Whatever they do, "
-        f"their guess is right with a probability of at most {percent_up(facts.right_guess)}."
+        f"else, and thinks it as likely as not that {_secret(first)} was used. Whatever they do, "
+        f"their guess is right with a probability of at most {percent_up(right_guess(first))}."
     )
+    for guarantee in others:
+        share = percent_up(right_guess(guarantee))
+        meaning += f" For {_secret(guarantee)}, this probability is at most {share}."
     hypotheses = (
         f"The guarantee rests on {len(facts.hypotheses)} hypotheses ({basis_counts(facts)}): see "
         "section 3.4."
     )
     texts = (
         Span(summary_sentence(facts), "strong"),
+        *([" ".join(delta_sentences(facts))] if delta_sentences(facts) else []),
         origin_text(facts),
         *start_model_sentences(facts),
         meaning,
         hypotheses,
     )
     return Section("Summary", tuple(map(Paragraph, texts)))
+
+
+def _secret(guarantee: Guarantee) -> str:
+    if guarantee.devices == 1:
+        return "the data of a device"
+    return f"the data of a person on up to {guarantee.devices:,} devices"
+
+
+# The row labels of the details that the publisher gives.
+DETAILS = {
+    "organisation": "organisation",
+    "model_name": "model",
+    "contact": "contact",
+    "public_data": "public data used",
+    "shipped_checkpoint": "checkpoint that ships",
+}
+
+
+def details_table(facts: Facts) -> Table | None:
+    """Return the table of what the publisher says, or None if they say nothing."""
+    rows = tuple((DETAILS[name], text) for name, text in facts.details.given().items())
+    caption = "What the publisher says about the training. dpftrl did not check it."
+    return Table(caption, ("", "as stated"), rows) if rows else None
 
 
 def promised_and_observed_section(facts: Facts) -> Section:
@@ -248,7 +340,7 @@ def _cell(guarantee: Guarantee, label: str) -> str:
         "most rounds of one device": [
             f"{run.participation.max_participations:,}" for run in guarantee.runs
         ],
-        "noise multiplier": [in_full(run.noise_multiplier) for run in guarantee.runs],
+        "noise multiplier": [rounded_down(run.noise_multiplier) for run in guarantee.runs],
     }
     return " and ".join(cells[label])
 
@@ -279,7 +371,7 @@ def definition_section(facts: Facts) -> Section:
             Section("2.1 Data accesses covered", tuple(_covered(facts))),
             Section("2.2 Output", (Paragraph(OUTPUT),)),
             Section("2.3 Unit of privacy", tuple(_unit(facts))),
-            Section("2.4 Neighbouring datasets", (Paragraph(ZERO_OUT),)),
+            Section("2.4 Neighbouring datasets", tuple(_neighbours(facts))),
         ),
     )
 
@@ -292,10 +384,7 @@ def _covered(facts: Facts) -> Iterator[Block]:
         "the limits below. A device that does not keep to them weakens only its own guarantee."
     )
     if facts.fleet is not None:
-        yield Paragraph(
-            f"The training was planned for {facts.fleet.population:,} devices that may take part "
-            f"and {facts.fleet.report_goal:,} reports per round."
-        )
+        yield from _planned_fleet(facts.fleet)
     rows = tuple(
         (f"run {number}", f"{run.participation.rounds:,}", limits_text(run.participation))
         for number, run in enumerate(runs, 1)
@@ -308,6 +397,32 @@ def _covered(facts: Facts) -> Iterator[Block]:
     yield from _start_model(facts)
     yield Paragraph("Not covered:")
     yield Bullets(NOT_COVERED)
+
+
+def _planned_fleet(fleet: Fleet) -> Iterator[Block]:
+    """Yield what the plan says about devices, availability and timers."""
+    rows = [
+        ("devices that may take part", f"{fleet.population:,}"),
+        ("reports that complete a round", f"{fleet.report_goal:,}"),
+        ("availability: share of the devices that can be contacted", percent(fleet.availability)),
+        ("devices contacted per report needed", plain_number(fleet.over_selection)),
+    ]
+    if fleet.timer_days is not None and fleet.rounds_per_day is not None:
+        rows += [
+            ("timer: days that a device waits before it takes part again", _timer_text(fleet)),
+            ("rounds per day", plain_number(fleet.rounds_per_day)),
+        ]
+    yield Table("What was planned about the devices.", ("", "planned"), tuple(rows))
+    if fleet.timer_days is None:
+        yield Paragraph("The plan has no timer, and no number of rounds per day.")
+
+
+def _timer_text(fleet: Fleet) -> str:
+    days = plain_number(fleet.timer_days or 0.0)
+    try:
+        return f"{days} ({fleet.timer_rounds:,} rounds)"
+    except InvalidInput:  # a plan in a file can have such a timer
+        return f"{days} (less than one round)"
 
 
 def _start_model(facts: Facts) -> Iterator[Block]:
@@ -344,9 +459,8 @@ def _start_model(facts: Facts) -> Iterator[Block]:
 
 
 def _unit(facts: Facts) -> Iterator[Block]:
-    yield Paragraph(UNIT)
-    if facts.guarantee.devices > 1:
-        yield Paragraph(f"This statement is for {unit_text(facts.guarantee)}.")
+    devices = facts.guarantee.devices
+    yield Paragraph(UNIT if devices == 1 else PERSON.format(devices=devices))
     rows = tuple(
         (f"{guarantee.devices:,}", "no guarantee", NO_VALUE, NO_VALUE)
         if is_empty(guarantee)
@@ -360,3 +474,81 @@ def _unit(facts: Facts) -> Iterator[Block]:
     )
     head = ("devices of one person", "epsilon", "delta", "rho")
     yield Table("The guarantee for all devices of one person together.", head, rows)
+
+
+def _neighbours(facts: Facts) -> Iterator[Block]:
+    first, *others = facts.by_unit
+    yield Paragraph(ZERO_OUT.format(difference=_difference(first)))
+    for guarantee in others:
+        yield Paragraph(
+            f"In the guarantee for {unit_text(guarantee)}, they differ in {_difference(guarantee)} "
+            "instead."
+        )
+
+
+# Each term has one or two plain sentences, for readers who are not engineers.
+GLOSSARY = (
+    (
+        "differential privacy",
+        "A mathematical limit on how much the published results can depend on the data of any one "
+        "device or person. It holds whatever else somebody knows, and whatever they compute.",
+    ),
+    (
+        "epsilon",
+        "The size of that limit: what anybody sees is at most exp(epsilon) times as likely with "
+        "the data as without it, apart from delta. A smaller epsilon is better privacy.",
+    ),
+    (
+        "delta",
+        "The largest probability with which the limit of epsilon may fail. It should be well below "
+        "one divided by the number of devices.",
+    ),
+    (
+        "rho (zCDP) and mu (Gaussian DP)",
+        "Two other measures of the same limit, used by specialists. Smaller is better.",
+    ),
+    (
+        "zero-out adjacency",
+        "What is compared: the training as it was, and the same training in which all "
+        "contributions of one device (or of one person's devices) are replaced by zeros.",
+    ),
+    (
+        "device",
+        "One phone, computer or other installation that takes part under one identity, with all "
+        "the data on it that is used for the training.",
+    ),
+    (
+        "person",
+        "Somebody who uses one or several of the devices. A person with several devices is "
+        "protected less than a single device, as section 2.3 shows.",
+    ),
+    (
+        "round",
+        "One step of the training: the server collects updates from some devices, adds them up, "
+        "adds noise, and improves the model.",
+    ),
+    (
+        "clip norm",
+        "The largest size that the update of a device may have. A larger update is scaled down to "
+        "it before it is used.",
+    ),
+    (
+        "noise multiplier",
+        "How much random noise is added, measured in clip norms. More noise is better privacy.",
+    ),
+    (
+        "min-sep",
+        "The minimum separation of a device's contributions: if a device took part in round t, it "
+        "takes part again in round t + min-sep at the earliest.",
+    ),
+    (
+        "hypothesis (assumption)",
+        "A condition that must be true for the guarantee to hold. Section 3.4 says for each one "
+        "whether there is evidence for it.",
+    ),
+)
+
+
+def glossary_section() -> Section:
+    """Return the section that explains the technical terms in plain words."""
+    return Section("5. Glossary", (Table("Technical terms.", ("term", "meaning"), GLOSSARY),))

@@ -35,11 +35,13 @@ from dpftrl.statement.facts import (
     CLAIMS,
     NOT_COVERED,
     PARTICIPATION,
+    Details,
     Facts,
     Input,
     RunRecord,
     catalogue_name,
     claims_of,
+    delta_in_words,
     matrix_digest,
     participation_of,
     whole_delta,
@@ -49,7 +51,10 @@ from dpftrl.statement.facts import (
 from dpftrl.statement.promised_and_observed import choose_guarantee
 from dpftrl.statement.sections import (
     definition_section,
+    delta_sentences,
+    details_table,
     formal_sentence,
+    glossary_section,
     origin_text,
     promised_and_observed_section,
     setting_section,
@@ -82,12 +87,13 @@ class Statement:
 
     @property
     def summary(self) -> str:
-        """A short paragraph: warnings, the guarantee, its origin and the start model."""
+        """A short paragraph: warnings, the guarantee, delta, the origin and the start model."""
         facts = self.facts
         return " ".join(
             [
                 *facts.warnings,
                 summary_sentence(facts),
+                *delta_sentences(facts),
                 origin_text(facts),
                 *start_model_sentences(facts),
             ]
@@ -103,7 +109,8 @@ class Statement:
 
     def json_bytes(self) -> bytes:
         """Return the facts as JSON, with numbers in full."""
-        return statement_json(self.facts, summary_sentence(self.facts), formal_sentence(self.facts))
+        formal = " ".join(map(formal_sentence, self.facts.by_unit))
+        return statement_json(self.facts, summary_sentence(self.facts), formal)
 
 
 def make_statement(
@@ -117,6 +124,11 @@ def make_statement(
     curves: bytes | None = None,
     verdict: Verdict | None = None,
     record: RunRecord | None = None,
+    organisation: str | None = None,
+    model_name: str | None = None,
+    contact: str | None = None,
+    public_data: str | None = None,
+    shipped_checkpoint: str | None = None,
 ) -> Statement:
     """Make the privacy statement of a plan or guarantee and, optionally, of a run.
 
@@ -124,23 +136,31 @@ def make_statement(
         promise: The plan or the guarantee that was promised.
         accounted: The guarantee that the run's server wrote into `guarantee.json`.
         observed: The summary of the run's log; see `dpftrl.accounting.logs`.
-        devices: One more number of devices of one person to state the guarantee for.
+        devices: A number of devices of one person. The headline then states the guarantee for a
+            person with so many devices too.
         inputs: The files that the arguments were read from. The file of `promise` comes first.
         date: The date to print, or None to print no date.
         curves: A picture of accuracy and epsilon per round, as PNG.
         verdict: The result of verifying the run that `accounted` belongs to.
         record: What the run's `run.json` says, with the model that the run started from.
+        organisation: Who is responsible for the training. This and the following texts are printed
+            as the publisher's words; nothing checks them.
+        model_name: The name of the trained model.
+        contact: Where to ask about the statement.
+        public_data: The public data that was used, such as data for pre-training.
+        shipped_checkpoint: The checkpoint that is used in the product.
 
     Raises:
-        InvalidInput: A guarantee has an unknown hypothesis, or a log contradicts several runs.
+        InvalidInput: A guarantee has an unknown hypothesis, a log contradicts several runs, or a
+            text of the publisher is blank or too long.
 
     Guarantees:
         The stated guarantee is `accounted` if that is given, and the promised guarantee otherwise.
         But if the log does not keep to the limits of that guarantee, the guarantee of the log is
         stated, with an epsilon that is not smaller. If the run started from a private model, the
         earlier runs on the same people are composed. A hypothesis is called enforced only if the
-        verdict passed, and observed only if the verdict passed or a log is given. Every number in
-        the text is rounded up.
+        verdict passed, and observed only if the verdict passed or a log is given. In the text,
+        noise multipliers are rounded down, and all other numbers about privacy are rounded up.
 
     >>> from dpftrl import MinSep, mechanism
     >>> from dpftrl.accounting import account
@@ -148,7 +168,7 @@ def make_statement(
     >>> statement = make_statement(
     ...     account(mechanism("blt-b1000"), clients, noise_multiplier=16.1, delta=1e-10)
     ... )
-    >>> print(statement.summary.partition("are ")[2].partition(" It ")[0])
+    >>> print(statement.summary.partition("are ")[2].partition(" A delta")[0])
     (0.9790, 1e-10)-differentially private and 0.01395-zCDP, for each device.
     """
     promised = with_own_texts(promise.guarantee if isinstance(promise, Plan) else promise)
@@ -180,6 +200,7 @@ def make_statement(
         verdict=verdict,
         record=record,
         claims=claims,
+        details=Details(organisation, model_name, contact, public_data, shipped_checkpoint),
     )
     return Statement(facts, _document(facts))
 
@@ -251,6 +272,9 @@ def _document(facts: Facts) -> Document:
             "reporting checklist of Ponomareva et al. (2023), How to DP-fy ML, section 5.3."
         )
     )
+    details = details_table(facts)
+    if details is not None:
+        introduction.append(details)
     is_after_run = facts.accounted is not None or facts.observed is not None
     return Document(
         "Privacy statement",
@@ -262,6 +286,7 @@ def _document(facts: Facts) -> Document:
             definition_section(facts),
             accounting_section(facts),
             verification_section(facts),
+            glossary_section(),
         ),
     )
 
@@ -288,6 +313,7 @@ def _json_content(facts: Facts, summary: str, formal: str) -> dict[str, Any]:
         "warnings": facts.warnings,
         "origin": facts.stated.origin,
         **_numbers_json(stated),
+        "delta_in_words": delta_in_words(stated),
         "right_guess": facts.right_guess,
         "kind": facts.kind,
         "unit": stated.unit,
@@ -319,6 +345,7 @@ def _json_content(facts: Facts, summary: str, formal: str) -> dict[str, Any]:
             for file in facts.inputs
         ],
         "date": facts.date,
+        **({"publisher": facts.details.given()} if facts.details.given() else {}),
     }
 
 
