@@ -80,6 +80,8 @@ def expected(rows: list[Row]) -> dict[str, Any]:
         "contacts": sum(map(len, contacted.values())),
         "contacted_min_sep": min(all_gaps, default=rounds),
         "duplicate_rows": sum(lines.values()) - len(lines),
+        "from_times": False,
+        "unseen_rounds": 0,
     }
 
 

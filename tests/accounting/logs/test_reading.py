@@ -206,7 +206,8 @@ def json(line):
 
 
 REFUSED = {
-    "unknown ending": ("log.txt", "round,client\n", "must end in one of .csv"),
+    "unknown ending": ("log.dat", "round,client\n", "must end in one of .csv.*give --format"),
+    "text without a delimiter": ("log.txt", "round,client\n", "ends in .txt.*give --delimiter"),
     "no bytes": ("log.csv", "", "is empty"),
     "no bytes of JSON": ("log.jsonl", "", "is empty"),
     "no bytes of Parquet": ("log.parquet", "", "is empty"),
@@ -218,7 +219,7 @@ REFUSED = {
     "no client": ("log.jsonl", '{"round":1,"who":2}\n', "no column 'client'; .* 'round', 'who'"),
     "no client in Parquet": ("log.parquet", {"round": [1]}, "no column 'client'"),
     "two clients": ("log.csv", "round,client,client\n1,a,b\n", "two columns 'client'"),
-    "semicolons": ("log.csv", "round;client\n1;a\n", "no column 'round'"),
+    "semicolons": ("log.csv", "round;client\n1;a\n", "no column 'round'.*--delimiter ';'"),
     "text": (*csv("1,a,", "x,b,"), "row 2: a round is a whole number, got 'x'"),
     "fraction": (*csv("2.5,a,"), "row 1: a round is a whole number, got '2.5'"),
     "not a number": (*csv("nan,a,"), "whole number, got 'nan'"),

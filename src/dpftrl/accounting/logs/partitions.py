@@ -29,6 +29,39 @@ NO_GAP = np.iinfo(np.int64).max
 MOST_PARTITIONS: Final = 1000
 
 
+class Clock(NamedTuple):
+    """Where rounds begin and how long they are, for a log with times. All in microseconds.
+
+    Attributes:
+        start: When the first round began, or the first time in the log.
+        length: Length of the longest round.
+        resolution: 1 if any time was rounded, and 0 if none was.
+        starts_exactly: Whether `start` was stated. If not, a round can begin anywhere.
+    """
+
+    start: int
+    length: int
+    resolution: int
+    starts_exactly: bool
+
+    def rounds(self, times: Integers) -> Integers:
+        """The round of each time since the start, if a round began at the start."""
+        return times // self.length
+
+    def whole_rounds(self, durations: Integers) -> Integers:
+        """How many rounds, at least, two contacts are apart.
+
+        Guarantees:
+            Rounds are half-open intervals, one after the other, none longer than `length`. If two
+            contacts are in the rounds i and j, the duration between them is less than
+            (j - i + 1) * length. So j - i is at least floor(duration / length), wherever the rounds
+            begin. A duration between two rounded times is less than 1 microsecond too long, which
+            the larger divisor covers: k * (length + 1) - 1 is at least k * length for k of 1 or
+            more.
+        """
+        return durations // (self.length + self.resolution)
+
+
 class Partitions:
     """The rows of a log, split so that all rows of a client are in the same partition.
 
@@ -113,17 +146,22 @@ class Patterns:
         clients: The clients that have a pattern, as increasing indices into the partition's ids.
         starts: Where in `rounds` each pattern starts. The last entry is where the last one stops.
         rounds: The rounds of all patterns; increasing within each pattern.
+        stated_gaps: For a log with times: for each entry of `rounds`, how many rounds, at least,
+            the client's previous contact was before it. The first of each pattern is not used.
     """
 
     clients: Integers
     starts: Integers
     rounds: Integers
+    stated_gaps: Integers | None = None
 
     @classmethod
-    def of(cls, owner: Integers, rounds: Integers) -> "Patterns":
+    def of(
+        cls, owner: Integers, rounds: Integers, stated_gaps: Integers | None = None
+    ) -> "Patterns":
         """Build patterns from (client, round) pairs that are sorted and occur once each."""
         first = np.flatnonzero(np.diff(owner, prepend=-1))
-        return cls(owner[first], np.append(first, len(owner)), rounds)
+        return cls(owner[first], np.append(first, len(owner)), rounds, stated_gaps)
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -136,7 +174,10 @@ class Patterns:
     @cached_property
     def _gap_before(self) -> Integers:
         """For each entry of `rounds`, the gap to the client's previous round, or NO_GAP."""
-        gaps = np.diff(self.rounds, prepend=0)
+        if self.stated_gaps is None:
+            gaps = np.diff(self.rounds, prepend=0)
+        else:
+            gaps = self.stated_gaps.copy()
         gaps[self.starts[:-1]] = NO_GAP
         return gaps
 
@@ -160,7 +201,8 @@ class Patterns:
         """The first two rounds of one client that are its smallest gap apart."""
         start, stop = self.starts[position : position + 2]
         later = int(start + np.argmin(self._gap_before[start:stop]))
-        return int(self.rounds[later - 1]), int(self.rounds[later])
+        earlier_round = int(self.rounds[later - 1])
+        return earlier_round, earlier_round + int(self._gap_before[later])
 
     def matrix(self, positions: Integers, count: int) -> Integers:
         """The patterns at these positions as a matrix with one row per pattern.
@@ -173,44 +215,93 @@ class Patterns:
 
 
 class Contacts(NamedTuple):
-    """Which client of a partition was contacted in which round; each (client, round) once.
+    """Which client of a partition was contacted when; each (client, round or time) once.
 
     Attributes:
         ids: The ids of the partition's clients.
         owner: The client of each contact, as an index into `ids`; sorted.
         rounds: The round of each contact; increasing within a client.
-        counted_rows: How many rows of the log say that the client was counted in that round.
+        counted_rows: How many rows of the log say that the client was counted in that round. In a
+            log with times, a row that can be in the same round as the counted row before it adds 1.
+        times: For a log with times: microseconds from the start to each contact.
+        clock: For a log with times: how times become rounds.
     """
 
     ids: "pl.Series"
     owner: Integers
     rounds: Integers
     counted_rows: Integers
+    times: Integers | None = None
+    clock: Clock | None = None
 
     def contacted(self) -> Patterns:
         """The rounds in which each client was contacted, whatever its status."""
-        return Patterns.of(self.owner, self.rounds)
+        if self.clock is None:
+            return Patterns.of(self.owner, self.rounds)
+        # A contact and the report that followed it are one contact. Counted rows stay apart.
+        is_counted = self.counted_rows > 0
+        new_round = np.diff(self.owner, prepend=-1) != 0
+        new_round |= np.diff(self.rounds, prepend=-1) != 0
+        group = np.cumsum(new_round) - 1
+        has_counted = np.zeros(len(self.owner), dtype=bool)
+        has_counted[group[is_counted]] = True
+        return self._patterns(is_counted | (new_round & ~has_counted[group]))
 
     def counted(self) -> Patterns:
         """The rounds in which each client's update is in the released sum."""
-        is_counted = self.counted_rows > 0
-        return Patterns.of(self.owner[is_counted], self.rounds[is_counted])
+        return self._patterns(self.counted_rows > 0)
+
+    def _patterns(self, kept: NDArray[np.bool_]) -> Patterns:
+        """The patterns of these contacts alone."""
+        owner, rounds = self.owner[kept], self.rounds[kept]
+        if self.clock is None or self.times is None:
+            return Patterns.of(owner, rounds)
+        # Contacts at two times are two participations, even if they seem to be in one round: they
+        # can be in two rounds next to each other.
+        gaps = self.clock.whole_rounds(np.diff(self.times[kept], prepend=0))
+        return Patterns.of(owner, rounds, np.maximum(gaps, 1))
 
 
-def merge_contacts(rows: "pl.DataFrame") -> Contacts:
+def merge_contacts(rows: "pl.DataFrame", clock: Clock | None = None) -> Contacts:
     """Sort a partition by client and round, and merge the rows of the same client and round.
 
     Args:
         rows: The columns `client` and `contact` of `reading.clean`.
+        clock: For a log with times: how times become rounds. Then only rows of the same client and
+            the same time are merged.
     """
     order, new_client = _group_by_client(rows["client"])
     owner = np.cumsum(new_client) - 1
-    contact = _sort_within(owner, rows["contact"].to_numpy()[order])
-    rounds = contact >> 1
-    first = np.flatnonzero(new_client | (np.diff(rounds, prepend=-1) != 0))
+    values = rows["contact"].to_numpy()[order]
+    contact = _sort_within(owner, values if clock is None else values - 2 * clock.start)
+    moments = contact >> 1
+    first = np.flatnonzero(new_client | (np.diff(moments, prepend=-1) != 0))
     counted_rows = np.add.reduceat(contact & 1, first) if len(first) else first
-    ids = rows["client"].gather(order[new_client])
-    return Contacts(ids, owner[first], rounds[first], counted_rows)
+    ids, owner, moments = rows["client"].gather(order[new_client]), owner[first], moments[first]
+    if clock is None:
+        return Contacts(ids, owner, moments, counted_rows)
+    rounds = clock.rounds(moments)
+    counted_rows = _with_close_rows(owner, moments, rounds, counted_rows, clock)
+    return Contacts(ids, owner, rounds, counted_rows, moments, clock)
+
+
+def _with_close_rows(
+    owner: Integers, times: Integers, rounds: Integers, counted_rows: Integers, clock: Clock
+) -> Integers:
+    """Add 1 to each counted contact that can be in the same round as the counted one before it.
+
+    Two updates of one client in the same round have twice the sensitivity, so what cannot be told
+    from that is reported as a repeated row.
+    """
+    counted = np.flatnonzero(counted_rows > 0)
+    earlier, later = counted[:-1], counted[1:]
+    is_close = clock.whole_rounds(times[later] - times[earlier]) == 0
+    is_close &= owner[later] == owner[earlier]
+    if clock.starts_exactly:
+        is_close &= rounds[later] == rounds[earlier]
+    raised = counted_rows.copy()
+    raised[later[is_close]] += 1
+    return raised
 
 
 def _group_by_client(ids: "pl.Series") -> tuple[Integers, NDArray[np.bool_]]:

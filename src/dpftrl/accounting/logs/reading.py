@@ -26,6 +26,7 @@ from dpftrl._internal.client_ids import (
     first_unfit,
     shown,
 )
+from dpftrl.accounting.logs.layout import CLIENT, COUNTED, ROUND, STATUS, LogLayout
 from dpftrl.accounting.logs.text_lines import (
     check_json_lines,
     count_csv_lines,
@@ -40,11 +41,6 @@ from dpftrl.participation import MOST_ROUNDS
 if TYPE_CHECKING:
     import polars as pl
 
-REQUIRED_COLUMNS: Final = ("round", "client")
-COLUMNS: Final = (*REQUIRED_COLUMNS, "status")
-COUNTED: Final = "counted"
-STATUSES: Final = (COUNTED, "contacted", "abandoned")
-
 ROWS_PER_BATCH = 500_000  # some ten MB per batch
 
 # For each file ending: the format, and the fewest bytes that a row is likely to take. The estimate
@@ -52,6 +48,10 @@ ROWS_PER_BATCH = 500_000  # some ten MB per batch
 ENDINGS: Final = {
     ".csv": ("csv", 12.0),
     ".csv.gz": ("csv", 1.0),
+    ".tsv": ("csv", 12.0),
+    ".tsv.gz": ("csv", 1.0),
+    ".txt": ("csv", 12.0),
+    ".txt.gz": ("csv", 1.0),
     ".jsonl": ("json", 24.0),
     ".ndjson": ("json", 24.0),
     ".json": ("json", 24.0),
@@ -60,6 +60,8 @@ ENDINGS: Final = {
     ".parquet": ("parquet", 1.0),
 }
 FORMAT_NAMES: Final = {"csv": "CSV", "json": "JSON lines", "parquet": "Parquet"}
+# Characters that people write between columns, which a message can propose.
+COMMON_DELIMITERS: Final = {",": "','", ";": "';'", "\t": "'\\t'", "|": "'|'"}
 
 # Bytes that decode to text with one of these are shown in hexadecimal instead.
 CONTROL_CHARACTERS: Final = re.compile(r"[\x00-\x1f\x7f]")
@@ -71,33 +73,67 @@ class Source(NamedTuple):
     Attributes:
         path: The file.
         kind: The format: csv, json or parquet.
-        batches: The columns `round`, `client` and, if there is one, `status`.
+        delimiter: The character between two columns of a CSV.
+        layout: How the log is written.
+        batches: The columns `client`, `round` or `time`, and, if there is one, `status`.
         rows: An estimate of the number of rows, which is seldom too small.
     """
 
     path: Path
     kind: str
+    delimiter: str
+    layout: LogLayout
     batches: "pl.LazyFrame"
     rows: int
 
 
-def open_source(path: str | os.PathLike[str]) -> Source:
-    """Open a log; the file's ending decides the format.
+def open_source(path: str | os.PathLike[str], layout: LogLayout) -> Source:
+    """Open a log; the layout or the file's ending decides the format.
 
     Raises:
         InvalidInput: The file is not a log.
     """
     target, size = _existing_file(path)
-    ending = next((end for end in ENDINGS if target.name.lower().endswith(end)), None)
-    if ending is None:
-        raise InvalidInput(f"{target} must end in one of {', '.join(ENDINGS)} to be read as a log")
-    kind, bytes_per_row = ENDINGS[ending]
+    kind, bytes_per_row, delimiter = _format(target, layout)
+    rows = None
     with _errors_in_one_line(target, kind):
         if kind != "parquet":
             refuse_bomb(target)
-        scan = {"csv": _scan_csv, "json": _scan_json, "parquet": _scan_parquet}[kind]
-        batches, rows = scan(target)
-    return Source(target, kind, batches, int(size / bytes_per_row) if rows is None else rows)
+        if kind == "csv":
+            batches = _scan_csv(target, layout, delimiter)
+        elif kind == "json":
+            batches = _scan_json(target, layout)
+        else:
+            batches, rows = _scan_parquet(target, layout)
+    estimate = int(size / bytes_per_row) if rows is None else rows
+    return Source(target, kind, delimiter, layout, batches, estimate)
+
+
+def _format(path: Path, layout: LogLayout) -> tuple[str, float, str]:
+    """The format of a file, the fewest bytes that a row is likely to take, and the delimiter."""
+    ending = next((end for end in ENDINGS if path.name.lower().endswith(end)), None)
+    if ending is None and layout.format is None:
+        raise InvalidInput(
+            f"{path} must end in one of {', '.join(ENDINGS)} to be read as a log; if its ending is "
+            "another one, give --format"
+        )
+    kind, bytes_per_row = ENDINGS[ending] if ending is not None else (layout.format or "csv", 1.0)
+    if layout.format not in (None, kind):
+        raise InvalidInput(
+            f"{path} is {FORMAT_NAMES[kind]} by its ending, but --format is {layout.format}; leave "
+            "--format out, or rename the file"
+        )
+    if kind != "csv" and layout.delimiter is not None:
+        raise InvalidInput(
+            f"--delimiter is for CSV, but {path} is read as {FORMAT_NAMES[kind]}; leave it out"
+        )
+    text_ending = (ending or "").removesuffix(".gz")
+    if text_ending == ".txt" and layout.delimiter is None:
+        raise InvalidInput(
+            f"{path} ends in .txt, which does not say what is between its columns; give "
+            "--delimiter, such as ',', ';' or '\\t' for a tab"
+        )
+    return kind, bytes_per_row, layout.delimiter or ("\t" if text_ending == ".tsv" else ",")
 
 
 def stream(source: Source, receive: Callable[["pl.DataFrame"], None]) -> None:
@@ -144,13 +180,20 @@ def _csv_check(source: Source) -> Callable[[Tally], None]:
 
 def _json_check(source: Source) -> Callable[[Tally], None]:
     """Count the lines and keys of a file of JSON lines, and return the check of the rows."""
+    columns = source.layout.columns
     with _errors_in_one_line(source.path, source.kind):
-        counts = count_json(source.path, COLUMNS)
+        counts = count_json(source.path, columns)
 
     def check(tally: Tally) -> None:
+        has_status = counts.keys[STATUS] or counts.escapes or not tally.rows
+        if source.layout.needs_status and not has_status:
+            raise InvalidInput(
+                f"{source.path}: no line has the key {columns[STATUS]!r:.40}; --status-column "
+                "names the key of the status"
+            )
         if counts.exclude_ambiguity(tally.rows, tally.nulls):
             return
-        lines = check_json_lines(source.path, COLUMNS)
+        lines = check_json_lines(source.path, columns)
         if tally.rows < lines:
             _refuse_lost_lines(source, lines, tally.rows)
 
@@ -171,7 +214,7 @@ def _refuse_lost_lines(source: Source, lines: int, rows: int) -> None:
 
     place = ""
     if source.kind == "csv":
-        frame = pl.scan_csv(source.path, infer_schema=False, glob=False)
+        frame = pl.scan_csv(source.path, infer_schema=False, glob=False, separator=source.delimiter)
         has_break = pl.any_horizontal(pl.all().str.contains("\n", literal=True))
         first = frame.select(has_break.arg_true().first()).collect().item()
         place = "" if first is None else f", and row {first + 1:,} has a field with a line break"
@@ -197,48 +240,88 @@ def _existing_file(path: str | os.PathLike[str]) -> tuple[Path, int]:
     return target, status.st_size
 
 
-def _scan_csv(path: Path) -> tuple["pl.LazyFrame", None]:
+def _scan_csv(path: Path, layout: LogLayout, delimiter: str) -> "pl.LazyFrame":
     import polars as pl
 
-    frame = pl.scan_csv(path, infer_schema=False, glob=False)
-    return frame.select(_present_columns(path, frame.collect_schema().names())), None
+    frame = pl.scan_csv(path, infer_schema=False, glob=False, separator=delimiter)
+    return _select(path, frame, layout, delimiter)
 
 
-def _scan_parquet(path: Path) -> tuple["pl.LazyFrame", int]:
+def _scan_parquet(path: Path, layout: LogLayout) -> tuple["pl.LazyFrame", int]:
     import polars as pl
 
     frame = pl.scan_parquet(path, glob=False, hive_partitioning=False)
-    columns = frame.select(_present_columns(path, frame.collect_schema().names()))
-    return columns, int(frame.select(pl.len()).collect().item())
+    return _select(path, frame, layout), int(frame.select(pl.len()).collect().item())
 
 
-def _scan_json(path: Path) -> tuple["pl.LazyFrame", None]:
+def _scan_json(path: Path, layout: LogLayout) -> "pl.LazyFrame":
     """Scan a file of JSON lines. Columns are read as text: one column may hold both 7 and "7"."""
     import polars as pl
 
     first = next(json_lines(path), None)
     if first is not None:
-        _present_columns(path, list(json_object(path, *first)))
+        # A key may be missing in the first line and present in others, so only keys that every line
+        # needs are looked for here.
+        _check_columns(path, list(json_object(path, *first)), layout, with_status=False)
     # `scan_ndjson` has no `glob=False`. Without the escape, a name with brackets would match no
     # file, and polars would not report that.
     pattern = glob.escape(str(path))
-    return pl.scan_ndjson(pattern, schema=dict.fromkeys(COLUMNS, pl.String)), None
+    names = layout.columns.values()
+    return _select(path, pl.scan_ndjson(pattern, schema=dict.fromkeys(names, pl.String)), layout)
 
 
-def _present_columns(path: Path, names: list[str]) -> list[str]:
-    """The columns `round`, `client` and `status`, as far as the log has them.
+def _select(
+    path: Path, frame: "pl.LazyFrame", layout: LogLayout, delimiter: str | None = None
+) -> "pl.LazyFrame":
+    """The columns of a log under the names that the code uses."""
+    import polars.selectors as cs
 
-    Raises:
-        InvalidInput: A required column is missing, or one is there twice.
-    """
-    for required in REQUIRED_COLUMNS:
-        if required not in names:
+    names = frame.collect_schema().names()
+    _check_columns(path, names, layout, delimiter=delimiter)
+    # `by_name` takes a name as it is: in `select`, a name such as ^a$ is a regular expression.
+    present = {role: name for role, name in layout.columns.items() if name in names}
+    return frame.select(cs.by_name(name).as_expr().alias(role) for role, name in present.items())
+
+
+def _check_columns(
+    path: Path,
+    names: list[str],
+    layout: LogLayout,
+    *,
+    with_status: bool = True,
+    delimiter: str | None = None,
+) -> None:
+    """Raise InvalidInput if a column is missing that the log must have, or is there twice."""
+    with_status = with_status and layout.needs_status
+    for role, name in layout.columns.items():
+        if name not in names and (role != STATUS or with_status):
             present = ", ".join(repr(name[:40]) for name in names[:12]) or "none"
-            raise InvalidInput(f"{path} has no column {required!r}; its columns are {present}")
-    for name in COLUMNS:
+            advice = f"--{role}-column says which one has the {role}"
+            if role == ROUND:
+                advice += ", and --time-column is for logs with times"
+            if delimiter is not None and (other := _other_delimiter(names, layout, delimiter)):
+                advice = (
+                    f"it seems to have {COMMON_DELIMITERS[other]} between its columns: give "
+                    f"--delimiter {COMMON_DELIMITERS[other]}"
+                )
+            elif delimiter is not None and len(names) == 1:
+                advice += "; --delimiter says what is between two columns"
+            raise InvalidInput(
+                f"{path} has no column {name!r:.40}; its columns are {present}; {advice}"
+            )
         if f"{name}_duplicated_0" in names:
-            raise InvalidInput(f"{path} has two columns {name!r}; keep one of them")
-    return [name for name in COLUMNS if name in names]
+            raise InvalidInput(f"{path} has two columns {name!r:.40}; keep one of them")
+
+
+def _other_delimiter(names: list[str], layout: LogLayout, delimiter: str) -> str | None:
+    """A delimiter that splits this header into more of the columns that the log must have."""
+    header = delimiter.join(names)
+    for other in COMMON_DELIMITERS:
+        if other != delimiter and other in header:
+            parts = {part.strip().strip('"') for part in header.split(other)}
+            if layout.columns[CLIENT] in parts:
+                return other
+    return None
 
 
 @contextmanager
@@ -268,8 +351,8 @@ class Cleaned(NamedTuple):
     """A batch that was checked.
 
     Attributes:
-        rows: The columns `client` and `contact`. A contact is an integer: 2 * round, counted from
-            0, plus 1 if the client was counted.
+        rows: The columns `client` and `contact`. A contact is an integer: 2 * the round, counted
+            from 0, or 2 * the time in microseconds, plus 1 if the client was counted.
         forms: The canonical form of each row's client id.
         respelled: Whether any id differs from its canonical form.
     """
@@ -279,13 +362,18 @@ class Cleaned(NamedTuple):
     respelled: bool
 
 
-def clean(batch: "pl.DataFrame", first_round: int, rounds: int | None, rows_before: int) -> Cleaned:
-    """Check a batch and encode its rounds and statuses.
+def clean(
+    batch: "pl.DataFrame",
+    layout: LogLayout,
+    number: "pl.Series",
+    rows_before: int,
+) -> Cleaned:
+    """Check the clients and statuses of a batch and encode its rows.
 
     Args:
         batch: The columns of `Source.batches`.
-        first_round: The number of the first round in the log.
-        rounds: Number of training rounds, if it is known.
+        layout: How the log is written.
+        number: The round of each row, counted from 0, or its time in microseconds.
         rows_before: Rows in the batches before this one, to number the rows in messages.
 
     Raises:
@@ -293,20 +381,39 @@ def clean(batch: "pl.DataFrame", first_round: int, rounds: int | None, rows_befo
     """
     import polars as pl
 
-    last = first_round + (rounds or MOST_ROUNDS) - 1
-    number = _whole_numbers(batch["round"])
-    _refuse_rounds(batch["round"], number, first_round, last, rows_before)
-    client = client_ids(batch["client"])
-    canonical = _canonical(batch["client"], client, rows_before)
-    contact = (number - first_round) * 2
-    if "status" in batch.columns:
-        status = _text(batch["status"]).fill_null("")
-        _refuse_statuses(status, rows_before)
-        contact += status.is_in(["", COUNTED]).cast(pl.Int64)
+    client = client_ids(batch[CLIENT])
+    canonical = _canonical(batch[CLIENT], client, rows_before)
+    contact = number * 2
+    if STATUS in batch.columns:
+        status = _text(batch[STATUS]).fill_null("")
+        meanings = layout.meanings
+        _refuse_statuses(status, meanings, rows_before)
+        counted = [value for value, meaning in meanings.items() if meaning == COUNTED]
+        contact += status.is_in(counted).cast(pl.Int64)
     else:
         contact += 1
     rows = pl.DataFrame({"client": client, "contact": contact})
     return Cleaned(rows, canonical.forms, canonical.respelled)
+
+
+def round_numbers(
+    column: "pl.Series", first_round: int, rounds: int | None, rows_before: int
+) -> "pl.Series":
+    """The rounds of a batch, counted from 0.
+
+    Args:
+        column: The column `round`.
+        first_round: The number of the first round in the log.
+        rounds: Number of training rounds, if it is known.
+        rows_before: Rows in the batches before this one, to number the rows in messages.
+
+    Raises:
+        InvalidInput: A value is not the number of a round; the message names the first one.
+    """
+    last = first_round + (rounds or MOST_ROUNDS) - 1
+    number = _whole_numbers(column)
+    _refuse_rounds(column, number, first_round, last, rows_before)
+    return number - first_round
 
 
 def client_ids(column: "pl.Series") -> "pl.Series":
@@ -318,11 +425,6 @@ def client_ids(column: "pl.Series") -> "pl.Series":
     if column.dtype.is_float():
         column = column.set(column == 0, 0.0)  # -0.0 is 0.0
     return _text(column)
-
-
-def last_round(cleaned: "pl.DataFrame") -> int:
-    """The last round, counted from 0, of a cleaned batch that is not empty."""
-    return int(cleaned["contact"].to_numpy().max()) >> 1
 
 
 def _whole_numbers(column: "pl.Series") -> "pl.Series":
@@ -450,10 +552,18 @@ def _refuse_quotes(ids: "pl.Series", rows_before: int) -> None:
         )
 
 
-def _refuse_statuses(status: "pl.Series", rows_before: int) -> None:
-    bad = (~status.is_in(["", *STATUSES])).arg_true()
-    if len(bad):
-        raise InvalidInput(
-            f"row {rows_before + bad[0] + 1:,}: a status is {', '.join(STATUSES)} or empty, "
-            f"got {status[bad[0]]!r:.60}"
-        )
+def _refuse_statuses(status: "pl.Series", meanings: dict[str, str], rows_before: int) -> None:
+    bad = (~status.is_in(list(meanings))).arg_true()
+    if not len(bad):
+        return
+    known = [
+        value if value == meaning else f"{value!r:.30} ({meaning})"
+        for value, meaning in meanings.items()
+        if value
+    ]
+    listed = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
+    raise InvalidInput(
+        f"row {rows_before + bad[0] + 1:,}: a status is {listed} or empty (counted), got "
+        f"{status[bad[0]]!r:.60}; --status says what other values mean, for example --status "
+        "counted=ok,done"
+    )

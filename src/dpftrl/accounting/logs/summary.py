@@ -159,6 +159,12 @@ class Observed:
         broken: Up to 20 clients that broke a limit; those that broke it by counted rows first.
         broken_clients: Number of clients that broke a limit.
         broken_counted_clients: Number of clients that broke a limit by counted rows alone.
+        from_times: Whether the log has times instead of rounds. Each gap is then a lower bound: the
+            number of whole round lengths between two contacts, or 1 if they are closer. Each
+            (client, time) pair is a participation. `duplicate_rows` includes counted rows of one
+            client that are so close that they can be in one round.
+        unseen_rounds: How many more rounds the run can have had than the log shows: 1 if the log
+            has times, and neither the start of the first round nor the rounds were stated.
     """
 
     rounds: int
@@ -179,12 +185,14 @@ class Observed:
     broken: tuple[Broken, ...] = ()
     broken_clients: int = 0
     broken_counted_clients: int = 0
+    from_times: bool = False
+    unseen_rounds: int = 0
 
     @property
     def participation(self) -> MinSep:
         """The smallest participation that covers the log, if there is no round after `rounds`."""
         most = max(1, self.max_participations)
-        return MinSep(self.rounds, self.min_sep, most, observed=True)
+        return MinSep(self.rounds + self.unseen_rounds, self.min_sep, most, observed=True)
 
     def within(self, planned: Participation) -> Participation:
         """The smallest participation that covers the log, over all planned rounds.
@@ -192,13 +200,20 @@ class Observed:
         A client's update also changes the releases after the last round of the log. Fewer rounds
         than planned would therefore understate the sensitivity.
         """
-        rounds, most = max(planned.rounds, self.rounds), max(1, self.max_participations)
+        rounds, most = planned.rounds, max(1, self.max_participations)
+        if self.rounds > rounds:
+            rounds = self.rounds + self.unseen_rounds
         if isinstance(planned, FixedEpochs) and self.comes_back_after(planned.min_sep):
             return FixedEpochs(rounds, planned.min_sep, most, observed=True)
         return MinSep(rounds, self.min_sep, most, observed=True)
 
     def comes_back_after(self, rounds: int) -> bool:
-        """Whether all consecutive counted rounds of a client are exactly this many rounds apart."""
+        """Whether all consecutive counted rounds of a client are exactly this many rounds apart.
+
+        A log with times cannot show this, because its gaps are lower bounds.
+        """
+        if self.from_times and self.gaps:
+            return False
         return all(gap.low == gap.high == rounds for gap in self.gaps)
 
     def as_json(self) -> dict[str, Any]:
@@ -217,6 +232,9 @@ class Observed:
         if self.limits == Limits():
             for name in ("limits", "broken", "broken_clients", "broken_counted_clients"):
                 del content[name]
+        if not self.from_times:
+            for name in ("from_times", "unseen_rounds"):
+                del content[name]
         return content
 
 
@@ -230,7 +248,8 @@ class WorstPattern:
         kind: "exact" if `value` is the largest `pattern_norm` of all counted patterns (itself a
             bound where the strategy has entries of both signs).
         pattern: The worst pattern found, with rounds counted from 0.
-        client: The client with that pattern; None if no client was counted.
+        client: The client with that pattern; None if no client was counted, or if the log has
+            times, which do not show the rounds of a client exactly.
     """
 
     value: float

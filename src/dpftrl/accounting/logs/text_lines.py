@@ -9,7 +9,7 @@ import gzip
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, cast
 
@@ -26,13 +26,11 @@ SMALL_LOG: Final = 2**26
 # The first bytes of gzip, zlib and Zstandard files, all of which polars decompresses.
 COMPRESSED: Final = (b"\x1f\x8b", b"\x78\x01", b"\x78\x9c", b"\x78\xda", b"\x28\xb5\x2f\xfd")
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-# The two usual ways to write an id as text in JSON. If every line has one, no id is unusual.
-_COMPACT_TEXT_ID: Final = b'"client":"'
-_SPACED_TEXT_ID: Final = b'"client": "'
-# Ids that different programs read differently, such as 7.0 and 1e20, and values that are no ids.
-_UNUSUAL_ID: Final = re.compile(rb'"client"\s*:\s*(?:[^\s"0-9-]|-?[0-9]+[.eE])')
-# JSON keys can contain escapes, such as \u0063lient. The letters of our keys are \u0061 to \u0075.
-_ESCAPED_LETTER: Final = re.compile(rb"\\u00[67]")
+# After a key: ids that different programs read differently, such as 7.0 and 1e20, and values that
+# are no ids.
+_UNUSUAL_VALUE: Final = rb'\s*:\s*(?:[^\s"0-9-]|-?[0-9]+[.eE])'
+# JSON keys can contain escapes, such as \u0063lient. Lower-case letters are \u0061 to \u007a.
+_ESCAPED_LETTER: Final = rb"\\u00[67]"
 
 
 def count_csv_lines(path: Path) -> int:
@@ -57,7 +55,7 @@ class JsonCounts(NamedTuple):
 
     Attributes:
         lines: Number of lines, including blank ones.
-        keys: How often each key occurs in quotes.
+        keys: How often the key of each column occurs in quotes.
         text_ids: How often a client id is written as text.
         escapes: Whether there is any backslash.
     """
@@ -75,45 +73,61 @@ class JsonCounts(NamedTuple):
 
         Args:
             rows: Number of rows that polars read from the lines.
-            nulls: For each key, the number of rows without a value.
+            nulls: For each column, the number of rows without a value.
         """
         return (
             not self.escapes
             and self.lines == self.text_ids == rows
-            and all(count == rows - nulls[key] for key, count in self.keys.items())
+            and all(count == rows - nulls[column] for column, count in self.keys.items())
         )
 
 
-def count_json(path: Path, keys: tuple[str, ...]) -> JsonCounts:
-    """Count the lines, the given keys and the text ids in a file of JSON lines."""
+def count_json(path: Path, columns: Mapping[str, str]) -> JsonCounts:
+    """Count the lines, the keys of the columns and the text ids in a file of JSON lines.
+
+    Args:
+        path: The file.
+        columns: The key in the file of the column `client` and of the other columns.
+    """
     lines, text_ids, escapes = 0, 0, False
     key_counts = Counter[str]()
+    quoted = {column: _quoted(key) for column, key in columns.items()}
+    # The two usual ways to write an id as text. If every line has one, no id is unusual.
+    compact_id, spaced_id = (quoted["client"] + colon for colon in (b':"', b': "'))
     for first_line, piece_lines, content in _pieces(path):
         lines = first_line + piece_lines - 1
-        key_counts.update({key: content.count(_quoted(key)) for key in keys})
-        compact = content.count(_COMPACT_TEXT_ID)
-        spaced = 0 if compact == piece_lines else content.count(_SPACED_TEXT_ID)
+        key_counts.update({column: content.count(key) for column, key in quoted.items()})
+        compact = content.count(compact_id)
+        spaced = 0 if compact == piece_lines else content.count(spaced_id)
         text_ids += compact + spaced
         escapes |= b"\\" in content
     return JsonCounts(lines, key_counts, text_ids, escapes)
 
 
-def check_json_lines(path: Path, keys: tuple[str, ...]) -> int:
+def check_json_lines(path: Path, columns: Mapping[str, str]) -> int:
     """Check every line that may be ambiguous, and return the number of lines that are not blank.
+
+    Args:
+        path: The file.
+        columns: The key in the file of the column `client` and of the other columns.
 
     Raises:
         InvalidInput: A line has one of the keys twice, or an id that is neither text nor a number
             that all programs read in the same way.
     """
-    repeated_key = b"|".join(b"%b[^\\n]*%b" % (_quoted(key), _quoted(key)) for key in keys)
-    suspicious = (re.compile(repeated_key), _UNUSUAL_ID, _ESCAPED_LETTER)
+    quoted = {column: re.escape(_quoted(key)) for column, key in columns.items()}
+    repeated_key = b"|".join(b"%b[^\\n]*%b" % (key, key) for key in quoted.values())
+    has_plain_keys = all(re.fullmatch("[a-z]+", key) for key in columns.values())
+    escape = _ESCAPED_LETTER if has_plain_keys else rb"\\"
+    patterns = (repeated_key, quoted["client"] + _UNUSUAL_VALUE, escape)
+    suspicious = [re.compile(pattern) for pattern in patterns]
     not_blank = 0
     for first_line, _, content in _pieces(path):
         lines = content.split(b"\n")
         not_blank += sum(bool(line.strip()) for line in lines)
         if any(pattern.search(content) for pattern in suspicious):
             for position, line in enumerate(lines):
-                _refuse_ambiguous(path, first_line + position, line, keys)
+                _refuse_ambiguous(path, first_line + position, line, columns)
     return not_blank
 
 
@@ -137,10 +151,11 @@ def json_object(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def _quoted(key: str) -> bytes:
-    return b'"%b"' % key.encode()
+    """A key as it stands in a file, unless it is written with escapes that it does not need."""
+    return json.dumps(key, ensure_ascii=False).encode()
 
 
-def _refuse_ambiguous(path: Path, number: int, line: bytes, keys: tuple[str, ...]) -> None:
+def _refuse_ambiguous(path: Path, number: int, line: bytes, columns: Mapping[str, str]) -> None:
     """Refuse a line with a repeated key, or with an id that two programs may read differently."""
     try:
         pairs: Any = json.loads(line, object_pairs_hook=_Pairs)
@@ -149,14 +164,14 @@ def _refuse_ambiguous(path: Path, number: int, line: bytes, keys: tuple[str, ...
     if not isinstance(pairs, _Pairs):
         return
     given_keys = [key for key, _ in pairs]
-    for key in keys:
+    for key in columns.values():
         if given_keys.count(key) > 1:
             values = " and ".join(f"{value!a:.40}" for name, value in pairs if name == key)
             raise InvalidInput(
                 f"{path}: line {number:,} has the key {key!r} {given_keys.count(key)} times, with "
                 f"{values:.120}; keep one of them"
             )
-    client = dict(pairs).get("client")
+    client = dict(pairs).get(columns["client"])
     if isinstance(client, list):
         raise InvalidInput(
             f"{path}: line {number:,}: a client's id is a text or a number, got a JSON array or "

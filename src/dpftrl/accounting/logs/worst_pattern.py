@@ -1,10 +1,11 @@
 """The worst pattern of a log: the counted client that can change the output C X the most.
 
-There are two ways to find it. `worst_by_gram` computes the norm of every pattern from the Gram
-matrix |C|^T |C|. `worst_by_bounds` is for logs with more rounds than a Gram matrix has room for. It
-puts clients with the same count and the same smallest gap into a group; the sensitivity for that
-count and gap bounds every pattern of the group. It then evaluates the groups in descending order of
-their bounds. It stops when no remaining bound is above the largest norm, or at a limit on the work.
+There are two ways to find it in a log with rounds. `worst_by_gram` computes the norm of every
+pattern from the Gram matrix |C|^T |C|. `worst_by_bounds` is for logs with more rounds than a Gram
+matrix has room for. It puts clients with the same count and the same smallest gap into a group; the
+sensitivity for that count and gap bounds every pattern of the group. It then evaluates the groups
+in descending order of their bounds. It stops when no remaining bound is above the largest norm, or
+at a limit on the work. For a log with times, `worst_by_gaps` gives a bound.
 """
 
 from collections import deque
@@ -50,6 +51,25 @@ class _Candidate(NamedTuple):
     squared_norm: float
     pattern: Pattern
     client: str | None
+
+
+def worst_by_gaps(
+    mechanism: Mechanism, rounds: int, partitions: Iterable[Contacts]
+) -> WorstPattern:
+    """The bound for the smallest gap and the largest count of all clients.
+
+    A log with times does not show in which rounds a client took part, only how far apart they are
+    at least. So no pattern is computed.
+    """
+    gap, count = rounds, 0
+    for contacts in partitions:
+        counted = contacts.counted()
+        gap = min(gap, int(counted.min_gaps.min(initial=gap)))
+        count = max(count, int(counted.counts.max(initial=0)))
+    if not count:
+        return WorstPattern(0.0, "exact", (), None)
+    bound = mechanism.sensitivity(MinSep(rounds, gap, count, observed=True)).value
+    return WorstPattern(bound, "upper bound", (), None)
 
 
 def worst_by_gram(
