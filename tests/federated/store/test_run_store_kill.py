@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from killed_run import Children, Place, fast_places
 
+from dpftrl.verify import verify_run
+
 KILLED = -9
 NEVER = 10**9
 
@@ -182,3 +184,34 @@ def test_one_server_at_a_time(
     assert "another server" in refusal
     assert killed["status"] == KILLED
     assert children.run(other)["result"] == unharmed["result"]
+
+
+def not_verified(children: Children, points: range) -> dict[int, dict[str, str]]:
+    """The points at which a kill leaves a folder that fails verification, and why."""
+    failures: dict[int, dict[str, str]] = {}
+    seen = 0
+    with fast_places() as places:
+        for point, place in zip(points, places, strict=False):
+            assert children.run(place, fuse=point)["status"] == KILLED
+            if not (place.folder / "private" / "journal.jsonl").exists():
+                continue
+            seen += 1
+            checks = verify_run(place.folder, place.state).checks
+            if why := {check.name: check.text for check in checks if check.outcome == "failed"}:
+                failures[point] = why
+            shutil.rmtree(place.folder, ignore_errors=True)
+    assert seen > len(points) // 2
+    return failures
+
+
+def test_what_a_kill_leaves_passes_verification(
+    children: Children, unharmed: dict[str, Any], creation: int
+) -> None:
+    assert not_verified(children, range(creation, unharmed["points"], 23)) == {}
+
+
+@pytest.mark.slow
+def test_what_a_kill_at_any_point_leaves_passes_verification(
+    children: Children, unharmed: dict[str, Any]
+) -> None:
+    assert not_verified(children, range(unharmed["points"])) == {}
