@@ -1,5 +1,6 @@
 """`dpftrl observe`: tables, JSON, warnings and exit codes."""
 
+import io
 import json
 from functools import partial
 
@@ -139,3 +140,163 @@ def test_an_error_is_one_line_and_exit_code_2(run, log, arguments):
     code, out, err = run(*(str(log) if word == "LOG" else word for word in arguments))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("dpftrl: ")
+
+
+OWN = "when;user id;outcome\n1;ann,;ok\n5;ann,;done\n2;bob;sent\n"
+NAMED = (
+    *("--client-column", "user id", "--round-column", "when", "--status-column", "outcome"),
+    *("--status", "counted=ok,done", "--status", "contacted=sent", "--delimiter", ";"),
+)
+TIMES = "client,time\na,2026-01-01T00:00:00Z\nb,2026-01-01T06:00:00Z\na,2026-01-03T01:00:00Z\n"
+TIMED = ("--time-column", "time", "--round-length", "6h")
+TREE = ("tree", "--rounds", "16", "--noise-multiplier", "1", "--delta", "1e-7")
+
+
+def pipe(monkeypatch, text: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+
+@pytest.mark.parametrize("ending", ["csv", "txt", "tsv"])
+def test_a_log_with_its_own_names(run, tmp_path, ending):
+    path = tmp_path / f"log.{ending}"
+    path.write_text(OWN)
+    code, out, err = run(path, *NAMED, "--json")
+    assert (code, err) == (0, "")
+    answer = json.loads(out)
+    assert (answer["clients"], answer["contacted_clients"], answer["min_sep"]) == (1, 2, 4)
+    _, out, _ = command_line.run("account", *TREE, "--log", path, *NAMED, "--json")
+    assert json.loads(out)["observed"] == answer | {"rounds": 16, "empty_rounds": 14}
+    path.write_text(OWN.replace(";", "\t"))
+    assert run(path, *NAMED[:-1], r"\t", "--json")[1] == run(path, *NAMED[:-1], "tab", "--json")[1]
+
+
+def test_values_of_statuses_with_a_comma_are_quoted(run, tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text('round,client,status\n0,a,"ok, fine"\n1,a,lost\n')
+    _, out, _ = run(
+        path, "--status", 'counted="ok, fine", x', "--status", "contacted=lost", "--json"
+    )
+    assert json.loads(out)["participations"] == 1
+
+
+def test_a_log_from_standard_input(run, monkeypatch):
+    pipe(monkeypatch, LOG)
+    code, out, err = run("-", "--format", "csv")
+    assert (code, err) == (0, "")
+    assert "standard input: observed participation" in out
+    pipe(monkeypatch, LOG)
+    code, out, _ = command_line.run("account", *TREE, "--log", "-", "--format", "csv", "--json")
+    assert (code, json.loads(out)["observed"]["min_sep"]) == (0, 3)
+    pipe(monkeypatch, LOG + "3,ann,counted\n")
+    err = command_line.refused_in_one_line("account", *TREE, "--log", "-", "--format", "csv")
+    assert err.startswith("dpftrl: standard input: client ann is counted 2 times in round 3;")
+
+
+def test_a_log_with_times(run, tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text(TIMES)
+    code, out, err = run(path, *TIMED)
+    assert (code, err) == (0, "")
+    assert "at least 8" in out
+    _, out, _ = run(path, *TIMED, "--json")
+    answer = json.loads(out)
+    assert (answer["min_sep"], answer["from_times"], answer["unseen_rounds"]) == (8, True, 1)
+    _, out, _ = run(path, *TIMED, "--first-time", "2025-12-31T23:00:00-01:00", "--json")
+    assert json.loads(out)["unseen_rounds"] == 0
+
+
+def test_account_takes_no_pattern_from_times(tmp_path):
+    """The worst client is the bound for the gap and the count, and nothing is tighter than that."""
+    path = tmp_path / "log.csv"
+    path.write_text(TIMES)
+    answer = command_line.answer("account", *TREE, "--log", path, *TIMED)
+    assert answer["worst_pattern"]["sensitivity"] == answer["sensitivity"]
+    assert answer["worst_pattern"]["client"] is None
+    assert answer["min_sep"] == 8
+    stated = command_line.answer(
+        *("account", *TREE, "--min-sep", 8, "--max-participations", 2),
+    )
+    assert answer["epsilon"] == stated["epsilon"]
+
+
+def test_account_refuses_close_times_until_the_start_is_stated(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("client,time\na,2026-01-01T05:00:00Z\na,2026-01-01T07:00:00Z\n")
+    call = ("account", *TREE, "--log", path, *TIMED)
+    assert "--first-time, the start of the first round" in command_line.refused_in_one_line(*call)
+    known = command_line.answer(*call, "--first-time", "2026-01-01T00:00:00Z")
+    assert (known["min_sep"], known["max_participations"]) == (1, 2)
+    repeated = command_line.answer(*call, "--repeated-rows")
+    assert repeated["epsilon"] == known["epsilon"]
+    err = command_line.refused_in_one_line(*call, "--first-time", "2026-01-01T02:00:00Z")
+    assert "is counted 2 times in round 0; the guarantee" in err
+
+
+def test_a_plan_is_not_broken_by_the_unknown_start_of_rounds(tmp_path):
+    """16 rounds are planned and seen. A 17th is possible, but the plan says that there is none."""
+    path, plan = tmp_path / "log.csv", tmp_path / "guarantee.json"
+    command_line.answer("account", *TREE, "--min-sep", 4, "--out", plan)
+    lines = [f"c{i % 5},{1769882400 + 21600 * i}" for i in range(16)]
+    path.write_text("\n".join(["client,time", *lines]))
+    code, out, _ = command_line.run("account", plan, "--log", path, *TIMED, "--json")
+    assert (code, json.loads(out)["rounds"], json.loads(out)["min_sep"]) == (0, 16, 5)
+    path.write_text("\n".join(["client,time", *lines, f"c1,{1769882400 + 21600 * 16}"]))
+    code, out, _ = command_line.run("account", plan, "--log", path, *TIMED, "--json")
+    assert (code, json.loads(out)["rounds"]) == (1, 18)
+
+
+def test_a_statement_can_be_made_of_what_account_saved(tmp_path):
+    path, saved = tmp_path / "log.csv", tmp_path / "observed.json"
+    path.write_text(OWN)
+    answer = command_line.answer("account", *TREE, "--log", path, *NAMED, "--out", saved)
+    code, out, _ = command_line.run("statement", saved, "--out", tmp_path / "s", "--json")
+    assert code == 0
+    assert str(answer["epsilon"]) in out
+
+
+WRONG = {
+    "wrong delimiter": (["OWN"], "--delimiter ';'"),
+    "no such column": (["LOG", "--client-column", "user"], "--client-column says which one"),
+    "unlisted status": (["OWN", *NAMED[:8], "--delimiter", ";"], "got 'sent'; --status says what"),
+    "no equals sign": (["LOG", "--status", "ok"], "such as counted=ok,done, got 'ok'"),
+    "no meaning": (["LOG", "--status", "fine=ok"], "maps values to counted, contacted, abandoned"),
+    "no value": (["LOG", "--status", "contacted="], "an empty status always means counted"),
+    "rounds and times": (["LOG", *TIMED, "--round-column", "round"], "not both"),
+    "no length": (["LOG", "--time-column", "time"], "--time-column needs --round-length"),
+    "no times": (["LOG", "--round-length", "6h"], "give --time-column too"),
+    "no time column": (["LOG", *TIMED], "has no column 'time'"),
+    "local time": (["LOG", *TIMED, "--time-zone", "Europe/Paris"], "--time-zone can only be UTC"),
+    "first round": (["LOG", *TIMED, "--first-round", "1"], "--first-round is for logs with rounds"),
+    "no format": (["-"], "standard input needs --format"),
+    "unknown format": (["-", "--format", "xml"], "csv, json, parquet, got 'xml'"),
+    "other format": (["LOG", "--format", "json"], "is CSV by its ending"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize("command", ["observe", "account"])
+def test_wrong_options_of_a_log_are_refused_in_one_line(tmp_path, command, arguments, message):
+    files = {"LOG": tmp_path / "log.csv", "OWN": tmp_path / "own.csv"}
+    files["LOG"].write_text(LOG)
+    files["OWN"].write_text(OWN)
+    words = [str(files.get(word, word)) for word in arguments]
+    start = ["observe"] if command == "observe" else ["account", *TREE, "--log"]
+    assert message in command_line.refused_in_one_line(*start, *words)
+
+
+def test_options_of_a_log_need_a_log():
+    for words in (["--client-column", "x"], ["--status", "counted=x"], ["--format", "csv"]):
+        err = command_line.refused_in_one_line("account", *TREE, "--min-sep", 4, *words)
+        assert "describe a log: give --log" in err
+
+
+@pytest.mark.parametrize("command", ["observe", "account"])
+def test_help_explains_every_option_of_a_log_once(command):
+    _, out, _ = command_line.run(command, "--help")
+    options = out.partition("Options:")[2].splitlines()
+    lines = [line.split()[0] for line in options if line.startswith("  --")]
+    columns = ["--client-column", "--round-column", "--status-column", "--status"]
+    times = ["--time-column", "--round-length", "--first-time", "--time-zone"]
+    expected = [*columns, *times, "--delimiter", "--format"]
+    start = lines.index("--client-column")
+    assert lines[start : start + len(expected)] == expected

@@ -18,11 +18,12 @@ from dpftrl.accounting import (
     save_guarantee,
 )
 from dpftrl.accounting.guarantee import BufferType
-from dpftrl.accounting.logs import Observed, WorstPattern, open_log
+from dpftrl.accounting.logs import LogLayout, Observed, WorstPattern, open_log
 from dpftrl.cli.options import (
     Count,
     describe,
     json_option,
+    log_layout_options,
     participation_or_log_options,
 )
 from dpftrl.cli.output import (
@@ -76,6 +77,7 @@ class LogResult(NamedTuple):
     help="Accept repeated rows of one client and round in the log: only the row was written "
     "twice, and no update was summed twice.",
 )
+@log_layout_options
 @click.option("--out", type=click.Path(path_type=Path), help="Save the guarantee as FILE.json.")
 @force_option()
 @json_option
@@ -92,6 +94,7 @@ def account_command(
     devices: int,
     repeated_rows: bool,
     first_round: int | None,
+    layout: LogLayout,
     out: Path | None,
     force: bool,
     as_json: bool,
@@ -107,17 +110,22 @@ def account_command(
     over all planned rounds. A second row gives the tighter bound for the worst single client in
     the log. A third row gives the guarantee of the planned participation, if you state one. The
     exit code is 1 if the log breaks the planned participation. A mechanism that is built for a
-    participation, such as `blt` or `banded`, is built for the planned one.
+    participation, such as `blt` or `banded`, is built for the planned one. The options from
+    --client-column to --format are for logs that are not written as `dpftrl observe` expects.
     """
     check_target(out, "guarantee", force=force)
     if log is None and (repeated_rows or first_round is not None):
         raise InvalidInput("--repeated-rows and --first-round need --log")
+    if log is None and layout != LogLayout():
+        raise InvalidInput(
+            "the options from --client-column to --format describe a log: give --log"
+        )
     request = _request(
         name, participation, rounds, noise_multiplier, delta, epsilon, log is not None
     )
     covered, log_result = request.planned, None
     if log is not None:
-        log_result = _read_log(log, request, first_round or 0, repeated_rows)
+        log_result = _read_log(log, layout, request, first_round or 0, repeated_rows)
         observed = log_result.observed
         covered = observed.participation if covered is None else observed.within(covered)
     assert covered is not None  # `_request` requires a participation or a log
@@ -212,24 +220,37 @@ def _request(
     return Request(mechanism_by_name(name, stated), noise_multiplier, delta, stated, rounds)
 
 
-def _read_log(log: Path, request: Request, first_round: int, repeated_rows: bool) -> LogResult:
+def _read_log(
+    log: Path, layout: LogLayout, request: Request, first_round: int, repeated_rows: bool
+) -> LogResult:
     """Summarize the log; refuse rows that count one client twice in a round."""
     with (
         progress_bar("reading the log") as on_progress,
         open_log(
-            log, rounds=request.rounds, first_round=first_round, on_progress=on_progress
+            log,
+            rounds=request.rounds,
+            first_round=first_round,
+            layout=layout,
+            on_progress=on_progress,
         ) as opened,
     ):
         observed = opened.summary()
         example = observed.duplicate_example
         if example is not None and not repeated_rows:
+            advice = ""
+            if observed.from_times and layout.first_time is None:
+                advice = (
+                    ", or at times less than a round length apart; if these are two rounds, give "
+                    "--first-time, the start of the first round"
+                )
+            name = "standard input" if str(log) == "-" else log
             raise InvalidInput(
-                f"{log}: client {example.client} is counted {example.rows} times in round "
-                f"{example.round}; the guarantee does not hold for an update summed twice; if only "
-                "the row was written twice, give --repeated-rows"
+                f"{name}: client {example.client} is counted {example.rows} times in round "
+                f"{example.round}{advice}; the guarantee does not hold for an update summed twice; "
+                "if only the row was written twice, give --repeated-rows"
             )
-        planned_rounds = 0 if request.planned is None else request.planned.rounds
-        rounds = max(planned_rounds, observed.rounds)
+        planned = request.planned
+        rounds = observed.rounds if planned is None else observed.within(planned).rounds
         return LogResult(observed, opened.worst_pattern(request.mechanism, rounds))
 
 

@@ -7,9 +7,9 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from dpftrl.accounting.logs import Bin, Limits, Observed
+from dpftrl.accounting.logs import Bin, Limits, LogLayout, Observed
 from dpftrl.accounting.logs import observe as observe_log
-from dpftrl.cli.options import Count, json_option
+from dpftrl.cli.options import Count, json_option, log_layout_options
 from dpftrl.cli.output import print_json, print_table, progress_bar, say, sparkline
 
 
@@ -31,6 +31,7 @@ from dpftrl.cli.output import print_json, print_table, progress_bar, say, sparkl
 @click.option(
     "--max-participations", type=Count(), help="Limit to check: most rounds of one client."
 )
+@log_layout_options
 @json_option
 @click.pass_context
 def observe(
@@ -40,14 +41,16 @@ def observe(
     first_round: int,
     min_sep: int | None,
     max_participations: int | None,
+    layout: LogLayout,
     as_json: bool,
 ) -> None:
     """Summarize who took part in a run, from a participation log.
 
-    LOG is a .csv, .jsonl or .parquet file of any size, with rows in any order. Its columns are
-    `round`, `client` and optionally `status`: counted (the update is in a released sum; an empty
-    status means the same), contacted (the client was asked, but its update was not used) or
-    abandoned (the round was not released).
+    LOG is a .csv, .tsv, .txt, .jsonl or .parquet file of any size, with rows in any order, or - for
+    standard input. Its columns are `round`, `client` and optionally `status`: counted (the update
+    is in a released sum; an empty status means the same), contacted (the client was asked, but its
+    update was not used) or abandoned (the round was not released). The options from
+    --client-column to --format are for logs that are written in another way.
 
     Min-sep and participations are computed from counted updates. The limits that you give are
     checked for all contacts; the exit code is 1 if a client broke a limit.
@@ -55,7 +58,12 @@ def observe(
     limits = Limits(min_sep, max_participations)
     with progress_bar("reading the log") as on_progress:
         observed = observe_log(
-            log, limits, rounds=rounds, first_round=first_round, on_progress=on_progress
+            log,
+            limits,
+            rounds=rounds,
+            first_round=first_round,
+            layout=layout,
+            on_progress=on_progress,
         )
     if as_json:
         print_json(observed.as_json())
@@ -67,7 +75,8 @@ def observe(
 
 
 def _print_tables(log: Path, observed: Observed) -> None:
-    table = Table(title=escape(f"{log.name}: observed participation"), show_header=False)
+    name = "standard input" if str(log) == "-" else log.name
+    table = Table(title=escape(f"{name}: observed participation"), show_header=False)
     last = observed.first_round + observed.rounds - 1
     table.add_row("rounds", f"{observed.rounds:,} ({observed.first_round:,} to {last:,})")
     table.add_row("rounds without a counted update", f"{observed.empty_rounds:,}")
@@ -75,12 +84,15 @@ def _print_tables(log: Path, observed: Observed) -> None:
     table.add_row("participations", f"{observed.participations:,}")
     table.add_row("max participations", f"{observed.max_participations:,}")
     table.add_row("clients by participations (histogram)", _histogram(observed.counts))
-    table.add_row("min-sep", f"{observed.min_sep:,}{_no_return_note(observed.min_sep, observed)}")
+    at_least = "at least " if observed.from_times else ""
+    table.add_row(
+        "min-sep", f"{at_least}{observed.min_sep:,}{_no_return_note(observed.min_sep, observed)}"
+    )
     table.add_row("gaps between rounds of a client (histogram)", _histogram(observed.gaps))
     contacts = f"{observed.contacts:,} of {observed.contacted_clients:,} clients"
     table.add_row("contacts", contacts)
     note = _no_return_note(observed.contacted_min_sep, observed)
-    table.add_row("min-sep of contacts", f"{observed.contacted_min_sep:,}{note}")
+    table.add_row("min-sep of contacts", f"{at_least}{observed.contacted_min_sep:,}{note}")
     print_table(table)
     if observed.broken:
         _print_broken(observed)
@@ -122,10 +134,14 @@ def _readable(client: str) -> str:
 def _warn(observed: Observed) -> None:
     """Warn on standard error about repeated rows and broken limits, which affect the guarantee."""
     if (example := observed.duplicate_example) is not None:
+        repeats, counted = "repeat a client and round", "each was counted once"
+        if observed.from_times:
+            repeats = "can be in the same round as the row of that client before them"
+            counted = "rows at different times were counted as two rounds"
         say(
-            f"warning: {observed.duplicate_rows:,} counted row(s) repeat a client and round, such "
+            f"warning: {observed.duplicate_rows:,} counted row(s) {repeats}, such "
             f"as client {_readable(example.client)} in round {example.round:,} "
-            f"({example.rows:,} rows); each was counted once, which is wrong if an update "
+            f"({example.rows:,} rows); {counted}, which is wrong if an update "
             "was summed twice",
             err=True,
         )

@@ -1,5 +1,6 @@
 """Options and argument types that several commands share."""
 
+import csv
 import functools
 import re
 from collections.abc import Callable
@@ -109,8 +110,8 @@ def participation_or_log_options(command: Command) -> Command:
     @click.option(
         "--log",
         type=click.Path(path_type=Path),
-        help="Account for the participation in this log (CSV, JSON lines or Parquet). The options "
-        "--rounds and --min-sep then state what was planned.",
+        help="Account for the participation in this log (CSV, JSON lines or Parquet; - is standard "
+        "input). The options --rounds and --min-sep then state what was planned.",
     )
     @functools.wraps(command)
     def with_either(*args: Any, rounds: int | None, log: Path | None, **kwargs: Any) -> Any:
@@ -121,6 +122,99 @@ def participation_or_log_options(command: Command) -> Command:
         return command(*args, participation=chosen, log=log, rounds=rounds, **kwargs)
 
     return with_either  # type: ignore[return-value]
+
+
+# For logs that are not written as a run of dpftrl writes them: name, metavar and help.
+_LAYOUT_OPTIONS = (
+    ("--client-column", "NAME", "Column of the log with the client's id.  [default: client]"),
+    ("--round-column", "NAME", "Column with the number of the round.  [default: round]"),
+    (
+        "--status-column",
+        "NAME",
+        "Column with the status.  [default: status; without one, all rows are counted]",
+    ),
+    (
+        "--time-column",
+        "NAME",
+        "Column with times, instead of --round-column: ISO 8601 with a time zone, or Unix seconds. "
+        "Two contacts of a client count as floor(duration / round length) rounds apart, and as 1 "
+        "if they are closer.",
+    ),
+    (
+        "--round-length",
+        "LENGTH",
+        "For --time-column: 6h, 30min, 1d, or seconds as a plain number. No round may have been "
+        "longer. A larger value is safe, if --rounds is stated and --first-time is not.",
+    ),
+    (
+        "--first-time",
+        "TIME",
+        "For --time-column: when the first round began, if every round had exactly the round "
+        "length. Two contacts that are closer than that can then be known to be in two rounds.  "
+        "[default: the first time in the log]",
+    ),
+    ("--time-zone", "UTC", "For --time-column: the times have no time zone, and are in UTC."),
+    (
+        "--delimiter",
+        "CHARACTER",
+        r"Character between the columns of a .csv, .tsv or .txt file, such as ';' or '\t' (tab).  "
+        "[default: a comma, and a tab in .tsv]",
+    ),
+)
+
+
+def log_layout_options(command: Command) -> Command:
+    """Add the options that say how a log is written; the command gets a `layout`."""
+
+    @functools.wraps(command)
+    def with_layout(*args: Any, status: tuple[str, ...], log_format: str | None, **kwargs: Any):
+        from dpftrl.accounting.logs import LogLayout
+
+        names = [name[2:].replace("-", "_") for name, _, _ in _LAYOUT_OPTIONS]
+        given = {name: kwargs.pop(name) for name in names}
+        stated = {name: value for name, value in given.items() if value is not None}
+        layout = LogLayout(**stated, statuses=_statuses(status), format=log_format)
+        return command(*args, layout=layout, **kwargs)
+
+    flags = [click.option(name, metavar=value, help=text) for name, value, text in _LAYOUT_OPTIONS]
+    flags.insert(
+        3,
+        click.option(
+            "--status",
+            multiple=True,
+            metavar="MEANING=VALUE,...",
+            help="What the log's own statuses mean, such as counted=ok,done. A meaning is counted, "
+            "contacted or abandoned. Give the option once per meaning.",
+        ),
+    )
+    flags.append(
+        click.option(
+            "--format",
+            "log_format",
+            metavar="FORMAT",
+            help="Format of a log from standard input, or with an unknown ending: csv, json or "
+            "parquet.",
+        )
+    )
+    decorated: Any = with_layout
+    for flag in reversed(flags):
+        decorated = flag(decorated)
+    return decorated
+
+
+def _statuses(texts: tuple[str, ...]) -> dict[str, list[str]]:
+    """Read --status: `counted=ok,done` gives {"counted": ["ok", "done"]}."""
+    statuses = dict[str, list[str]]()
+    for text in texts:
+        meaning, equals, values = text.partition("=")
+        if not equals:
+            raise InvalidInput(
+                f"--status takes a meaning and values, such as counted=ok,done, got {text!r:.60}"
+            )
+        # A value that contains a comma is written in double quotes, as in CSV.
+        listed = next(csv.reader([values], skipinitialspace=True), [""])
+        statuses.setdefault(meaning.strip(), []).extend(listed or [""])
+    return statuses
 
 
 def _participation_flags(rounds_required: bool) -> Callable[[Command], Command]:

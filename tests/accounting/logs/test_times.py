@@ -41,7 +41,7 @@ def put(folder, times, clients=None, name="log.csv"):
             st.sampled_from("ab"), st.integers(0, 11), st.sampled_from([0, 1, 499_999, 999_999])
         ),
         min_size=1,
-        max_size=8,
+        max_size=4,
     ),
     ns=st.booleans(),
 )

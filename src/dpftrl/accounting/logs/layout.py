@@ -36,11 +36,13 @@ class LogLayout:
     """How a participation log is written. The default is the ledger that a run of dpftrl writes.
 
     Guarantees:
-        With `time_column`, no stated gap is larger than the gap of the real rounds. Two contacts
-        that are d apart have floor(d / round_length) whole rounds between their starts. This holds
-        wherever the rounds began, if no round was longer than `round_length`. A time of day without
+        With `time_column`, no observed gap is larger than the gap of the real rounds. Two contacts
+        at a distance d in time are at least floor(d / round_length) rounds apart, wherever the
+        rounds began, if no round was longer than `round_length`. Contacts that are closer count as
+        two participations in neighboring rounds. Because they can also be in one round, they are
+        reported as repeated rows, unless `first_time` shows that they are in two. A time without
         a time zone is refused unless `time_zone` says that it is UTC: where clocks change, local
-        times one hour apart can be the same moment.
+        times look further apart than they were.
 
     Attributes:
         client_column: Name of the column with the client's id.
@@ -51,10 +53,11 @@ class LogLayout:
             words counted, contacted and abandoned are always known. An empty status is counted.
         time_column: Name of a column with times, which is read instead of round numbers.
         round_length: Length of a round: seconds, a text such as 30min, 6h or 1d, or a timedelta. It
-            must not be shorter than any round of the training; a longer one is safe.
-        first_time: Start of the first round, written as the times in the log are. Default: the
-            first time in the log. It says where rounds begin, so that two contacts less than a
-            round length apart can be known to be in two rounds.
+            must not be shorter than any round of the training. A longer one is safe, if the number
+            of rounds is stated and `first_time` is not.
+        first_time: Start of the first round, if every round had exactly the round length. Two
+            contacts that are closer than that can then be known to be in two rounds. Default: the
+            first time in the log, and rounds can begin anywhere.
         time_zone: UTC, if the times in the log have no time zone but are in UTC.
         delimiter: The character between two columns of a CSV. Default: a comma, and a tab in files
             that end in .tsv.

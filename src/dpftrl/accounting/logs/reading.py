@@ -314,14 +314,13 @@ def _check_columns(
 
 
 def _other_delimiter(names: list[str], layout: LogLayout, delimiter: str) -> str | None:
-    """A delimiter that splits this header into more of the columns that the log must have."""
+    """A delimiter that gives the column of clients, or more than one column; None if none does."""
     header = delimiter.join(names)
-    for other in COMMON_DELIMITERS:
-        if other != delimiter and other in header:
-            parts = {part.strip().strip('"') for part in header.split(other)}
-            if layout.columns[CLIENT] in parts:
-                return other
-    return None
+    candidates = [other for other in COMMON_DELIMITERS if other != delimiter and other in header]
+    for other in candidates:
+        if layout.columns[CLIENT] in {part.strip().strip('"') for part in header.split(other)}:
+            return other
+    return candidates[0] if candidates and len(names) == 1 else None
 
 
 @contextmanager
