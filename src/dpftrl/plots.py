@@ -1,24 +1,44 @@
 """Plots of mechanisms, plans and trainings.
 
-Lines differ in colour and dashes, so that colour-blind readers and grey prints can tell them apart.
+Lines differ in colour, dashes and markers, so that colour-blind readers and grey prints can tell
+them apart. Lines that are drawn first are wider, so that a line on top does not hide them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import cycle
+from collections.abc import Mapping, Sequence
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpftrl._internal.arrays import Vector
+from dpftrl._internal.formatting import rounded_up
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import ErrorReport, Mechanism
 from dpftrl.participation import Participation
-from dpftrl.plan import Walk
+from dpftrl.plan import Point, Walk
 
-# The palette of Okabe and Ito, which is distinct under all common forms of colour blindness.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+# First the palette of Okabe and Ito, which is distinct under all common forms of colour blindness;
+# then darker colours for the further lines of a crowded plot.
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#882255",
+    "#999933",
+    "#332288",
+    "#66C200",
+    "#7F4F24",
+    "#999999",
+)
 DASHES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+WINDOWS = 64  # points of the smoothed curve of a mechanism whose error jumps from round to round
+SAME_EPSILON = 1e-6  # relative difference of two epsilons that were calibrated to the same target
 
 
 class Rival(NamedTuple):
@@ -37,31 +57,58 @@ def plot_comparison(rivals: Sequence[Rival], participation: Participation, path:
         participation: The participation of the error reports.
         path: A .png, .svg or .pdf file.
     """
-    figure, (dots, curves) = _figure(path, 2, height=0.3 * len(rivals) + 2.2)
+    figure, (dots, curves) = _figure(path, 2, height=0.3 * len(rivals) + 2.8)
     places = np.arange(len(rivals))[::-1]
     rms_losses = [rival.error_report.rms_loss for rival in rivals]
     max_losses = [rival.error_report.max_loss for rival in rivals]
     dots.hlines(places, rms_losses, max_losses, color="#999999", linewidth=1)
-    dots.plot(rms_losses, places, "o", color=COLOURS[0], label="RmsLoss")
-    dots.plot(max_losses, places, "D", color=COLOURS[1], label="MaxLoss")
+    # The diamond is hollow: a dot in it shows that both losses are the same.
+    hollow = {"markersize": 9, "markerfacecolor": "none", "markeredgewidth": 1.5}
+    dots.plot(rms_losses, places, "o", color=COLOURS[0], label="RmsLoss", markersize=5)
+    dots.plot(max_losses, places, "D", color=COLOURS[1], label="MaxLoss", **hollow)
     for place, value in zip(places, rms_losses, strict=True):
-        dots.annotate(f"{value:.4g}  ", (value, place), ha="right", va="center", fontsize="x-small")
+        dots.annotate(
+            f"{value:.4g}",
+            (value, place),
+            xytext=(-9, 0),
+            textcoords="offset points",
+            ha="right",
+            va="center",
+            fontsize="x-small",
+        )
     dots.set_yticks(places, [rival.label for rival in rivals])
-    dots.set_xscale("log")
-    dots.margins(x=0.12)
-    dots.set_xlabel("loss: error times sensitivity")
+    _plain_log_scale(dots.xaxis)
+    dots.margins(x=0.15)
+    dots.set_xlabel("loss: error times sensitivity (clip norms, at mu = 1)")
     dots.legend(frameon=False)
-    for (label, mechanism, error_report), style in zip(rivals, _styles(), strict=False):
+    has_range = False
+    styles = line_styles(len(rivals))
+    for (label, mechanism, error_report), style in zip(rivals, styles, strict=True):
         curve = mechanism.error_curve(participation.rounds) * error_report.sensitivity.value
-        width = 0.6 if mechanism.has_jagged_error else 1.6
         rounds = np.arange(1, len(curve) + 1)
-        curves.plot(rounds, curve, label=label, linewidth=width, **style)
-    curves.set_yscale("log")
+        if mechanism.has_jagged_error and len(curve) > 2 * WINDOWS:
+            has_range = True
+            rounds, curve = _smoothed(curves, curve, style["color"])
+        curves.plot(rounds, curve, label=label, markevery=_spread_markers(len(curve)), **style)
+    _plain_log_scale(curves.yaxis)
     curves.set_xlabel("round")
-    curves.set_ylabel("noise on the prefix sum (std)")
-    curves.legend(fontsize="x-small", frameon=False, ncols=2)
+    curves.set_ylabel("noise on the prefix sum (std in clip norms, at mu = 1)")
+    if has_range:
+        note = "Shaded: range of a mechanism whose noise jumps from round to round;\n"
+        curves.set_title(note + "its line is the root mean square.", fontsize="x-small")
+    _legend_below(figure, *curves.get_legend_handles_labels(), columns=6)
     figure.suptitle(str(participation))
     _save(figure, path)
+
+
+def _smoothed(axes: Any, curve: Vector, colour: Any) -> tuple[Vector, Vector]:
+    """Shade the range of a curve in windows of rounds; return their middles and the RMS in each."""
+    ends = np.linspace(0, len(curve), WINDOWS + 1).round().astype(int)
+    windows = [curve[start:end] for start, end in pairwise(ends)]
+    middles = (ends[:-1] + ends[1:] + 1) / 2
+    low, high = [window.min() for window in windows], [window.max() for window in windows]
+    axes.fill_between(middles, low, high, color=colour, alpha=0.15, linewidth=0, zorder=1)
+    return middles, np.sqrt([np.mean(window**2) for window in windows])
 
 
 def plot_coefficients(series: Mapping[str, tuple[Vector, Vector]], path: Path) -> None:
@@ -72,9 +119,12 @@ def plot_coefficients(series: Mapping[str, tuple[Vector, Vector]], path: Path) -
         path: A .png, .svg or .pdf file.
     """
     figure, (left, right) = _figure(path, 2, height=3.6)
-    for (name, (strategy, inverse)), style in zip(series.items(), _styles(), strict=False):
-        left.plot(strategy, label=name, **style)
-        right.plot(np.arange(1, len(inverse)), -inverse[1:], label=name, **style)
+    styles = line_styles(len(series))
+    for (name, (strategy, inverse)), style in zip(series.items(), styles, strict=True):
+        every = _spread_markers(len(strategy), most=130)  # one coefficient may be all there is
+        left.plot(strategy, label=name, markevery=every, **style)
+        lags = np.arange(1, len(inverse))
+        right.plot(lags, -inverse[1:], label=name, markevery=every, **style)
     left.set_yscale("symlog", linthresh=1e-4)
     right.set_yscale("symlog", linthresh=1e-6)
     left.set_ylabel("coefficient of C")
@@ -86,20 +136,75 @@ def plot_coefficients(series: Mapping[str, tuple[Vector, Vector]], path: Path) -
 
 
 def plot_extrapolation(walks: Sequence[Walk], delta: float, path: Path) -> None:
-    """Plot epsilon by mechanism against report goal, rounds or min-sep; one panel per walk."""
-    figure, panels = _figure(path, len(walks), height=3.8)
-    labels = {"report_goal": "report goal (noise scales with it)", "min_sep": "min-sep (rounds)"}
+    """Plot epsilon by mechanism against report goal, rounds or min-sep; one panel per walk.
+
+    A vertical line and stars show the planned setting. If all mechanisms are calibrated to one
+    target, a horizontal line shows this epsilon.
+
+    Args:
+        walks: The walks away from the plan.
+        delta: The delta of every epsilon.
+        path: A .png, .svg or .pdf file.
+    """
+    figure, axes_of_walks = _figure(path, len(walks), height=4.4)
+    panels: list[Any] = np.ravel(axes_of_walks).tolist()  # a single panel comes without a list
+    labels = {
+        "report_goal": "report goal (reports per round; noise scales with it)",
+        "min_sep": "min-sep (rounds)",
+    }
+    planned = _planned_point(walks)
+    target = None if planned is None else _target_epsilon(planned)
     for axes, walk in zip(panels, walks, strict=True):
         names = list(walk.points[0].epsilon) if walk.points else []
-        for name, style in zip(names, _styles(), strict=False):
+        for name, style in zip(names, line_styles(len(names)), strict=True):
             curve = [point.epsilon[name] for point in walk.points]  # None leaves a gap
-            axes.plot(walk.places, curve, label=name, marker=".", **style)
-        axes.set_xscale("log")
-        _plain_log_scale(axes)
+            axes.plot(walk.places, curve, label=name, **style)
+        if planned is not None:
+            _mark_plan(axes, walk, planned, target)
+        _plain_log_scale(axes.xaxis)
+        _plain_log_scale(axes.yaxis)
+        axes.tick_params(axis="x", labelrotation=45)
         axes.set_xlabel(labels.get(walk.along, walk.along))
         axes.set_ylabel(f"epsilon at delta {delta:g}")
-    panels[0].legend(fontsize="small", frameon=False)
+    _legend_below(figure, *panels[0].get_legend_handles_labels(), columns=5)
     _save(figure, path)
+
+
+def _planned_point(walks: Sequence[Walk]) -> Point | None:
+    """The point that all walks start from: it is the only one that is in every walk."""
+    if not walks:
+        return None
+    others = [{_setting(point) for point in walk.points} for walk in walks[1:]]
+    common = [
+        point
+        for point in walks[0].points
+        if point.scale == 1 and all(_setting(point) in settings for settings in others)
+    ]
+    return common[0] if common else None
+
+
+def _setting(point: Point) -> tuple[int, Participation]:
+    return point.report_goal, point.participation
+
+
+def _target_epsilon(planned: Point) -> float | None:
+    """The epsilon that all mechanisms are calibrated to; None if they have different epsilons."""
+    epsilons = [epsilon for epsilon in planned.epsilon.values() if epsilon is not None]
+    if len(epsilons) < 2 or max(epsilons) - min(epsilons) > SAME_EPSILON * max(epsilons):
+        return None
+    return max(epsilons)
+
+
+def _mark_plan(axes: Any, walk: Walk, planned: Point, target: float | None) -> None:
+    """Mark the planned setting and its epsilons, and the epsilon that was the target."""
+    place = Walk(walk.along, (planned,)).places[0]
+    axes.axvline(place, color="0.6", linewidth=1, linestyle=":", zorder=1)
+    if target is not None:
+        label = f"target epsilon {rounded_up(target)}"
+        axes.axhline(target, color="0.4", linewidth=1, linestyle=(0, (6, 3)), label=label, zorder=1)
+    epsilons = [epsilon for epsilon in planned.epsilon.values() if epsilon is not None]
+    star = {"marker": "*", "markersize": 15, "color": "black", "markerfacecolor": "gold"}
+    axes.plot([place] * len(epsilons), epsilons, linestyle="", label="planned", zorder=5, **star)
 
 
 def plot_training(
@@ -107,29 +212,63 @@ def plot_training(
 ) -> None:
     """Plot accuracy on held-out clients, and epsilon, by round."""
     figure, (left, right) = _figure(path, 2, height=3.4)
-    left.plot(rounds, [100 * share for share in accuracy], color=COLOURS[0], marker=".")
+    every = _spread_markers(len(rounds))
+    percent = [100 * share for share in accuracy]
+    left.plot(rounds, percent, color=COLOURS[0], marker="o", markersize=4, markevery=every)
     left.set_ylabel("accuracy on held-out clients (%)")
-    right.plot(rounds, epsilon, color=COLOURS[1], marker=".")
-    right.set_ylabel("epsilon so far")
+    right.plot(rounds, epsilon, color=COLOURS[1], marker="s", markersize=4, markevery=every)
+    right.set_ylabel("epsilon of all rounds so far")
     for axes in (left, right):
-        axes.set_xlabel("round")
+        axes.set_xlabel("rounds released")
         axes.set_ylim(bottom=0)
     _save(figure, path)
 
 
-def _plain_log_scale(axes: Any) -> None:
-    """Make the y-axis logarithmic, with ticks at 1, 2, 5 times powers of ten, as plain numbers."""
+def _plain_log_scale(axis: Any) -> None:
+    """Make an axis logarithmic, with ticks at 1, 2, 5 times powers of ten, as plain numbers."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    set_scale = axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale
+    set_scale("log")
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
-def _styles() -> Iterator[dict[str, str]]:
-    """Yield line styles: all colours with the first dashes, then with the next, and so on."""
-    return ({"color": colour, "linestyle": dash} for dash in cycle(DASHES) for colour in COLOURS)
+def line_styles(count: int) -> list[dict[str, Any]]:
+    """Return a style for each of `count` lines: colour, dashes, marker and widths.
+
+    No two of the first 104 lines have the same colour, dashes and marker. Later lines are thinner
+    and have smaller markers, which are hollow: a line below another one stays visible.
+    """
+    styles = zip(cycle(COLOURS), cycle(DASHES), cycle(MARKERS), range(count), strict=False)
+    return [
+        {
+            "color": colour,
+            "linestyle": dash,
+            "marker": marker,
+            "markerfacecolor": "none",
+            **line_sizes(number, count),
+        }
+        for colour, dash, marker, number in styles
+    ]
+
+
+def line_sizes(number: int, count: int) -> dict[str, float]:
+    """Return the widths of line `number` of `count`: the first line is the widest."""
+    above = (count - 1 - number) / max(count - 1, 4)  # few lines need little difference
+    return {"linewidth": 1.2 + 1.6 * above, "markersize": 4.0 + 3.5 * above}
+
+
+def _spread_markers(points: int, most: int = 20) -> int:
+    """Return how many points apart markers are, so that a curve has about `most` at most."""
+    return max(1, points // most)
+
+
+def _legend_below(figure: Any, handles: Any, labels: Any, columns: int) -> None:
+    """Put one legend below all panels, where it covers no line."""
+    where: Any = {"loc": "outside lower center", "ncols": columns}
+    figure.legend(handles, labels, frameon=False, fontsize="small", handlelength=3.5, **where)
 
 
 def check_plot_path(path: Path) -> None:

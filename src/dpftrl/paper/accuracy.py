@@ -156,7 +156,10 @@ def _draw_accuracies(figure: Any, rows: Sequence[Row]) -> None:
         for place, row in enumerate(part):
             style = look[str(row["mechanism"])]
             seeds = [float(seed) for seed in str(row["by_seed"]).split()]
-            panel.plot(seeds, [place] * len(seeds), ".", color=style["color"], alpha=0.5)
+            label = "one training" if place == 0 else None
+            panel.plot(
+                seeds, [place] * len(seeds), ".", color=style["color"], alpha=0.5, label=label
+            )
             panel.errorbar(
                 float(row["accuracy"] or 0),
                 place,
@@ -164,6 +167,7 @@ def _draw_accuracies(figure: Any, rows: Sequence[Row]) -> None:
                 color=style["color"],
                 marker=style["marker"],
                 capsize=3,
+                label="mean ± standard deviation" if place == 0 else None,
             )
         panel.axvline(
             column(part, "before")[0], color="0.5", linestyle=":", label="before training"
@@ -172,7 +176,7 @@ def _draw_accuracies(figure: Any, rows: Sequence[Row]) -> None:
         panel.set_xlabel("accuracy on held-out poets (%)")
         panel.set_title(f"epsilon = {epsilon}")
     axes[0].invert_yaxis()
-    axes[-1].legend(frameon=False, loc="center left")
+    legend_below(figure, axes[0])
 
 
 ACCURACY = Item(

@@ -17,6 +17,7 @@ from dpftrl.paper.item import (
     Findings,
     Item,
     Row,
+    column,
     curves,
     holds,
     legend_below,
@@ -24,9 +25,11 @@ from dpftrl.paper.item import (
     looks,
     panels,
     series_of,
+    tick_steps,
 )
 from dpftrl.paper.shared_mechanisms import bandmf
 from dpftrl.plan import Fleet
+from dpftrl.plots import line_sizes
 
 GOAL = 6500  # report goal that belongs to the noise multipliers
 POPULATIONS = (3_000_000, 10_000_000)
@@ -204,13 +207,19 @@ def _smoother(rows: Sequence[Row]) -> Claim:
     )
 
 
-def _styles(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
+def _styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """The style of each curve: color and marker by mechanism, dashes by number of rounds."""
     by_name = looks([{"series": str(row["series"]).partition(", ")[0]} for row in rows])
     by_rounds = looks([{"series": str(row["series"]).partition(", ")[2]} for row in rows])
+    names = list(series_of(rows))
+    # The widths differ even if the color is the same: lines with the same values stay visible.
     return {
-        name: {**by_name[first], "linestyle": by_rounds[second]["linestyle"]}
-        for name in series_of(rows)
+        name: {
+            **by_name[first],
+            "linestyle": by_rounds[second]["linestyle"],
+            **line_sizes(number, len(names)),
+        }
+        for number, name in enumerate(names)
         for first, _, second in [name.partition(", ")]
     }
 
@@ -220,7 +229,7 @@ def _draw_extrapolation(figure: Any, rows: Sequence[Row]) -> None:
     for panel, (title, part) in zip(axes, series_of(rows, "panel").items(), strict=True):
         curves(panel, part, "x", "rho", look)
         log_ticks(panel.xaxis)
-        log_ticks(panel.yaxis)
+        log_ticks(panel.yaxis, tick_steps(column(part, "rho")))
         panel.set_title(title)
         is_goal = title.startswith("population")
         panel.set_xlabel("report goal (noise scales with it)" if is_goal else "min-sep (rounds)")
@@ -330,13 +339,12 @@ def vary_rounds(sizes: RoundsSizes, on_progress: Progress) -> Findings:
 def _draw_rounds(figure: Any, rows: Sequence[Row]) -> None:
     min_seps = sorted({row["min_sep"] for row in rows}, key=lambda b: int(b or 0))
     axes, look = panels(figure, len(min_seps)), looks(rows)
-    look = {name: {**style, "marker": ""} for name, style in look.items()}
     for panel, min_sep in zip(axes, min_seps, strict=True):
         curves(panel, [row for row in rows if row["min_sep"] == min_sep], "rounds", "rho", look)
         log_ticks(panel.yaxis)
         panel.set_title(f"min-sep {min_sep}")
         panel.set_xlabel("rounds")
-    axes[0].set_ylabel("rho (zCDP)")
+        panel.set_ylabel("rho (zCDP)")
     legend_below(figure, axes[-1], 3)
 
 

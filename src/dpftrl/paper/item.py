@@ -7,12 +7,11 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
-from itertools import cycle
 from typing import Any, Generic, Literal, TypeVar, final
 
 from dpftrl import __version__
 from dpftrl._internal.progress import Progress
-from dpftrl.plots import COLOURS, DASHES
+from dpftrl.plots import line_styles
 
 Verdict = Literal["reproduces", "better", "does not", "not at this size"]
 Cell = float | int | str | None
@@ -155,7 +154,7 @@ class Item(Generic[Sizes]):
 
 # Ticks of a logarithmic axis that spans about a decade.
 FINE_STEPS = (1, 1.2, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5, 6, 7, 8, 9)
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+COARSE_STEPS = (1, 2, 5)
 
 
 def panels(figure: Any, columns: int, lines: int = 1, **shared: Any) -> list[Any]:
@@ -169,22 +168,30 @@ def panels(figure: Any, columns: int, lines: int = 1, **shared: Any) -> list[Any
     return axes
 
 
-def looks(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
-    """The color, dashes and marker of each series; no two series differ in color alone."""
-    styles = zip(cycle(COLOURS[:7]), cycle(DASHES), cycle(MARKERS), strict=False)
-    return {
-        name: {"color": colour, "linestyle": dash, "marker": marker}
-        for name, (colour, dash, marker) in zip(series_of(rows), styles, strict=False)
-    }
+def looks(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """The style of each series, the same in all panels; no two series differ in color alone.
+
+    The first lines are wider, and markers are hollow: a line below another one stays visible.
+    """
+    names = list(series_of(rows))
+    return dict(zip(names, line_styles(len(names)), strict=True))
 
 
-def curves(axes: Any, rows: Sequence[Row], x: str, y: str, look: dict[str, dict[str, str]]) -> None:
-    """Plot one line per series."""
+def curves(axes: Any, rows: Sequence[Row], x: str, y: str, look: dict[str, dict[str, Any]]) -> None:
+    """Plot one line per series, with at most about 20 markers."""
     for name, part in series_of(rows).items():
-        axes.plot(column(part, x), column(part, y), label=name, markersize=3.5, **look[name])
+        every = max(1, len(part) // 20)
+        axes.plot(column(part, x), column(part, y), label=name, markevery=every, **look[name])
 
 
-def log_ticks(axis: Any, steps: Sequence[float] = (1, 2, 5)) -> None:
+def tick_steps(values: Sequence[float]) -> Sequence[float]:
+    """Steps for the ticks of a logarithmic axis: fine steps would overlap on a long axis."""
+    finite = [value for value in values if value > 0]  # NaN fails this, too
+    is_short = bool(finite) and max(finite) < 6 * min(finite)
+    return FINE_STEPS if is_short else COARSE_STEPS
+
+
+def log_ticks(axis: Any, steps: Sequence[float] = COARSE_STEPS) -> None:
     """Make an axis logarithmic, with ticks at 1, 2, 5, 10 times powers of ten, as plain numbers."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 

@@ -75,7 +75,7 @@ def _draw(figure: Any, rows: Sequence[Row]) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("rounds")
     axes.set_ylabel("seconds to optimise, on 2 cores")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper right")
 
 
 FASTER = Item(

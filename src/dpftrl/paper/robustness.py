@@ -13,7 +13,6 @@ import numpy as np
 from dpftrl import Mechanism, MinSep, SquareRoot
 from dpftrl._internal.progress import Progress
 from dpftrl.paper.item import (
-    FINE_STEPS,
     Claim,
     Findings,
     Item,
@@ -26,6 +25,7 @@ from dpftrl.paper.item import (
     looks,
     panels,
     series_of,
+    tick_steps,
 )
 from dpftrl.paper.shared_mechanisms import band_toeplitz, bandmf, blt, losses
 
@@ -197,6 +197,9 @@ def other_mechanisms(sizes: MinSepSizes, on_progress: Progress) -> Findings:
     return Findings(rows, claims)
 
 
+MOST_RELATIVE = 1.6  # end of the axis of relative losses: the interesting ones are around 1
+
+
 def _draw_two(figure: Any, rows: Sequence[Row]) -> None:
     axes, look = panels(figure, 2), looks(rows)
     base = next(row["series"] for row in rows if row["relative"] == 1)
@@ -206,15 +209,18 @@ def _draw_two(figure: Any, rows: Sequence[Row]) -> None:
         log_ticks(panel.xaxis)
         panel.set_xlabel("min-sep (rounds)")
         panel.set_ylabel(label)
-    log_ticks(axes[1].yaxis, FINE_STEPS)
-    axes[0].set_ylim(top=min(1.6, 1.02 * max(column(rows, "relative"))))
+    log_ticks(axes[1].yaxis, tick_steps(column(rows, "rms_loss")))
+    highest = 1.02 * max(column(rows, "relative"))
+    axes[0].set_ylim(top=min(MOST_RELATIVE, highest))
+    if highest > MOST_RELATIVE:
+        axes[0].set_ylabel(f"RmsLoss relative to {base} (cut at {MOST_RELATIVE})")
     legend_below(figure, axes[0], 6)
 
 
 def _draw_one(figure: Any, rows: Sequence[Row]) -> None:
     (axes,) = panels(figure, 1)
     curves(axes, rows, "min_sep", "relative", looks(rows))
-    log_ticks(axes.xaxis)
+    log_ticks(axes.xaxis, tick_steps(column(rows, "min_sep")))
     axes.set_xlabel("min-sep (rounds)")
     axes.set_ylabel("RmsLoss relative to the BLT")
     axes.legend(frameon=False)
@@ -348,7 +354,7 @@ def _draw_rounds(figure: Any, rows: Sequence[Row]) -> None:
     axes = panels(figure, 2)
     shown = [row for row in rows if "d=1)" not in str(row["series"])]
     base = [str(row["series"]) for row in shown if "d=5)" in str(row["series"])][-1]
-    look = {name: {**style, "marker": ""} for name, style in looks(shown).items()}
+    look = looks(shown)
     for panel, (metric, label) in zip(
         axes,
         (("relative", f"RmsLoss relative to {base}"), ("rms_loss", "RmsLoss")),
