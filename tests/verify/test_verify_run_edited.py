@@ -3,11 +3,15 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
+import numpy as np
 import pytest
-from recorded_runs import RunFolders, failed, record_run, run_attempt, warned
+from recorded_runs import PLAN, RunFolders, failed, record_run, run_attempt, warned
 
+from dpftrl import Server, Settings
 from dpftrl.errors import UnsafeState
+from dpftrl.verify import verify_run
 from dpftrl.verify.journal import read_journal
 
 
@@ -275,3 +279,28 @@ def test_a_read_only_archive_passes(run):
     finally:
         for path, mode in zip(paths, modes, strict=True):
             path.chmod(mode)
+
+
+def test_a_sealed_configuration_that_was_edited_fails(tmp_path):
+    folder, state = tmp_path / "run", tmp_path / "state"
+    files = {"config.toml": b"seed = 1\n"}
+    model = {"w": np.zeros(5)}
+    Server.create(
+        folder, PLAN, Settings(clip_norm=1.0), model, state_folder=state, files=files
+    ).close()
+    checks = {check.name: check for check in verify_run(folder, state).checks}
+    assert checks["settings and plan"].outcome == "passed"
+    assert "config.toml" in checks["settings and plan"].text
+    (folder / "config.toml").write_bytes(b"seed = 2\n")
+    checks = {check.name: check for check in verify_run(folder, state).checks}
+    assert checks["settings and plan"].outcome == "failed"
+    assert "config.toml was changed" in checks["settings and plan"].text
+
+
+def test_a_configuration_of_version_0_1_is_reported_as_not_sealed(tmp_path):
+    golden = Path(__file__).parent.parent / "golden" / "v1" / "train" / "finished"
+    shutil.copytree(golden, tmp_path / "run")
+    (tmp_path / "run" / "private").chmod(0o700)
+    checks = {check.name: check for check in verify_run(tmp_path / "run", witness=False).checks}
+    assert checks["settings and plan"].outcome == "warning"
+    assert "config.toml is not sealed" in checks["settings and plan"].text
