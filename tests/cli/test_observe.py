@@ -300,3 +300,36 @@ def test_help_explains_every_option_of_a_log_once(command):
     expected = [*columns, *times, "--delimiter", "--format"]
     start = lines.index("--client-column")
     assert lines[start : start + len(expected)] == expected
+
+
+def test_training_on_users_with_commas_and_quotes_in_their_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPFTRL_STATE", str(tmp_path / "state"))
+    names = [f"{name}{i}{end}" for i, name in enumerate(["Smith", "é", 'a"b'] * 8) for end in ',"']
+    lines = [json.dumps({"user": name, "text": "hello you all"}) for name in names]
+    (tmp_path / "people.jsonl").write_text("\n".join(lines))
+    (tmp_path / "words.txt").write_text("hello\nyou\nall\n")
+    (tmp_path / "small.toml").write_text(
+        f"""
+task = "jsonl"
+[data]
+path = "{tmp_path}/people.jsonl"
+vocabulary = "{tmp_path}/words.txt"
+heldout_share = 0.2
+[model]
+name = "window"
+sizes = {{ embedding = 2, hidden = 2 }}
+[privacy]
+rounds = 2
+report_goal = 4
+epsilon = 30.0
+delta = 1e-3
+availability = 0.5
+[simulation]
+least_available = 0.9
+most_available = 1.0
+"""
+    )
+    code, _, err = command_line.run("train", tmp_path / "small.toml", "--out", tmp_path / "run")
+    assert (code, err.count("refused")) == (0, 0)
+    assert command_line.answer("observe", tmp_path / "run" / "ledger.csv")["participations"] >= 8
+    assert command_line.run("verify", tmp_path / "run")[0] == 0

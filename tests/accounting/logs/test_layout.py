@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from dpftrl.accounting.logs import LogLayout, observe, open_log
 from dpftrl.errors import InvalidInput
+from dpftrl.federated.store.ledger import Ledger
 
 START = datetime(2026, 3, 28, 22, 0, tzinfo=UTC)  # clocks in Europe change a few hours later
 NAMES = [
@@ -328,3 +329,14 @@ def test_standard_input_is_checked_like_a_file(monkeypatch, content, message):
         observe("-", layout=LogLayout(format="csv"))
     assert "standard input" in str(refusal.value)
     assert "/" not in str(refusal.value)
+
+
+def test_the_ledger_of_a_run_keeps_names_as_they_are(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.csv", hashed=False)
+    ledger.begin()
+    for row in (0, 3):
+        ledger.append(row, [(name, "counted") for name in NAMES])
+    with open_log(tmp_path / "ledger.csv") as log:
+        observed = log.summary()
+        ids = {client for contacts in log._contacts("") for client in contacts.ids}
+    assert (observed.clients, observed.min_sep, ids) == (len(NAMES), 3, {*NAMES})
