@@ -13,12 +13,11 @@ MOST_DIGITS: Final = 4  # a number with more digits is rounded in the text of a 
 def short_up(value: float) -> str:
     """Return the value in full if that takes few digits, and rounded up otherwise.
 
-    >>> short_up(1e-10), short_up(1.23456e-7)
-    ('1e-10', '1.235e-7')
+    >>> short_up(1e-10), short_up(1.23456e-7), short_up(0.00012)
+    ('1e-10', '1.235e-7', '0.00012')
     """
-    full = in_full(value)
-    digits = sum(character.isdigit() for character in full.partition("e")[0])
-    return full if digits <= MOST_DIGITS else rounded_up(value)
+    digits = Decimal(repr(float(value))).normalize().as_tuple().digits
+    return in_full(value) if len(digits) <= MOST_DIGITS else rounded_up(value)
 
 
 def rounded_down(value: float, digits: int = 4) -> str:
@@ -69,9 +68,9 @@ def _number_in_words(number: int) -> str:
         return f"{digits} followed by {len(str(number)) - len(digits)} zeros"
     if group == 0:
         return str(number)
-    leading = number // 1000**group
     if is_power_of_ten:
-        return f"{ {1: 'a', 10: 'ten', 100: 'a hundred'}[leading] } {POWERS[group - 1]}"
+        leading = {1: "a", 10: "ten", 100: "a hundred"}[number // 1000**group]
+        return f"{leading} {POWERS[group - 1]}"
     # 1.5 million, but 15 million: two digits can have one decimal place.
     shown = Decimal(number) / 1000**group
     return f"{shown.normalize():f} {POWERS[group - 1]}"
