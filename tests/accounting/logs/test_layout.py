@@ -231,6 +231,7 @@ def test_a_log_that_does_not_fit_its_layout_is_refused(tmp_path, content, change
         ({"statuses": {"contacted": [""]}}, "an empty status always means counted"),
         ({"statuses": {"contacted": []}}, "an empty status always means counted"),
         ({"statuses": {"contacted": ["counted"]}}, "can only be mapped to counted"),
+        ({"statuses": {"contacted": ["\udcff"]}}, "values of printable characters"),
         ({"delimiter": ";;"}, "--delimiter takes one character"),
         ({"delimiter": '"'}, "--delimiter takes one character"),
         ({"delimiter": "\n"}, "--delimiter takes one character"),
@@ -299,6 +300,9 @@ def test_standard_input_needs_a_format_and_a_pipe(monkeypatch):
         observe("-")
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     with pytest.raises(InvalidInput, match="is a terminal"):
+        observe("-", layout=LogLayout(format="csv"))
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(InvalidInput, match="there is no standard input"):
         observe("-", layout=LogLayout(format="csv"))
 
 

@@ -275,6 +275,8 @@ def test_options_of_times_that_do_not_fit_are_refused(tmp_path):
     refused("is before --first-time, 2026-01-01T01:00:00Z", first_time="2026-01-01T01:00:00Z")
     refused("--first-time: the time .* has no time zone", first_time="2026-01-01T00:00:00")
     refused("--first-time: a time is written like", first_time="yesterday")
+    refused("--first-time takes a time such as", first_time=" ")
+    refused("--first-time takes a time such as", first_time="\udcff")
     refused("--first-time must be in whole micros", first_time="2026-01-01T00:00:00.0000001Z")
     refused("has a time zone; leave --time-zone out", time_zone="UTC")
     refused("is in round 4, counted from 0 .* but there are 4 rounds", rounds=4)

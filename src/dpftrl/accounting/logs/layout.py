@@ -151,8 +151,8 @@ class LogLayout:
 
 
 def _is_text(name: str) -> bool:
-    """Whether the name can be written in UTF-8 and is on one line."""
-    return name.isprintable() and not any("\ud800" <= letter <= "\udfff" for letter in name)
+    """Whether the name is on one line and can be written in UTF-8, which surrogates cannot."""
+    return name.isprintable()
 
 
 def _checked_statuses(statuses: Mapping[str, Iterable[str]]) -> Mapping[str, tuple[str, ...]]:
@@ -171,6 +171,10 @@ def _checked_statuses(statuses: Mapping[str, Iterable[str]]) -> Mapping[str, tup
                 "means counted"
             )
         for value in values:
+            if not _is_text(value):
+                raise InvalidInput(
+                    f"--status takes values of printable characters, got {value!a:.40}"
+                )
             known = meanings.setdefault(value, meaning)
             if known != meaning:
                 raise InvalidInput(

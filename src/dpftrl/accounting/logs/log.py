@@ -282,7 +282,10 @@ def _as_file(path: str | os.PathLike[str], kind: str | None) -> Generator[str | 
         return
     if kind is None:
         raise InvalidInput("a log from standard input needs --format: csv, json or parquet")
-    if sys.stdin is None or sys.stdin.isatty():  # pyright: ignore[reportUnnecessaryComparison]
+    # A program without standard input has None here.
+    if sys.stdin is None or sys.stdin.closed:  # pyright: ignore[reportUnnecessaryComparison]
+        raise InvalidInput("there is no standard input; name a file")
+    if sys.stdin.isatty():
         raise InvalidInput("standard input is a terminal; pipe a log into it, or name a file")
     with tempfile.TemporaryDirectory(prefix="dpftrl-log-") as folder:
         try:

@@ -92,10 +92,13 @@ class Read(NamedTuple):
 
 
 def read_first_time(given: str | float, zone: str | None) -> int:
-    """The start of the first round in microseconds; rounded up times are refused."""
+    """The start of the first round in microseconds; a finer time is refused."""
     import polars as pl
 
-    column = pl.Series([str(given).strip()], dtype=pl.String)
+    text = str(given).strip()
+    if not text or not text.isprintable():
+        raise InvalidInput(f"--first-time takes a time such as {_EXAMPLES}, got {text!a:.60}")
+    column = pl.Series([text], dtype=pl.String)
     try:
         read = read_times(column, None if _has_zone(column) else zone, None, 0)
     except InvalidInput as error:
