@@ -5,7 +5,7 @@ from itertools import accumulate, pairwise
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dpftrl import MinSep
@@ -44,6 +44,9 @@ def put(folder, times, clients=None, name="log.csv"):
         max_size=4,
     ),
     ns=st.booleans(),
+)
+@example(  # counted from the first contact, a is in the rounds 0 and 2; really in 1 and 2
+    lengths=[LENGTH] * 4, contacts=[("b", 0, 499_999), ("a", 1, 0), ("a", 2, 999_999)], ns=False
 )
 def test_gaps_are_never_larger_than_those_of_the_real_rounds(folder, lengths, contacts, ns):
     """Rounds of any lengths up to the stated one; the log shows only when contacts happened."""
