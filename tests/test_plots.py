@@ -1,5 +1,6 @@
 """Plots: lines that can be told apart, complete legends and labels, and the plan in its plot."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ def calibrated():
 
 
 def test_a_plan_shows_the_planned_point_and_the_target(drawn, calibrated):
-    figure = drawn(plot_extrapolation, calibrated, 1e-8)
+    figure = drawn(partial(plot_extrapolation, epsilon=4.0), calibrated, 1e-8)
     for axes, place in zip(figure.axes, (100, 400, 200), strict=True):
         by_name = {line.get_label(): line for line in labelled(axes)}
         planned = by_name["planned"]
@@ -148,7 +149,7 @@ def test_a_plan_shows_the_planned_point_and_the_target(drawn, calibrated):
 
 
 def test_the_lines_of_a_plan_differ_and_are_all_in_the_legend(drawn, calibrated):
-    figure = drawn(plot_extrapolation, calibrated, 1e-8)
+    figure = drawn(partial(plot_extrapolation, epsilon=4.0), calibrated, 1e-8)
     (legend,) = figure.legends
     entries = [text.get_text() for text in legend.get_texts()]
     for axes in figure.axes:

@@ -4,6 +4,7 @@ Lines differ in colour, dashes and markers, so that colour-blind readers and gre
 them apart. Lines that are drawn first are wider, so that a line on top does not hide them.
 """
 
+import io
 from collections.abc import Mapping, Sequence
 from itertools import cycle, pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 
 from dpftrl._internal.arrays import Vector
 from dpftrl._internal.formatting import rounded_up
+from dpftrl._internal.storage import replace_file
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import ErrorReport, Mechanism
 from dpftrl.participation import Participation
@@ -135,16 +137,18 @@ def plot_coefficients(series: Mapping[str, tuple[Vector, Vector]], path: Path) -
     _save(figure, path)
 
 
-def plot_extrapolation(walks: Sequence[Walk], delta: float, path: Path) -> None:
+def plot_extrapolation(
+    walks: Sequence[Walk], delta: float, path: Path, epsilon: float | None = None
+) -> None:
     """Plot epsilon by mechanism against report goal, rounds or min-sep; one panel per walk.
 
-    A vertical line and stars show the planned setting. If all mechanisms are calibrated to one
-    target, a horizontal line shows this epsilon.
+    A vertical line and stars show the planned setting, and a horizontal line the target epsilon.
 
     Args:
         walks: The walks away from the plan.
         delta: The delta of every epsilon.
         path: A .png, .svg or .pdf file.
+        epsilon: The epsilon that the mechanisms are calibrated to, if there is one.
     """
     figure, axes_of_walks = _figure(path, len(walks), height=4.4)
     panels: list[Any] = np.ravel(axes_of_walks).tolist()  # a single panel comes without a list
@@ -153,14 +157,13 @@ def plot_extrapolation(walks: Sequence[Walk], delta: float, path: Path) -> None:
         "min_sep": "min-sep (rounds)",
     }
     planned = _planned_point(walks)
-    target = None if planned is None else _target_epsilon(planned)
     for axes, walk in zip(panels, walks, strict=True):
         names = list(walk.points[0].epsilon) if walk.points else []
         for name, style in zip(names, line_styles(len(names)), strict=True):
             curve = [point.epsilon[name] for point in walk.points]  # None leaves a gap
             axes.plot(walk.places, curve, label=name, **style)
         if planned is not None:
-            _mark_plan(axes, walk, planned, target)
+            _mark_plan(axes, walk, planned, epsilon)
         _plain_log_scale(axes.xaxis)
         _plain_log_scale(axes.yaxis)
         axes.tick_params(axis="x", labelrotation=45)
@@ -185,14 +188,6 @@ def _planned_point(walks: Sequence[Walk]) -> Point | None:
 
 def _setting(point: Point) -> tuple[int, Participation]:
     return point.report_goal, point.participation
-
-
-def _target_epsilon(planned: Point) -> float | None:
-    """The epsilon that all mechanisms are calibrated to; None if they have different epsilons."""
-    epsilons = [epsilon for epsilon in planned.epsilon.values() if epsilon is not None]
-    if len(epsilons) < 2 or max(epsilons) - min(epsilons) > SAME_EPSILON * max(epsilons):
-        return None
-    return max(epsilons)
 
 
 def _mark_plan(axes: Any, walk: Walk, planned: Point, target: float | None) -> None:
@@ -297,7 +292,6 @@ def _figure(path: Path, columns: int, height: float) -> tuple[Any, Any]:
 
 def _save(figure: Any, path: Path) -> None:
     """Write a figure; raise `InvalidInput` if that is not possible."""
-    try:
-        figure.savefig(path, dpi=130)
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be written: {error.strerror}") from None
+    content = io.BytesIO()
+    figure.savefig(content, dpi=130, format=path.suffix[1:])
+    replace_file(path, content.getvalue())

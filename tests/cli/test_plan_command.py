@@ -398,7 +398,8 @@ def test_the_example_of_the_help_text_runs_through_the_real_entry_point(tmp_path
     done = subprocess.run(
         [sys.executable, "-m", "dpftrl", "plan", *arguments], capture_output=True, check=False
     )
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.returncode == 0
+    assert all(line.startswith(b"planning") for line in done.stderr.splitlines())  # if it took long
     assert b"\x1b" not in done.stdout
     printed = json.loads(done.stdout)
     assert (printed["min_sep"], printed["max_participations"]) == (647, 4)

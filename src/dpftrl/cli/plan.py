@@ -114,7 +114,7 @@ HEADINGS = {
 @click.option(
     "--plot",
     type=click.Path(path_type=Path),
-    help="Draw the extrapolation to FILE.png, .svg or .pdf.",
+    help="Draw the extrapolation to FILE.png, .svg or .pdf, with the planned point and the target.",
 )
 @click.option(
     "--out",
@@ -175,7 +175,7 @@ def plan_command(
     if out is not None and chosen is not None:
         save_plan(chosen.plan, out)  # first: a plot that fails must not lose the plan
     if plot is not None:
-        plot_extrapolation(walks, delta, plot)
+        plot_extrapolation(walks, delta, plot, epsilon)
     _warn_about_large_delta(delta, population)
     if as_json:
         print_json(_as_json(question, rows, walks))

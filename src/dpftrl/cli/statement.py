@@ -1,5 +1,6 @@
 """`dpftrl statement`: the privacy statement of a plan, a guarantee or a run."""
 
+import os
 from datetime import date as calendar_date
 from pathlib import Path
 
@@ -122,9 +123,9 @@ def statement_command(
 def _check_overwrite(targets: tuple[Path, ...], promised: Path, run: Path | None) -> None:
     """Refuse to overwrite a file that the statement is computed from."""
     sources = [promised] if run is None else [promised, run / GUARANTEE, run / LEDGER]
-    protected = {source.resolve() for source in sources}
+    protected = {Path(os.path.realpath(source)) for source in sources}
     for target in targets:
-        if target.resolve() in protected:
+        if Path(os.path.realpath(target)) in protected:
             raise InvalidInput(
                 f"{target} is an input of the statement; choose another name with --out"
             )

@@ -8,7 +8,7 @@ from typing import Any, final
 
 import msgspec
 
-from dpftrl._internal.storage import open_own, read_file, replace_file
+from dpftrl._internal.storage import check_own_folder, open_own, read_file, replace_file
 from dpftrl.errors import InvalidInput
 from dpftrl.plots import plot_training
 
@@ -103,6 +103,7 @@ class _Events:
 
         try:
             folder.mkdir(exist_ok=True)
+            check_own_folder(folder)
             for old in folder.glob("events.out.tfevents.*"):
                 old.unlink()
             self._file: Any = RecordWriter(str(folder / "events.out.tfevents.0.dpftrl"))

@@ -184,7 +184,7 @@ def test_a_wrong_result_would_be_noticed(monkeypatch, is_blind: bool):
             assert outcome(place, wanted, "a flipped bit") == "refused"
 
 
-def test_the_damage_is_real(tmp_path: Path):
+def test_the_damage_is_real():
     dice = random.Random(0)
     text = b"12 34\n56 78\n"
     assert sum(change(text, dice, b"old") != text for change in CHANGES) >= len(CHANGES) - 1

@@ -6,6 +6,7 @@ are in UTC, and Unix seconds. All times of a log have the same notation.
 Polars is imported inside the functions that need it, because importing it is slow.
 """
 
+import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dpftrl.accounting.logs.layout import MICROSECONDS
@@ -24,9 +25,11 @@ _ISO: Final = (
     r"(?<zone>Z|z|UTC|[+-](?:0[0-9]|1[0-4])(?::?[0-5][0-9])?)?$"
 )
 _UNIX: Final = r"^(?<whole>[0-9]{9,10})(?:\.(?<fraction>[0-9]+))?$"
-# Unix seconds from 1973 to 2286. Milliseconds of this century, and dates written as 20260131, are
-# outside. Milliseconds that were read as seconds would make every gap 1000 times too large.
-_FIRST_SECOND, _LAST_SECOND = 10**8, 10**10
+# Unix seconds from 1973 to a day from now. Milliseconds of this century, and dates written as
+# 20260131 or 2026013118, are outside. Milliseconds that were read as seconds would make every gap
+# 1000 times too large.
+_FIRST_SECOND = 10**8
+_DAY = 86_400
 _EXAMPLES: Final = "2026-01-31T18:00:00Z, 2026-01-31T18:00:00+02:00 or 1769882400"
 
 
@@ -162,7 +165,7 @@ def _float_seconds(column: "pl.Series") -> Times:
     import polars as pl
 
     seconds = column.cast(pl.Float64)
-    valid = ((seconds >= _FIRST_SECOND) & (seconds < _LAST_SECOND)).fill_null(False)
+    valid = ((seconds >= _FIRST_SECOND) & (seconds < time.time() + _DAY)).fill_null(False)
     # A float of 32 bits is minutes away from the time that was meant.
     if column.dtype != pl.Float64:
         valid = valid & False
@@ -201,7 +204,7 @@ def _unix(text: "pl.Series") -> Times:
     parts = text.str.extract_groups(_UNIX).struct.unnest()
     fraction, inexact = _fraction(parts["fraction"])
     seconds = parts["whole"].cast(pl.Int64, strict=False)
-    valid = ((seconds >= _FIRST_SECOND) & (seconds < _LAST_SECOND)).fill_null(False)
+    valid = ((seconds >= _FIRST_SECOND) & (seconds < time.time() + _DAY)).fill_null(False)
     microseconds = (seconds * MICROSECONDS + fraction).set(~valid, None)
     notation = _constant(_NAMES.index(UNIX), text).set(~valid, None)
     return Times(microseconds, notation, inexact)
