@@ -196,7 +196,9 @@ def replace_with(
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
-        flush(path.parent)
+        # A folder that may be written but not read cannot be flushed; the file itself was.
+        with contextlib.nullcontext() if private else contextlib.suppress(InvalidInput):
+            flush(path.parent)
     except BaseException as error:
         with contextlib.suppress(OSError, ValueError):
             draft.unlink(missing_ok=True)
