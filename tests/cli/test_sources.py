@@ -1,13 +1,14 @@
 """Commands take a plan, a guarantee or the folder of a run in place of a mechanism."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command_line import run
 
-from dpftrl import Server, Settings, load_guarantee, load_plan, make_plan, save_plan
+from dpftrl import Server, Settings, StartModel, load_guarantee, load_plan, make_plan, save_plan
 
 PLAN = make_plan(
     population=200, report_goal=4, rounds=10, epsilon=6.0, delta=1e-5, mechanism="blt-b100"
@@ -72,9 +73,9 @@ def test_other_commands_take_the_mechanism_and_the_participation(files, kind, co
     rows = out["mechanisms"] if command == "compare" else [out]
     (row,) = (row for row in rows if row["mechanism"] == PLAN.mechanism.name)
     if command != "show":
-        assert row["rounds"] == ROUNDS[kind]
+        assert row["rounds"] == (3 if kind == "guarantee" else 10)  # a run stands for its plan
         assert row["min_sep"] == PLAN.participation.min_sep
-    if command == "calibrate" and ROUNDS[kind] == 10:
+    if command == "calibrate" and kind != "guarantee":
         assert row["noise_multiplier"] == pytest.approx(PLAN.noise_multiplier, rel=1e-9)
         assert row["delta"] == 1e-5
 
@@ -168,3 +169,90 @@ def test_numbers_that_are_none_are_refused(wrong):
     code, out, err = run("loss", "sqrt", "--rounds", wrong, "--min-sep", "1")
     assert (code, out) == (2, "")
     assert "is not a" in err
+
+
+def test_a_guarantee_for_several_devices_stays_one(tmp_path):
+    limits = ["--rounds", "9", "--min-sep", "3", "--noise-multiplier", "5", "--delta", "1e-6"]
+    first, _ = as_json("account", "tree", *limits, "--devices", "3", "--out", tmp_path / "g.json")
+    again, err = as_json("account", tmp_path / "g.json")
+    assert again["epsilon"] == pytest.approx(first["epsilon"], rel=1e-12)
+    assert "3 device(s) of one person" in err
+    more, _ = as_json("account", tmp_path / "g.json", "--devices", "4")
+    assert more["epsilon"] > first["epsilon"]
+    code, _, err = run("account", tmp_path / "g.json", "--devices", "1")
+    assert code == 2
+    assert "leave the option out" in err
+    noise, _ = as_json("calibrate", tmp_path / "g.json", "--epsilon", "4")
+    assert noise["devices"] == 3
+    assert run("calibrate", tmp_path / "g.json", "--epsilon", "4", "--devices", "2")[0] == 2
+
+
+@pytest.fixture
+def chain(tmp_path) -> Path:
+    """A run that starts from the export of a private run, and has released nothing."""
+    people, state = [f"c{i}" for i in range(200)], tmp_path / "state"
+    settings, model = Settings(clip_norm=1.0), {"w": np.zeros(3)}
+    with Server.create(
+        tmp_path / "first", PLAN, settings, model, state_folder=state, insecure_test_key=1
+    ) as server:
+        current = server.begin(people)
+        for client in current.clients:
+            current.report(client, np.ones(3), current.attempt)
+        server.commit(current)
+        server.export(tmp_path / "m.safetensors")
+    start = StartModel.load(tmp_path / "m.safetensors")
+    Server.create(tmp_path / "second", PLAN, settings, start, state_folder=state).close()
+    return tmp_path
+
+
+def test_a_run_that_has_released_nothing_counts_the_runs_behind_its_start(chain):
+    with Server.resume(chain / "second", state_folder=chain / "state") as server:
+        planned = server.planned
+    out, _ = as_json("compose", chain / "second", "--delta", "1e-5")
+    assert out["epsilon"] == pytest.approx(planned.at(1e-5).epsilon)
+    assert out["epsilon"] > PLAN.guarantee.epsilon
+    code, _, err = run("account", chain / "second")
+    assert code == 2
+    assert "covers 2 runs" in err
+
+
+def test_a_run_whose_guarantee_is_missing_is_refused(files, tmp_path):
+    shutil.copytree(files["run"], tmp_path / "run")
+    (tmp_path / "run" / "guarantee.json").unlink()
+    code, _, err = run("account", tmp_path / "run")
+    assert code == 2
+    assert "guarantee.json is missing" in err
+
+
+def test_a_run_with_timers_by_time_states_nothing_before_its_first_round(tmp_path):
+    settings = Settings(clip_norm=1.0, timer_hours=2.0)
+    Server.create(
+        tmp_path / "run", PLAN, settings, {"w": np.zeros(3)}, state_folder=tmp_path / "state"
+    ).close()
+    code, _, err = run("account", tmp_path / "run")
+    assert code == 2
+    assert "timers go by time" in err
+
+
+def test_a_test_key_is_not_forgotten_on_the_way(chain):
+    code, _, err = run("account", chain / "first", "--out", chain / "g.json")
+    assert code == 0, err
+    assert "NOTHING IS PRIVATE" in (chain / "g.json").read_text()
+    code, out, _ = run("statement", chain / "g.json", "--out", chain / "s")
+    assert "NOTHING IS PRIVATE" in (chain / "s.md").read_text()[:1500]
+    code, out, _ = run("verify", chain / "first", "--state-folder", chain / "state")
+    assert "NOT PRIVATE" in out.splitlines()[-1]
+
+
+def test_calibration_for_a_run_is_for_all_planned_rounds(files):
+    out, _ = as_json("calibrate", files["run"], "--epsilon", "6")
+    planned, _ = as_json("calibrate", files["plan"], "--epsilon", "6")
+    assert out["noise_multiplier"] == planned["noise_multiplier"]
+
+
+@pytest.mark.parametrize("name", ["missing.json", "run.json"])
+def test_a_file_that_is_none_of_these_is_named(files, name):
+    path = files["run"] / name
+    code, _, err = run("account", path)
+    assert code == 2
+    assert str(path) in err

@@ -2,8 +2,12 @@
 
 import os
 
+import numpy as np
 import pytest
 from command_line import run
+
+from dpftrl.cli.targets import check_target
+from dpftrl.errors import InvalidInput
 
 LIMITS = ["--rounds", "20", "--min-sep", "5"]
 ACCOUNT = ["account", "blt-b400", *LIMITS, "--noise-multiplier", "5", "--delta", "1e-6"]
@@ -95,3 +99,25 @@ def test_a_statement_is_not_written_beside_a_device(tmp_path):
     assert (tmp_path / "s.md").read_text() == "my notes"
     assert run("statement", tmp_path / "plan.json", "--out", tmp_path / "s", "--force")[0] == 0
     assert run("statement", tmp_path / "plan.json", "--out", tmp_path / "s")[0] == 0
+
+
+def test_a_model_of_the_user_is_not_replaced_by_an_export(tmp_path):
+    from safetensors.numpy import save_file
+
+    path = tmp_path / "mine.safetensors"
+    save_file({"epsilon": np.zeros(2), "delta": np.zeros(1), "rounds": np.ones(1)}, path)
+    with pytest.raises(InvalidInput, match="--force"):
+        check_target(path, "model")
+    save_file({"w": np.zeros(2)}, path, {"epsilon": "1", "delta": "1e-6", "rounds": "3"})
+    check_target(path, "model")
+
+
+def test_training_does_not_replace_files_of_the_user(tmp_path):
+    for name in ("config.toml", "metrics.jsonl", "statement.md", "events"):
+        folder = tmp_path / name.replace(".", "-")
+        folder.mkdir()
+        (folder / name).write_text("my notes")
+        code, _, err = run("train", "--out", folder)
+        assert code == 2
+        assert "choose an empty folder" in err
+        assert (folder / name).read_text() == "my notes"

@@ -25,7 +25,7 @@ def test_the_command_prints_a_table_and_a_verdict(run):
     assert result.exit_code == 0
     assert "NOT PRIVATE" in result.output
     assert result.output.splitlines()[-1].startswith(
-        "passed, with 1 warning(s): 3 rounds, epsilon "
+        "passed, with 1 warning(s), NOT PRIVATE (the noise key is one for tests): 3 rounds, "
     )
 
 

@@ -304,3 +304,18 @@ def test_a_configuration_of_version_0_1_is_reported_as_not_sealed(tmp_path):
     checks = {check.name: check for check in verify_run(tmp_path / "run", witness=False).checks}
     assert checks["settings and plan"].outcome == "warning"
     assert "config.toml is not sealed" in checks["settings and plan"].text
+
+
+@pytest.mark.parametrize("field", ["rounding", "kind"])
+def test_a_guarantee_with_a_smaller_mu_fails(tmp_path, field):
+    run = record_run(tmp_path, 3)
+    path = run.folder / "guarantee.json"
+    content = json.loads(path.read_text())
+    if field == "rounding":  # mu and rho follow from the edited rounding
+        content["runs"][-1]["rounding"] -= content["mu"] * 0.9
+        content["mu"] *= 0.1
+        content["rho"] = content["mu"] * (content["mu"] / 2)
+    else:
+        content["runs"][-1]["sensitivity_kind"] = content["kind"] = "estimated"
+    path.write_text(json.dumps(content))
+    assert "guarantee.json" in failed(run.verify())

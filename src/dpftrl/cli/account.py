@@ -17,7 +17,7 @@ from dpftrl.accounting import (
     guarantee_of,
     save_guarantee,
 )
-from dpftrl.accounting.guarantee import BufferType
+from dpftrl.accounting.guarantee import BufferType, Hypothesis
 from dpftrl.accounting.logs import LogLayout, Observed, WorstPattern, open_log
 from dpftrl.cli.options import (
     Count,
@@ -34,7 +34,7 @@ from dpftrl.cli.output import (
     sensitivity_text,
     working,
 )
-from dpftrl.cli.sources import read_source
+from dpftrl.cli.sources import Source, read_source
 from dpftrl.cli.targets import check_target, force_option
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism
@@ -68,7 +68,9 @@ class LogResult(NamedTuple):
 )
 @click.option("--epsilon", type=float, help="Instead of --delta: state delta at this epsilon.")
 @click.option(
-    "--devices", type=int, default=1, help="Devices of one person that are protected together."
+    "--devices",
+    type=Count(),
+    help="Devices of one person that are protected together.  [default: 1, or those of GUARANTEE]",
 )
 @click.option("--first-round", type=Count(), help="Number that the log gives to the first round.")
 @click.option(
@@ -91,7 +93,7 @@ def account_command(
     noise_multiplier: float | None,
     delta: float | None,
     epsilon: float | None,
-    devices: int,
+    devices: int | None,
     repeated_rows: bool,
     first_round: int | None,
     layout: LogLayout,
@@ -131,8 +133,9 @@ def account_command(
     assert covered is not None  # `_request` requires a participation or a log
     with working(f"computing {name}"):
         run = Run.of(request.mechanism, covered, request.noise_multiplier, request.buffers)
-        stated_delta = _delta(run, devices, request.delta, epsilon)
-        guarantee = guarantee_of([run], stated_delta).for_devices(devices)
+        people = request.devices(devices)
+        stated_delta = _delta(run, people, request.delta, epsilon)
+        guarantee = guarantee_of([run], stated_delta, request.known).for_devices(people)
         planned = None
         if log_result is not None:
             guarantee = guarantee.resting_on(replace(run.hypothesis, basis="observed"))
@@ -140,7 +143,9 @@ def account_command(
                 planned_run = Run.of(
                     request.mechanism, request.planned, request.noise_multiplier, request.buffers
                 )
-                planned = guarantee_of([planned_run], stated_delta).for_devices(devices)
+                planned = guarantee_of([planned_run], stated_delta, request.known).for_devices(
+                    people
+                )
     if out is not None:
         save_guarantee(guarantee, out)
     if as_json:
@@ -168,6 +173,7 @@ class Request(NamedTuple):
         planned: The planned participation, if it is known.
         rounds: The planned number of rounds, if the options gave it.
         buffers: Floating-point type of the noise buffers.
+        source: The plan, guarantee or run that all of this was taken from, if it was.
     """
 
     mechanism: Mechanism
@@ -176,6 +182,21 @@ class Request(NamedTuple):
     planned: Participation | None
     rounds: int | None
     buffers: BufferType = "float64"
+    source: Source | None = None
+
+    @property
+    def known(self) -> list[Hypothesis]:
+        """What the source rests on, besides its participation."""
+        if self.source is None:
+            return []
+        hypotheses = self.source.guarantee.hypotheses
+        return [one for one in hypotheses if one.name != "participation"]
+
+    def devices(self, given: int | None) -> int:
+        """Devices of one person: the given number, or that of the source, or one."""
+        if self.source is None:
+            return 1 if given is None else given
+        return self.source.devices(given)
 
 
 def _request(
@@ -196,6 +217,7 @@ def _request(
             )
         takes_delta = delta is None and epsilon is None
         also = ("delta",) if takes_delta else ()
+        also += ("devices",) if source.guarantee.devices > 1 else ()
         source.announce("mechanism", "participation", "noise multiplier", *also)
         return Request(
             source.mechanism,
@@ -204,6 +226,7 @@ def _request(
             source.participation,
             rounds=None,
             buffers=source.buffers,
+            source=source,
         )
     if noise_multiplier is None:
         raise InvalidInput("give --noise-multiplier, or a plan instead of the mechanism")

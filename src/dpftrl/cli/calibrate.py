@@ -20,7 +20,9 @@ from dpftrl.participation import Participation
 @click.option("--delta", type=float, help="Delta at which --epsilon is stated.")
 @click.option("--rho", type=float, help="Instead of --epsilon: largest rho of zCDP allowed.")
 @click.option(
-    "--devices", type=Count(), default=1, help="Devices of one person that are protected together."
+    "--devices",
+    type=Count(),
+    help="Devices of one person that are protected together.  [default: 1, or those of GUARANTEE]",
 )
 @json_option
 def calibrate_command(
@@ -29,7 +31,7 @@ def calibrate_command(
     epsilon: float | None,
     delta: float | None,
     rho: float | None,
-    devices: int,
+    devices: int | None,
     as_json: bool,
 ) -> None:
     """Compute the smallest noise multiplier for an epsilon at a delta, or for a rho.
@@ -41,7 +43,8 @@ def calibrate_command(
     """
     if (epsilon is None) == (rho is None):
         raise InvalidInput("give one of --epsilon (with --delta) and --rho")
-    devices = whole_number("devices", devices)
+    if devices is not None:
+        whole_number("devices", devices)
     with working(f"calibrating {name}"):
         takes_delta = epsilon is not None and delta is None
         also = ("delta",) if takes_delta else ()
@@ -50,6 +53,11 @@ def calibrate_command(
             raise InvalidInput("--epsilon needs a --delta, such as 1e-10")
         if takes_delta and source is not None:
             delta = source.guarantee.delta
+        if source is not None:
+            devices = source.devices(devices)
+            if devices > 1:
+                source.announce("devices")
+        devices = devices or 1
         if epsilon is not None and delta is not None:
             noise_multiplier = calibrate(mechanism, participation, epsilon, delta, devices)
         else:

@@ -65,7 +65,9 @@ def compare(
     options state no participation, it is that of the first plan, guarantee or run.
     """
     check_target(plot, "picture", force=force)
-    sources = {name: source for name in names if (source := read_source(name)) is not None}
+    sources = {
+        name: source for name in names if (source := read_source(name, planned=True)) is not None
+    }
     if participation is None:
         participation = _participation_of(sources)
     for source in sources.values():

@@ -11,17 +11,21 @@ from typing import Literal, final
 import msgspec
 
 from dpftrl._internal.formatting import in_full
-from dpftrl._internal.storage import read_json
+from dpftrl._internal.storage import read_file, read_json
 from dpftrl.accounting import Guarantee, load_guarantee
 from dpftrl.accounting.guarantee import BufferType
 from dpftrl.cli.output import say
 from dpftrl.errors import InvalidInput
+from dpftrl.federated.run_guarantee import RunGuarantee
+from dpftrl.federated.settings import RunFile
+from dpftrl.federated.start_model import TEST_KEY, Start
 from dpftrl.mechanisms import Mechanism
 from dpftrl.participation import Participation
 from dpftrl.plan import load_plan
 from dpftrl.plan import mechanism as mechanism_by_name
 
 Kind = Literal["mechanism", "plan", "guarantee", "run"]
+MOST_JOURNAL_BYTES = 2**32
 
 
 class Header(msgspec.Struct):
@@ -65,17 +69,32 @@ class Source:
         """The number type of the noise buffers."""
         return self.guarantee.runs[0].buffers
 
+    def devices(self, given: int | None) -> int:
+        """The number of devices of one person: the given one, or that of the guarantee.
+
+        Raises:
+            InvalidInput: The guarantee is for more devices than were given.
+        """
+        stated = self.guarantee.devices
+        if given is not None and given < stated:
+            raise InvalidInput(
+                f"{self.name} is a guarantee for {stated} devices of one person, and --devices "
+                f"{given} would state a smaller epsilon; leave the option out"
+            )
+        return stated if given is None else given
+
     def announce(self, *taken: str) -> None:
         """Say on standard error what was taken from the source.
 
         Args:
-            taken: Any of mechanism, participation, noise multiplier and delta.
+            taken: Any of mechanism, participation, noise multiplier, delta and devices.
         """
         texts = {
             "mechanism": self.mechanism.name,
             "participation": str(self.participation),
             "noise multiplier": f"noise multiplier {self.noise_multiplier:.6g}",
             "delta": f"delta {in_full(self.guarantee.delta)}",
+            "devices": f"{self.guarantee.devices} device(s) of one person",
         }
         say(f"from the {self.kind} {self.name}: {', '.join(texts[one] for one in taken)}", err=True)
 
@@ -92,19 +111,27 @@ def kind_of(name: str) -> Kind:
         raise InvalidInput(f"{name} cannot be read: {error.strerror}") from None
     if not name.endswith(".json"):
         return "mechanism"
-    try:
-        written = read_json(path, Header, "plan, guarantee or mechanism").format
-    except InvalidInput:
-        return "mechanism"  # reading it as one reports the error
-    kinds: dict[str, Kind] = {"dpftrl plan": "plan", "dpftrl guarantee": "guarantee"}
-    return kinds.get(written, "mechanism")
+    written = read_json(path, Header, "plan, guarantee or mechanism").format
+    kinds: dict[str, Kind] = {
+        "dpftrl plan": "plan",
+        "dpftrl guarantee": "guarantee",
+        "dpftrl mechanism": "mechanism",
+    }
+    if written not in kinds:
+        raise InvalidInput(
+            f"{name} holds a {written!r:.40}, not a plan, a guarantee or a mechanism; for a run, "
+            "give its folder"
+        )
+    return kinds[written]
 
 
-def read_source(name: str) -> Source | None:
+def read_source(name: str, *, planned: bool = False) -> Source | None:
     """Read a plan, a guarantee or a run; return None for a mechanism.
 
-    A run that has released rounds states the guarantee of these rounds, another run that of its
-    plan.
+    Args:
+        name: The file or folder.
+        planned: Whether a run stands for its plan, with all its rounds. Otherwise it stands for
+            the rounds that it has released, or for its plan before the first of them.
 
     Raises:
         InvalidInput: The file is not valid, or its guarantee covers several runs.
@@ -112,7 +139,8 @@ def read_source(name: str) -> Source | None:
     kind, path = kind_of(name), Path(name)
     if kind == "mechanism":
         return None
-    guarantee = guarantee_in(name)
+    guarantee = load_plan(path / "plan.json").guarantee if kind == "run" and planned else None
+    guarantee = guarantee or guarantee_in(name)
     if len(guarantee.runs) != 1:
         raise InvalidInput(
             f"{path} covers {len(guarantee.runs)} runs, and this needs one; `dpftrl compose` takes "
@@ -129,8 +157,28 @@ def guarantee_in(name: str) -> Guarantee:
     if kind == "run":
         if (path / "guarantee.json").exists():
             return load_guarantee(path / "guarantee.json")
-        return load_plan(path / "plan.json").guarantee
+        return _planned_guarantee(path)
     return load_guarantee(path)
+
+
+def _planned_guarantee(folder: Path) -> Guarantee:
+    """The guarantee that a run will have after its last round, with the runs behind its start."""
+    file = read_json(folder / "run.json", RunFile, "run")
+    journal = folder / "private" / "journal.jsonl"
+    if journal.exists() and b'"kind":"committed"' in read_file(journal, MOST_JOURNAL_BYTES):
+        raise InvalidInput(
+            f"{folder} has released rounds, but its guarantee.json is missing; resuming the run "
+            "writes it"
+        )
+    if file.settings.timer_hours is not None:
+        raise InvalidInput(
+            f"{folder} has released no round, and its timers go by time: how often one client "
+            "takes part is not known yet; give its plan.json for what was planned"
+        )
+    start = None if file.start is None else Start.of_content(file.start, folder / "run.json")
+    plan = load_plan(folder / "plan.json")
+    planned = RunGuarantee(plan, file.settings, file.test_key, start).planned
+    return planned.resting_on(TEST_KEY) if file.test_key else planned
 
 
 def resolve(
@@ -146,7 +194,7 @@ def resolve(
     Raises:
         InvalidInput: A mechanism was given without a participation.
     """
-    source = read_source(name)
+    source = read_source(name, planned=True)
     if source is None:
         if participation is None:
             raise InvalidInput("give --rounds and --min-sep, or a plan in place of the mechanism")

@@ -93,7 +93,15 @@ def _is_ours(path: Path, kind: Kind) -> bool:
     except (InvalidInput, OSError):
         return False
     if kind == "model":
-        return b'"epsilon"' in start[: 8 + int.from_bytes(start[:8], "little")]
+        return _is_export(start)
     if path.suffix == ".html" and b"Privacy statement" not in start:
         return False
     return start.lower().startswith(tuple(b.lower() for b in BEGINNINGS.get(path.suffix, ())))
+
+
+def _is_export(start: bytes) -> bool:
+    """Whether a safetensors file that begins like this has the metadata of `dpftrl export`."""
+    header = start[8 : 8 + int.from_bytes(start[:8], "little")]
+    position = header.find(b'"__metadata__":{')
+    names = (b'"epsilon":', b'"delta":', b'"rounds":')
+    return position >= 0 and all(header.find(name, position) >= 0 for name in names)

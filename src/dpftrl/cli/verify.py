@@ -71,6 +71,8 @@ def _summary(verdict: Verdict) -> str:
         return f"FAILED: {failed} of {len(verdict.checks)} checks{warnings}"
     if verdict.epsilon is None:
         return f"passed{warnings}"
+    if any(check.name == "noise key" for check in verdict.checks):
+        warnings += ", NOT PRIVATE (the noise key is one for tests)"
     return (
         f"passed{warnings}: {verdict.rounds:,} rounds, epsilon {rounded_up(verdict.epsilon)} "
         f"at delta {verdict.delta:g}, recomputed"

@@ -6,6 +6,7 @@ header and the content detects every change.
 """
 
 import hmac
+import stat
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any, Final, Literal, final
@@ -172,7 +173,8 @@ def _load(path: Path) -> _Loaded:
     from safetensors import SafetensorError, safe_open
 
     try:
-        path.stat()
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InvalidInput(f"{path} cannot be read: it is not a file")
         opened: Any = safe_open(path, framework="numpy")
         with opened as file:
             names: list[str] = list(file.keys())

@@ -198,7 +198,9 @@ def _draw_files(draw: Draw, rows: Sequence[Row], height: float, folder: Path, na
         for kind in FORMATS:
             # Without a date the same rows give the same file.
             metadata = {"Date": None} if kind == "svg" else None
-            figure.savefig(folder / f"{name}.{kind}", dpi=130, metadata=metadata)
+            content = io.BytesIO()
+            figure.savefig(content, dpi=130, metadata=metadata, format=kind)
+            replace_file(folder / f"{name}.{kind}", content.getvalue())
 
 
 def as_csv(rows: Sequence[Row]) -> str:

@@ -130,6 +130,7 @@ class Training:
             InvalidInput: The folder already holds a run, or the settings do not fit together.
         """
         RunFolder(folder).refuse_if_begun()
+        _refuse_other_files(folder)
         task = load_training_task(config, on_progress)
         plan = plan or make_plan(config.privacy, len(task.train))
         _check_population(plan, task)
@@ -267,6 +268,21 @@ class Training:
                     folder.plan, folder.root, state_folder=self._state_folder
                 )
                 save_statement(self.statement, folder.root / "statement")
+
+
+def _refuse_other_files(folder: Path) -> None:
+    """Refuse a folder with files of the user that a new run would replace.
+
+    What a run leaves that could not be created has its private folder beside it.
+    """
+    if (folder / "private").exists():
+        return
+    names = (CONFIG, "plan.json", "run.json", "guarantee.json", "metrics.jsonl", "events")
+    names += ("curves.png", "statement.md", "statement.html", "statement.json")
+    if present := [name for name in names if (folder / name).exists()]:
+        raise InvalidInput(
+            f"{folder} holds {present[0]}, which a new run would replace; choose an empty folder"
+        )
 
 
 def network(settings: Network, task: Task) -> Lstm | Window:

@@ -383,6 +383,10 @@ class Facts:
     def warnings(self) -> tuple[str, ...]:
         """Sentences at the start of the statement: first about the run, then about the numbers."""
         warnings = [*self._verification_warnings(), *self.stated.warnings]
+        if any("NOTHING IS PRIVATE" in one.text for one in self.guarantee.hypotheses):
+            warnings.append(
+                "NOTHING IS PRIVATE: the noise key is one for tests, which anybody knows."
+            )
         if is_empty(self.guarantee):
             warnings.append("There is no guarantee at all: the noise is far too small.")
         if self.fleet is not None and not whole_delta(self.guarantee) * self.fleet.population < 1:

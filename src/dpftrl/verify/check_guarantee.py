@@ -225,6 +225,12 @@ def _check_guarantee(
     coverage = check_claim(claim, path, run_files, earlier, at_release=at_release, now=now)
     limits = claimed_limits(claim)
     check_sensitivity(own_stream(claim).sensitivity, strategy.sensitivity(limits))
+    own_mu = strategy.mu_range(limits, run_files.noise_multiplier, run_files.buffers)
+    least_mu = own_mu.composed_with(earlier.mu).least
+    if not claim.mu >= least_mu * (1 - ROUNDING):
+        raise UnsafeState(
+            f"the file states mu {claim.mu:.7g}, less than recomputed: {least_mu:.7g}"
+        )
     epsilons = _epsilons(strategy, limits, run_files, earlier)
     return f"{coverage}; {check_epsilon(claim.epsilon, *epsilons, 'the file')}"
 
@@ -314,7 +320,8 @@ def check_claim(
         ("mu", _is_close(claim.mu, mu)),
         ("rho", _is_close(claim.rho, claim.mu * (claim.mu / 2))),
         ("sampler_delta", sampler_delta(claim.mu) * (1 - AGREEMENT) <= claim.sampler_delta <= 1),
-        ("kind", claim.kind == kind),
+        ("kind", claim.kind == kind and stream.sensitivity_kind in ("exact", "upper bound")),
+        ("the rounding", all(run.rounding >= 0 for run in claim.runs)),
         ("what it rests on", names == _required_hypotheses(claim, earlier)),
         ("the basis", _has_correct_bases(claim, run_files)),
         ("secrecy", says_not_private == (run_files.test_key or earlier.test_key)),

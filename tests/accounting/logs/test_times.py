@@ -223,6 +223,7 @@ REFUSED = {
     "milliseconds": (["1769882400000"], "seconds, not milliseconds"),
     "a date as a number": (["20260131"], "seconds, not milliseconds"),
     "a date and an hour as a number": (["2126013118"], "seconds, not milliseconds"),
+    "far in the future": (["2126-12-31T00:00:00Z"], "a time is written like"),
     "negative": (["-1769882400"], "a time is written like"),
     "before 1970": (["1969-01-01T00:00:00Z"], "a time is written like"),
     "exponent": (["1.7e9"], "a time is written like"),

@@ -128,3 +128,30 @@ def test_further_files_are_sealed(tmp_path):
     (run / "config.toml").unlink()
     with pytest.raises(InvalidInput, match=r"config\.toml cannot be read"):
         Server.resume(run, state_folder=state)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file of another"])
+def test_a_log_that_somebody_prepared_gets_nothing(tmp_path, kind, monkeypatch):
+    with create(tmp_path) as server:
+        one_round(server, PEOPLE)
+        log = server.folder.log
+        log.unlink(missing_ok=True)
+        if kind == "pipe":
+            os.mkfifo(log)
+        else:
+            log.write_text("")
+            someone = os.geteuid() + 1
+            monkeypatch.setattr("dpftrl.federated.store.run_folder.os.geteuid", lambda: someone)
+        server.folder.note({"client": "c1"})
+        monkeypatch.undo()
+        if kind != "pipe":
+            assert log.read_text() == ""
+
+
+def test_a_pipe_in_place_of_the_noise_does_not_stop_a_resumption(tmp_path):
+    with create(tmp_path, snapshot_every=1) as server:
+        one_round(server, PEOPLE)
+        path = server.folder.noise
+    path.unlink()
+    os.mkfifo(path)
+    reopen(server).close()

@@ -127,6 +127,14 @@ def as_text(microseconds: int) -> str:
     return moment.isoformat().replace("+00:00", "Z")
 
 
+def _latest() -> float:
+    """The latest time that a log can have, in microseconds: a day from now.
+
+    A wrong clock that is far ahead would make the gap before it too large.
+    """
+    return (time.time() + _DAY) * MICROSECONDS
+
+
 def _times(column: "pl.Series") -> Times:
     """Convert a column of any type. Values that are not times become null."""
     import polars as pl
@@ -138,7 +146,7 @@ def _times(column: "pl.Series") -> Times:
         factor = {"ms": 1000, "us": 1, "ns": 1}[column.dtype.time_unit]
         microseconds = exact * factor if column.dtype.time_unit != "ns" else exact // 1000
         inexact = column.dtype.time_unit == "ns" and bool((exact % 1000 != 0).any())
-        valid = (microseconds >= 0).fill_null(False)
+        valid = ((microseconds >= 0) & (microseconds < _latest())).fill_null(False)
         return Times(
             microseconds.set(~valid, None), _constant(_NAMES.index(notation), column), inexact
         )
@@ -165,7 +173,7 @@ def _float_seconds(column: "pl.Series") -> Times:
     import polars as pl
 
     seconds = column.cast(pl.Float64)
-    valid = ((seconds >= _FIRST_SECOND) & (seconds < time.time() + _DAY)).fill_null(False)
+    valid = ((seconds >= _FIRST_SECOND) & (seconds < _latest() / MICROSECONDS)).fill_null(False)
     # A float of 32 bits is minutes away from the time that was meant.
     if column.dtype != pl.Float64:
         valid = valid & False
@@ -193,7 +201,7 @@ def _iso(text: "pl.Series") -> Times:
     offset = (hours * 60 + minutes) * (60 * MICROSECONDS)
     sign = digits.str.starts_with("-").cast(pl.Int64) * 2 - 1
     microseconds = moment.to_physical() + fraction + sign * offset
-    valid = (microseconds >= 0).fill_null(False)
+    valid = ((microseconds >= 0) & (microseconds < _latest())).fill_null(False)
     notation = (zone == "").cast(pl.Int64) * _NAMES.index(NAIVE)
     return Times(microseconds.set(~valid, None), notation.set(~valid, None), inexact)
 
@@ -204,7 +212,7 @@ def _unix(text: "pl.Series") -> Times:
     parts = text.str.extract_groups(_UNIX).struct.unnest()
     fraction, inexact = _fraction(parts["fraction"])
     seconds = parts["whole"].cast(pl.Int64, strict=False)
-    valid = ((seconds >= _FIRST_SECOND) & (seconds < time.time() + _DAY)).fill_null(False)
+    valid = ((seconds >= _FIRST_SECOND) & (seconds < _latest() / MICROSECONDS)).fill_null(False)
     microseconds = (seconds * MICROSECONDS + fraction).set(~valid, None)
     notation = _constant(_NAMES.index(UNIX), text).set(~valid, None)
     return Times(microseconds, notation, inexact)
@@ -232,7 +240,7 @@ def _refuse(column: "pl.Series", position: int, rows_before: int) -> None:
     text, reason = str(value), ""
     digits = text.partition(".")[0]
     if digits.isdigit():
-        reason = "; Unix times are seconds, not milliseconds, from 1973 to 2286"
+        reason = "; Unix times are seconds, not milliseconds, from 1973 to now"
     elif len(text) <= len("2026-01-31T18:00"):
         reason = "; it needs the date, and the time of day with its seconds"
     raise InvalidInput(

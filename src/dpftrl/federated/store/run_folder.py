@@ -159,8 +159,10 @@ class RunFolder:
         """Append an entry to the private log."""
         with contextlib.suppress(OSError):  # a failed log entry must not stop the round
             flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-            with os.fdopen(os.open(self.log, flags, 0o600), "ab") as file:
-                file.write(msgspec.json.encode(entry) + b"\n")
+            # Without O_NONBLOCK, a named pipe in its place would make the server wait for ever.
+            with os.fdopen(os.open(self.log, flags | os.O_NONBLOCK, 0o600), "ab") as file:
+                if os.fstat(file.fileno()).st_uid == os.geteuid():  # nobody else reads along
+                    file.write(msgspec.json.encode(entry) + b"\n")
 
     def write_key(self, key: NoiseKey) -> None:
         """Write the noise key, readable by the owner only."""
