@@ -476,3 +476,13 @@ def test_a_failed_save_leaves_the_old_file_unchanged(tmp_path, monkeypatch):
             save_guarantee(capped(), tmp_path / "g.json")
     assert load_guarantee(tmp_path / "g.json") == blt_run()
     assert [p.name for p in tmp_path.iterdir()] == ["g.json"]
+
+
+def test_reading_a_guarantee_with_a_matrix_writes_nothing(tmp_path):
+    clients = MinSep(12, 3)
+    banded = dpftrl.Banded([[1.0] * 12, [0.5] * 11 + [0.0]])
+    save_guarantee(account(banded, clients, 4.0, 1e-6), tmp_path / "g.json")
+    (tmp_path / "g.json").rename(tmp_path / "renamed.json")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    load_guarantee(tmp_path / "renamed.json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == before

@@ -319,3 +319,30 @@ def test_a_guarantee_with_a_smaller_mu_fails(tmp_path, field):
         content["runs"][-1]["sensitivity_kind"] = content["kind"] = "estimated"
     path.write_text(json.dumps(content))
     assert "guarantee.json" in failed(run.verify())
+
+
+def test_a_witness_in_the_folder_of_the_run_fails(tmp_path):
+    """An older copy of such a folder would bring its own older witness along."""
+    run = record_run(tmp_path, 2)
+    shutil.copytree(run.state, run.folder / "state")
+    checks = {check.name: check for check in verify_run(run.folder, run.folder / "state").checks}
+    assert checks["witness"].outcome == "failed"
+    assert "lies in the folder of the run" in checks["witness"].text
+
+
+@pytest.mark.parametrize("name", ["plan.json", "ledger.csv", "private/journal.jsonl"])
+def test_a_pipe_in_place_of_a_file_fails_and_does_not_wait(tmp_path, name):
+    run = record_run(tmp_path, 2)
+    (run.folder / name).unlink()
+    os.mkfifo(run.folder / name)
+    assert failed(run.verify())
+
+
+def test_a_journal_line_in_another_spelling_is_refused_by_resume_and_verify(tmp_path):
+    run = record_run(tmp_path, 2)
+    lines = run.journal.read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1].replace(b'"mac":', b'"mac": ', 1)
+    run.journal.write_bytes(b"".join(lines))
+    assert "journal" in failed(run.verify())
+    with pytest.raises(UnsafeState, match="line 2 was changed"):
+        run.open()

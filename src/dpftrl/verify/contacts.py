@@ -53,6 +53,8 @@ def read_ledger(path: Path, attempts: Sequence[Attempt]) -> Ledger:
         UnsafeState: The ledger cannot be read, was changed, or contradicts the journal.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise UnsafeState(f"{path.name} is not a file")
         with path.open("rb") as file:
             return _read_ledger(file, path.stat().st_size, attempts)
     except OSError as error:

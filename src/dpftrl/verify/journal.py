@@ -207,6 +207,8 @@ def _lines(path: Path, key: bytes) -> Iterator[tuple[str | None, bytes]]:
         UnsafeState: The MAC of a line does not fit.
     """
     previous_mac = bytes(32)
+    if path.exists() and not path.is_file():
+        raise InvalidInput(f"{path} is not a file")
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):

@@ -215,6 +215,8 @@ def check_digest(path: Path, sha256: str, when: str) -> None:
     Raises:
         UnsafeState: The file cannot be read, or has another digest.
     """
+    if path.exists() and not path.is_file():
+        raise UnsafeState(f"{path.name} is not a file")
     try:
         with path.open("rb") as content:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
@@ -242,17 +244,23 @@ def witness_folder() -> Path:
     return Path(base) / "dpftrl"
 
 
-def check_witness(journal: Journal, folder: Path) -> str:
+def check_witness(journal: Journal, folder: Path, root: Path) -> str:
     """Compare the journal with the witness of the run.
 
     Args:
         journal: The journal of the run.
         folder: The folder of witnesses.
+        root: The folder of the run.
 
     Raises:
         UnsafeState: There is no witness, or it has seen another journal.
     """
     run, lines = journal.created.run, len(journal.macs)
+    if Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(root)):
+        raise UnsafeState(
+            f"{folder} lies in the folder of the run, so an older copy of the run has an older "
+            "witness with it; give the folder that the server used"
+        )
     path = folder / f"{run}.json"
     if not path.exists():
         raise UnsafeState(

@@ -151,7 +151,7 @@ class _Verification:
         if folder is None:
             self._warn("witness", "not compared: this may be an older copy of the run")
         else:
-            self._check("witness", lambda: check_witness(journal, folder))
+            self._check("witness", lambda: check_witness(journal, folder, self.root))
         if not journal.torn:
             return
         witness_passed = folder is not None and self.checks[-1].outcome == "passed"
