@@ -20,6 +20,9 @@ from dpftrl.mechanisms import ErrorReport, Mechanism
 from dpftrl.participation import Participation
 from dpftrl.plan import Point, Walk
 
+# Written into every plot.
+MARK = "dpftrl"
+
 # First the palette of Okabe and Ito, which is distinct under all common forms of colour blindness;
 # then darker colours for the further lines of a crowded plot.
 COLOURS = (
@@ -40,7 +43,6 @@ COLOURS = (
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 WINDOWS = 64  # points of the smoothed curve of a mechanism whose error jumps from round to round
-SAME_EPSILON = 1e-6  # relative difference of two epsilons that were calibrated to the same target
 
 
 class Rival(NamedTuple):
@@ -293,5 +295,7 @@ def _figure(path: Path, columns: int, height: float) -> tuple[Any, Any]:
 def _save(figure: Any, path: Path) -> None:
     """Write a figure; raise `InvalidInput` if that is not possible."""
     content = io.BytesIO()
-    figure.savefig(content, dpi=130, format=path.suffix[1:])
+    # The mark by which the command line knows that it may replace the file.
+    mark = {"Software" if path.suffix == ".png" else "Creator": MARK}
+    figure.savefig(content, dpi=130, format=path.suffix[1:], metadata=mark)
     replace_file(path, content.getvalue())

@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 from command_line import run
+from matplotlib.figure import Figure
 
 from dpftrl.cli.targets import check_target
 from dpftrl.errors import InvalidInput
@@ -121,3 +122,15 @@ def test_training_does_not_replace_files_of_the_user(tmp_path):
         assert code == 2
         assert "choose an empty folder" in err
         assert (folder / name).read_text() == "my notes"
+
+
+@pytest.mark.parametrize("ending", [".png", ".svg", ".pdf"])
+def test_a_picture_of_the_user_is_replaced_only_by_force(tmp_path, ending):
+    path = tmp_path / f"holiday{ending}"
+    Figure().savefig(path)
+    before = path.read_bytes()
+    arguments = ["show", "sqrt", "--plot", path]
+    assert "--force" in run(*arguments)[2]
+    assert path.read_bytes() == before
+    assert run(*arguments, "--force")[0] == 0
+    assert run(*arguments)[0] == 0  # one of ours

@@ -98,6 +98,8 @@ def statement_command(
     if stem.parent.is_dir():  # a folder that is missing is reported where it is read
         for path in statement_paths(stem):
             check_target(path, "statement", force=force)
+        if run is not None and os.path.realpath(stem.parent) != os.path.realpath(run):
+            check_target(stem.with_name("curves.png"), "picture", force=force)
     with progress_bar("reading the log") as on_progress:
         statement = statement_of_files(
             promised,

@@ -11,7 +11,7 @@ import click
 from dpftrl._internal.storage import read_json
 from dpftrl.cli.sources import Header
 from dpftrl.errors import InvalidInput
-from dpftrl.plots import check_plot_path
+from dpftrl.plots import MARK, check_plot_path
 
 Kind = Literal["plan", "guarantee", "mechanism", "statement", "picture", "model"]
 
@@ -88,6 +88,7 @@ def _is_ours(path: Path, kind: Kind) -> bool:
             return True
         if path.suffix == ".json":
             return read_json(path, Header, kind).format == f"dpftrl {kind}"
+        content = path.read_bytes() if kind == "picture" else b""  # a PDF has its mark at the end
         with path.open("rb") as file:
             start = file.read(2**16)
     except (InvalidInput, OSError):
@@ -95,6 +96,8 @@ def _is_ours(path: Path, kind: Kind) -> bool:
     if kind == "model":
         return _is_export(start)
     if path.suffix == ".html" and b"Privacy statement" not in start:
+        return False
+    if kind == "picture" and MARK.encode() not in content:
         return False
     return start.lower().startswith(tuple(b.lower() for b in BEGINNINGS.get(path.suffix, ())))
 
