@@ -16,6 +16,7 @@ from small_runs import PEOPLE, SIZE, create, one_round, records, reopen, small_p
 
 import dpftrl
 from dpftrl.noise import key as key_module
+from dpftrl.verify import verify_run
 
 SOURCE = str(Path(dpftrl.__file__).parent)
 
@@ -102,6 +103,17 @@ def test_no_local_variable_of_a_round_or_of_resuming_shows_a_secret(tmp_path, na
         assert any("replay" in place for place in again.shown)
         assert again.places_with(digests) == set()
         assert again.places_with(key) == set()
+
+
+def test_no_local_variable_of_a_verification_shows_a_secret(tmp_path):
+    with create(tmp_path) as server:
+        for _ in range(3):
+            one_round(server, PEOPLE, update_of)
+        digests, key = digests_of(server), texts_of(server.folder.key.read_bytes())
+    watch = watched(lambda: verify_run(tmp_path / "run", tmp_path / "state"))
+    assert any("read_journal" in place for place in watch.shown)
+    assert watch.places_with(digests) == set()
+    assert watch.places_with(key) == set()
 
 
 def test_what_is_shown_is_noticed(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ that no line can be changed, removed or inserted without the noise key.
 """
 
 import hmac
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,15 +20,16 @@ from dpftrl._internal.storage import read_file
 from dpftrl.errors import InvalidInput, UnsafeState
 
 KEY_BYTES: Final = 32
+DIGEST: Final = re.compile(rb'"[0-9a-f]{32}"')
 
 
-def read_key(path: Path) -> bytes:
-    """Read the noise key of a run.
+def read_key(path: Path) -> memoryview:
+    """Read the noise key of a run, into a memoryview: tracebacks do not show its content.
 
     Raises:
         UnsafeState: The file does not have the size of a key.
     """
-    key = read_file(path, limit=2**20)
+    key = memoryview(read_file(path, limit=2**20))
     if len(key) != KEY_BYTES:
         raise UnsafeState(
             f"{path} is not a noise key: it has {len(key)} bytes, expected {KEY_BYTES}"
@@ -35,7 +37,7 @@ def read_key(path: Path) -> bytes:
     return key
 
 
-def derive_key(key: bytes, purpose: bytes) -> bytes:
+def derive_key(key: memoryview, purpose: bytes) -> memoryview:
     """Derive a key for one purpose from the noise key.
 
     This is HMAC-SHA256 of three parts: the purpose and two empty strings. Each part follows its
@@ -43,10 +45,10 @@ def derive_key(key: bytes, purpose: bytes) -> bytes:
     """
     parts = (purpose, b"", b"")
     message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-    return hmac.digest(key, message, "sha256")
+    return memoryview(hmac.digest(key, message, "sha256"))
 
 
-def fingerprint(key: bytes) -> str:
+def fingerprint(key: memoryview) -> str:
     """Return a short identifier of a key. It reveals nothing else about the key."""
     return derive_key(key, b"fingerprint")[:8].hex()
 
@@ -92,7 +94,7 @@ class Committed(Record, frozen=True, tag="committed"):
     attempt: Count
     row: Count
     reports: Count
-    digest: SixteenBytes
+    digest: msgspec.Raw  # 16 bytes in hexadecimal; tracebacks would show the content of a string
     checkpoint_sha256: Sha256
     ledger_bytes: Count
     ledger_sha256: Sha256
@@ -170,7 +172,7 @@ class Journal:
         return bool(self.attempts) and self.attempts[-1].end is None
 
 
-def read_journal(path: Path, key: bytes) -> Journal:
+def read_journal(path: Path, key: memoryview) -> Journal:
     """Read a journal and check every line.
 
     Args:
@@ -199,7 +201,7 @@ def read_journal(path: Path, key: bytes) -> Journal:
     return Journal(history.created, tuple(history.attempts), tuple(macs), torn)
 
 
-def _lines(path: Path, key: bytes) -> Iterator[tuple[str | None, bytes]]:
+def _lines(path: Path, key: memoryview) -> Iterator[tuple[str | None, memoryview]]:
     """Yield the MAC and the record of each line, with None as MAC for an incomplete last line.
 
     Raises:
@@ -211,14 +213,15 @@ def _lines(path: Path, key: bytes) -> Iterator[tuple[str | None, bytes]]:
         raise InvalidInput(f"{path} is not a file")
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.endswith(b"\n"):
+            for number, line in enumerate(map(memoryview, file), start=1):
+                if line[-1] != ord("\n"):
                     yield None, line
                     return
                 record = line[RECORD_FROM : -len(AFTER_RECORD)]
-                mac = hmac.digest(key, previous_mac + record, "sha256")
-                expected = mac.hex().encode().join((BEFORE_MAC, BEFORE_RECORD))
-                if not hmac.compare_digest(line, expected + record + AFTER_RECORD):
+                mac = hmac.digest(key, memoryview(b"".join((previous_mac, record))), "sha256")
+                start = mac.hex().encode().join((BEFORE_MAC, BEFORE_RECORD))
+                expected = memoryview(b"".join((start, record, AFTER_RECORD)))
+                if not hmac.compare_digest(line, expected):
                     raise UnsafeState(
                         f"line {number} was changed, or a line before it is missing; "
                         "this line and all later lines cannot be trusted"
@@ -288,6 +291,8 @@ class _History:
                 f"attempt {end.attempt} for row {end.row} is {outcome}, but attempt "
                 f"{attempt.cohort.attempt} for row {attempt.cohort.row} is in flight"
             )
+        if isinstance(end, Committed) and not DIGEST.fullmatch(bytes(end.digest)):
+            raise InvalidInput("the digest of a round must be 32 hexadecimal digits")
         if not end.ledger_bytes > self.ledger_bytes:
             raise InvalidInput(
                 f"the ledger must grow with every attempt, but has {end.ledger_bytes} bytes after "
