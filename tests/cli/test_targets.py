@@ -60,8 +60,12 @@ def test_what_cannot_be_written_is_refused_before_computing(tmp_path, name, wron
         path = tmp_path / "missing" / file
     else:
         path = tmp_path / "file.xyz"
-    for name_ in ("dpftrl.plan.make_plan", "dpftrl.optimize.optimize_blt"):
-        monkeypatch.delattr(name_, raising=False)
+
+    def fails(*_, **__):
+        raise AssertionError("computed before the file was checked")
+
+    for place in ("plan.options", "optimize.optimize_blt", "account.guarantee_of"):
+        monkeypatch.setattr(f"dpftrl.cli.{place}", fails)
     code, out, err = run(*arguments, path, "--force")
     assert (code, out) == (2, ""), err
     assert err.count("\n") == 1

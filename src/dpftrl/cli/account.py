@@ -220,12 +220,12 @@ def _request(
         also += ("devices",) if source.guarantee.devices > 1 else ()
         source.announce("mechanism", "participation", "noise multiplier", *also)
         return Request(
-            source.mechanism,
-            source.noise_multiplier,
+            source.run.mechanism,
+            source.run.noise_multiplier,
             source.guarantee.delta if takes_delta else delta,
-            source.participation,
+            source.run.participation,
             rounds=None,
-            buffers=source.buffers,
+            buffers=source.run.buffers,
             source=source,
         )
     if noise_multiplier is None:

@@ -78,7 +78,9 @@ def compare(
         with working(f"computing {name}"):
             try:
                 source = sources.get(name)
-                mechanism = source.mechanism if source else mechanism_by_name(name, participation)
+                mechanism = (
+                    source.run.mechanism if source else mechanism_by_name(name, participation)
+                )
                 label = name if source or name.endswith(".json") else mechanism.name
                 compared.append(Rival(label, mechanism, mechanism.error_report(participation)))
             except (RoundsExceeded, TooLarge) as reason:
@@ -106,7 +108,7 @@ def _participation_of(sources: dict[str, Source]) -> Participation:
     if first is None:
         raise InvalidInput("give --rounds and --min-sep, or a plan among the mechanisms")
     first.announce("participation")
-    return first.participation
+    return first.run.participation
 
 
 def _table(compared: list[Rival], participation: Participation, sort: str) -> Table:

@@ -41,7 +41,7 @@ def show(name: str, rounds: int, plot: Path | None, force: bool, as_json: bool) 
     source = read_source(name)
     if source is not None:
         source.announce("mechanism")
-    mechanism = source.mechanism if source else mechanism_by_name(name, MinSep(rounds, rounds))
+    mechanism = source.run.mechanism if source else mechanism_by_name(name, MinSep(rounds, rounds))
     shown = min(rounds, mechanism.rounds or rounds)
     strategy, inverse = _coefficients(mechanism, shown)
     if plot is not None:

@@ -12,8 +12,7 @@ import msgspec
 
 from dpftrl._internal.formatting import in_full
 from dpftrl._internal.storage import read_file, read_json
-from dpftrl.accounting import Guarantee, load_guarantee
-from dpftrl.accounting.guarantee import BufferType
+from dpftrl.accounting import Guarantee, Run, load_guarantee
 from dpftrl.cli.output import say
 from dpftrl.errors import InvalidInput
 from dpftrl.federated.run_guarantee import RunGuarantee
@@ -50,24 +49,9 @@ class Source:
     guarantee: Guarantee
 
     @property
-    def mechanism(self) -> Mechanism:
-        """The mechanism of the run."""
-        return self.guarantee.runs[0].mechanism
-
-    @property
-    def participation(self) -> Participation:
-        """The participation that the guarantee is for."""
-        return self.guarantee.runs[0].participation
-
-    @property
-    def noise_multiplier(self) -> float:
-        """The noise multiplier of the run."""
-        return self.guarantee.runs[0].noise_multiplier
-
-    @property
-    def buffers(self) -> BufferType:
-        """The number type of the noise buffers."""
-        return self.guarantee.runs[0].buffers
+    def run(self) -> Run:
+        """The run that the guarantee covers: mechanism, participation and noise."""
+        return self.guarantee.runs[0]
 
     def devices(self, given: int | None) -> int:
         """The number of devices of one person: the given one, or that of the guarantee.
@@ -90,9 +74,9 @@ class Source:
             taken: Any of mechanism, participation, noise multiplier, delta and devices.
         """
         texts = {
-            "mechanism": self.mechanism.name,
-            "participation": str(self.participation),
-            "noise multiplier": f"noise multiplier {self.noise_multiplier:.6g}",
+            "mechanism": self.run.mechanism.name,
+            "participation": str(self.run.participation),
+            "noise multiplier": f"noise multiplier {self.run.noise_multiplier:.6g}",
             "delta": f"delta {in_full(self.guarantee.delta)}",
             "devices": f"{self.guarantee.devices} device(s) of one person",
         }
@@ -201,4 +185,4 @@ def resolve(
         return mechanism_by_name(name, participation), participation, None
     taken = ("mechanism", *(() if participation else ("participation",)), *also)
     source.announce(*taken)
-    return source.mechanism, participation or source.participation, source
+    return source.run.mechanism, participation or source.run.participation, source
