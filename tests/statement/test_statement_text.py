@@ -12,12 +12,17 @@ from pages import Page, page_of_markdown
 
 import dpftrl
 from dpftrl import MinSep, mechanism
-from dpftrl._internal.formatting import percent_up, rounded_up
+from dpftrl._internal.formatting import (
+    percent_up,
+    probability_in_words,
+    rounded_down,
+    rounded_up,
+    short_up,
+)
 from dpftrl.accounting import Guarantee, account
 from dpftrl.errors import InvalidInput
 from dpftrl.plan import Fleet, Plan
 from dpftrl.statement.facts import Details, Input, right_guess
-from dpftrl.statement.numbers import probability_in_words, rounded_down, short_up
 from dpftrl.statement.statement import Statement, make_statement
 
 CLIENTS = MinSep(rounds=200, min_sep=50)

@@ -1,7 +1,6 @@
 """From sensitivity to a guarantee: exact (epsilon, delta), zCDP, calibration, composition."""
 
-from dpftrl.accounting.composition import compose, dp_event
-from dpftrl.accounting.epsilon_by_round import Spent, spending
+from dpftrl.accounting.composition import Spent, compose, dp_event, spending
 from dpftrl.accounting.gaussian import (
     delta_of,
     epsilon_of,

@@ -2,8 +2,7 @@
 
 from dpftrl.plan.candidates import LABELS, Budget, Missing, Option, Question, options
 from dpftrl.plan.extrapolate import Point, Walk, extrapolate
-from dpftrl.plan.make_plan import make_plan
-from dpftrl.plan.mechanism_names import mechanism
+from dpftrl.plan.make_plan import make_plan, mechanism
 from dpftrl.plan.plan import Fleet, Plan, load_plan, save_plan
 
 __all__ = [

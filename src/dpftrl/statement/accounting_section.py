@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from dpftrl import __version__
-from dpftrl._internal.formatting import in_full, rounded_up
+from dpftrl._internal.formatting import in_full, rounded_down, rounded_up
 from dpftrl.accounting import Guarantee, Run
 from dpftrl.participation import FixedEpochs
 from dpftrl.statement.document import Block, Commands, Paragraph, Section, Span, Table, Text
@@ -25,7 +25,6 @@ from dpftrl.statement.facts import (
     is_empty,
     matrix_digest,
 )
-from dpftrl.statement.numbers import rounded_down
 from dpftrl.statement.sections import (
     basis_counts,
     epsilon_at_delta,

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, final
 
 import numpy as np
 
-from dpftrl._internal.formatting import rounded_up
+from dpftrl._internal.formatting import probability_in_words, rounded_up, short_up
 from dpftrl.accounting import Guarantee, Hypothesis, Run, delta_of, guarantee_of
 from dpftrl.accounting.guarantee import (
     CLIPPING,
@@ -32,7 +32,6 @@ from dpftrl.mechanisms import mechanism
 from dpftrl.mechanisms._sensitivity import ROUNDING
 from dpftrl.plan import Fleet
 from dpftrl.statement.document import plain
-from dpftrl.statement.numbers import probability_in_words, short_up
 from dpftrl.statement.promised_and_observed import REPEATED, StatedGuarantee
 from dpftrl.verify import Verdict
 

@@ -9,7 +9,7 @@ DP-fy ML.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from dpftrl._internal.formatting import percent_up, rounded_up
+from dpftrl._internal.formatting import percent, percent_up, plain_number, rounded_down, rounded_up
 from dpftrl.accounting import Guarantee
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import EarlierRun
@@ -26,7 +26,6 @@ from dpftrl.statement.facts import (
     is_empty,
     right_guess,
 )
-from dpftrl.statement.numbers import percent, plain_number, rounded_down
 
 ORIGINS = {
     "plan": (
