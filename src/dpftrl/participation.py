@@ -1,15 +1,20 @@
-"""Participation: the sets of rounds in which one client may take part.
+"""Participation: in which rounds one client may take part, or how a trainer draws its batches.
 
-Rounds count from 0. A *pattern* is the increasing tuple of rounds in which one client takes part. A
-participation is the set of all allowed patterns. Sensitivity is a maximum over this set.
+Two kinds of values describe it. A `Participation` states what the trainer only limits: which rounds
+are possible for one client. A `Sampling` states what the trainer draws at random, in secret, which
+makes the guarantee stronger ("amplification").
+
+Rounds and steps count from 0. A *pattern* is the increasing tuple of rounds in which one client
+takes part. A participation is the set of all allowed patterns. Sensitivity is a maximum over this
+set.
 """
 
 import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Self, final
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, Self, final
 
 from dpftrl._internal.checks import whole_number
 from dpftrl.errors import InvalidInput
@@ -152,3 +157,183 @@ class FixedEpochs(Participation):
         """The number of starting rounds whose pattern is not part of an earlier one."""
         full = self.rounds - (self.max_participations - 1) * self.min_sep
         return max(full, min(self.min_sep, self.rounds))
+
+
+Adjacency = Literal["zero-out", "add-or-remove"]
+
+
+@dataclass(frozen=True)
+class Sampling(ABC):
+    """How a trainer draws secret random batches from a data set, one batch per step.
+
+    An observer who does not know the batches learns less, so that less noise gives the same
+    guarantee. The batches must be drawn with a secret key (see `dpftrl.sampler`) and stay secret.
+    Batches have random sizes, and some may be empty: divide sums by `batch_size`, never by the
+    actual size.
+
+    Attributes:
+        dataset_size: Number of examples.
+        batch_size: Expected number of examples per batch.
+        steps: Number of steps.
+        max_batch_size: Largest number of examples in a batch. Of a larger batch, examples chosen at
+            random are left out, at a price in delta (`overflow_probability`). None for no limit.
+    """
+
+    dataset_size: int
+    batch_size: int
+    steps: int
+    max_batch_size: int | None = field(default=None, kw_only=True)
+
+    name: ClassVar[str]
+    # The neighboring relations that the guarantee holds for; the first one is stated.
+    adjacencies: ClassVar[tuple[Adjacency, ...]]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dataset_size", whole_number("dataset_size", self.dataset_size))
+        object.__setattr__(self, "batch_size", whole_number("batch_size", self.batch_size))
+        object.__setattr__(self, "steps", whole_number("steps", self.steps))
+        if self.batch_size > self.dataset_size:
+            raise InvalidInput(
+                f"a batch of {self.batch_size:,} examples is larger than the data set, which has "
+                f"{self.dataset_size:,}"
+            )
+        if max(self.dataset_size, self.steps) > MOST_ROUNDS:
+            raise InvalidInput(f"dataset_size and steps must be at most {MOST_ROUNDS:,}")
+        if self.max_batch_size is not None:
+            object.__setattr__(
+                self, "max_batch_size", whole_number("max_batch_size", self.max_batch_size)
+            )
+            if self.max_batch_size < self.batch_size:
+                raise InvalidInput(
+                    f"max_batch_size {self.max_batch_size:,} is below the expected batch size "
+                    f"{self.batch_size:,}; about half of all batches would be cut"
+                )
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The neighboring relation for which guarantees are stated."""
+        return self.adjacencies[0]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of steps in which every example is expected to take part about once."""
+        return -(-self.dataset_size // self.batch_size)
+
+    def after(self, steps: int) -> Self:
+        """The same sampling, for another number of steps: what a run that stopped early used."""
+        return replace(self, steps=steps)
+
+    @property
+    def overflow_probability(self) -> float:
+        """An upper bound on the probability that some batch exceeds `max_batch_size`."""
+        if self.max_batch_size is None:
+            return 0.0
+        trials, probability, batches = self._batches()
+        if self.max_batch_size >= trials:
+            return 0.0
+        from scipy.special import betainc  # here, because importing scipy is slow
+
+        cap = self.max_batch_size
+        one = float(betainc(cap + 1.0, float(trials - cap), probability))  # P(size > cap)
+        return min(1.0, batches * one * (1 + 1e-6))  # far more than the rounding errors of scipy
+
+    @abstractmethod
+    def _batches(self) -> tuple[int, float, int]:
+        """Batch sizes are binomial: the number of trials, their probability, and how many."""
+
+    def __str__(self) -> str:
+        cut = "" if self.max_batch_size is None else f", cut to {self.max_batch_size:,}"
+        return (
+            f"{self.steps:,} steps of about {self.batch_size:,} of {self.dataset_size:,} examples, "
+            f"{self.name} sampling{cut}"
+        )
+
+
+@final
+@dataclass(frozen=True)
+class Poisson(Sampling):
+    """Every example is in every batch with the same probability, independently.
+
+    This is the sampling of DP-SGD. It amplifies independent noise only.
+
+    >>> print(Poisson(dataset_size=50_000, batch_size=500, steps=1_000))
+    1,000 steps of about 500 of 50,000 examples, poisson sampling
+    """
+
+    name = "poisson"
+    adjacencies = ("zero-out", "add-or-remove")
+
+    @property
+    def probability(self) -> float:
+        """The probability that an example is in a batch."""
+        return self.batch_size / self.dataset_size
+
+    def _batches(self) -> tuple[int, float, int]:
+        return self.dataset_size, self.probability, self.steps
+
+
+@final
+@dataclass(frozen=True)
+class CyclicPoisson(Sampling):
+    """The data set is split into groups at random; the groups take turns with Poisson sampling.
+
+    Step t draws from group t mod `groups` only. It amplifies strategies with at most `groups`
+    bands: an example's two participations are then so far apart that their noise is independent.
+
+    Attributes:
+        groups: Number of groups, whose sizes differ by at most one.
+
+    >>> CyclicPoisson(dataset_size=50_000, batch_size=500, steps=1_000, groups=8).probability
+    0.08
+    """
+
+    groups: int = 1
+
+    name = "cyclic-poisson"
+    adjacencies = ("zero-out",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "groups", whole_number("groups", self.groups))
+        if self.batch_size * self.groups > self.dataset_size:
+            raise InvalidInput(
+                f"each of {self.groups:,} groups of {self.dataset_size:,} examples is smaller than "
+                f"a batch of {self.batch_size:,}; use at most "
+                f"{self.dataset_size // self.batch_size:,} groups"
+            )
+
+    @property
+    def probability(self) -> float:
+        """The probability that an example is in a batch of its group."""
+        return self.batch_size * self.groups / self.dataset_size
+
+    def _batches(self) -> tuple[int, float, int]:
+        return -(-self.dataset_size // self.groups), self.probability, self.steps
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} in {self.groups:,} group(s)"
+
+
+@final
+@dataclass(frozen=True)
+class BallsInBins(Sampling):
+    """Every example is put into one bin at random, once; the bins take turns.
+
+    An example of bin i takes part in the steps i, i + bins, i + 2 bins, and so on: once per epoch.
+    It amplifies every strategy without negative entries, such as a BLT (Choquette-Choo et al. 2024,
+    arXiv 2410.06266).
+
+    >>> BallsInBins(dataset_size=50_000, batch_size=500, steps=1_000).bins
+    100
+    """
+
+    name = "balls-in-bins"
+    adjacencies = ("zero-out", "add-or-remove")
+
+    @property
+    def bins(self) -> int:
+        """Number of bins: the steps of one epoch."""
+        return self.steps_per_epoch
+
+    def _batches(self) -> tuple[int, float, int]:
+        return self.dataset_size, 1 / self.bins, min(self.bins, self.steps)
