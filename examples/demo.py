@@ -18,7 +18,7 @@ from dpftrl._internal.formatting import rounded_up
 from dpftrl.plan import Fleet, load_plan
 from dpftrl.simulation.config import read_config
 from dpftrl.simulation.training import load_training_task
-from dpftrl.tasks.evaluation import unigram_accuracy
+from dpftrl.tasks.language_model import unigram_accuracy
 
 OUT = Path("out")
 MILLIONS = Fleet(population=4_000_000, report_goal=6_500)

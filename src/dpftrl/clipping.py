@@ -18,7 +18,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl._internal.arrays import Array
+from dpftrl._internal.arrays import FLOAT_DTYPES, Array
 from dpftrl._internal.checks import positive_number, whole_number
 from dpftrl._internal.compiled import TILE, bits_of, compiled
 from dpftrl.errors import InvalidInput
@@ -29,7 +29,6 @@ Steps = NDArray[np.int64]
 MOST_STEPS = 2**61
 # The largest clip norm and step. Their squares, and those of 1 / LARGEST, are normal floats.
 LARGEST = 2.0**400
-DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 # A relative margin that exceeds all rounding errors in computing a norm and scaling by it.
 SLACK = 1e-12
 # Default number of steps per standard deviation of the noise.
@@ -150,7 +149,7 @@ class ExactSum:
                 raise InvalidInput(f"{expected} {type(part).__name__}")
         parts = cast("tuple[NDArray[Any], ...]", update)
         size = sum(part.size for part in parts)
-        if any(part.dtype not in DTYPES for part in parts) or size != self.steps.size:
+        if any(part.dtype not in FLOAT_DTYPES for part in parts) or size != self.steps.size:
             dtypes = " and ".join(sorted({str(part.dtype) for part in parts}))
             raise InvalidInput(f"{expected} {size:,} of {dtypes or 'nothing'}")
         return self._copies(parts)

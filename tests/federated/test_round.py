@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_runs import PEOPLE, SIZE, create, log, one_round, records, small_plan, sum_of
 
+from dpftrl._internal.arrays import Layout
 from dpftrl.errors import ReportRefused
 from dpftrl.federated.eligibility import written
-from dpftrl.federated.model_layout import Layout
 from dpftrl.federated.round import Reports
 from dpftrl.noise import Grid
 

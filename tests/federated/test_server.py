@@ -237,7 +237,7 @@ def interrupted(*_: object, **__: object) -> None:
 MIDDLES = [
     (NoiseStream, "add_to"),
     (Checkpoint, "save"),
-    ("dpftrl.federated.store.ledger.Ledger", "append"),
+    ("dpftrl.federated.store.run_folder.Ledger", "append"),
     ("dpftrl.federated.store.journal.Journal", "append"),
     ("dpftrl.federated.store.journal.Witness", "remember"),
     ("dpftrl.federated.store.run_store", "save_guarantee"),

@@ -11,7 +11,7 @@ import pytest
 
 from dpftrl.accounting import load_guarantee
 from dpftrl.federated import Server
-from dpftrl.mechanisms.mechanism_files import load_mechanism
+from dpftrl.mechanisms.registry import load_mechanism
 from dpftrl.noise import Grid, NoiseKey, NoiseStream
 from dpftrl.noise.state_file import mechanism_sha256
 from dpftrl.plan import load_plan

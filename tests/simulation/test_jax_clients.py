@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpftrl._internal.arrays import Layout
 from dpftrl.errors import InvalidInput
-from dpftrl.federated.model_layout import Layout
 from dpftrl.simulation.jax_clients import JaxClients, LocalTraining, client_batches, client_order
 from dpftrl.tasks.language_model import Lstm, Window, logits
 from dpftrl.tasks.task import Users

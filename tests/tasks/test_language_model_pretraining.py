@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from dpftrl.errors import InvalidInput
-from dpftrl.tasks.evaluation import evaluate
-from dpftrl.tasks.language_model import Window, loss, pretrain
+from dpftrl.tasks.language_model import Window, evaluate, loss, pretrain
 from dpftrl.tasks.vocabulary import BEGIN, END
 
 MODEL = Window(vocabulary=12, embedding=4, words=2, hidden=8)

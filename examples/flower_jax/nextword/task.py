@@ -9,7 +9,7 @@ from dpftrl.simulation.config import Network
 from dpftrl.simulation.jax_clients import JaxClients, LocalTraining
 from dpftrl.simulation.training import network, starting_arrays
 from dpftrl.tasks import Task, load_task
-from dpftrl.tasks.evaluation import evaluate
+from dpftrl.tasks.language_model import evaluate
 
 Arrays = dict[str, np.ndarray]
 

@@ -1,7 +1,7 @@
 """Guarantees of more or less than one whole run.
 
-`compose` gives the guarantee of several runs on the same clients, such as restarts. `spending` gives
-the guarantee after each round of a run whose last round is not known in advance.
+`compose` gives the guarantee of several runs on the same clients, such as restarts. `spending`
+gives the guarantee after each round of a run whose last round is not known in advance.
 """
 
 import math

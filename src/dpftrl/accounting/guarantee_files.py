@@ -22,7 +22,7 @@ from dpftrl.accounting.guarantee import (
 )
 from dpftrl.errors import DpftrlError, InvalidInput
 from dpftrl.mechanisms import Mechanism
-from dpftrl.mechanisms.mechanism_files import MechanismFile, mechanism_content, mechanism_from
+from dpftrl.mechanisms.registry import MechanismFile, mechanism_content, mechanism_from
 from dpftrl.participation import FixedEpochs, MinSep, Participation
 
 KINDS: dict[str, type[Participation]] = {"min-sep": MinSep, "fixed-epochs": FixedEpochs}

@@ -1,6 +1,6 @@
 """The server of federated training. It runs private rounds; the caller contacts the clients."""
 
-from dpftrl.federated.model_layout import Layout
+from dpftrl._internal.arrays import Layout
 from dpftrl.federated.optimizers import Adam, Optimizer, Sgd
 from dpftrl.federated.round import Released, Round
 from dpftrl.federated.server import Server

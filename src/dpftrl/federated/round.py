@@ -8,10 +8,10 @@ from typing import Any, cast, final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl._internal.arrays import Layout
 from dpftrl.clipping import ExactSum, Grid
 from dpftrl.errors import InvalidInput, ReportRefused
 from dpftrl.federated.eligibility import written
-from dpftrl.federated.model_layout import Layout
 
 
 @final

@@ -16,7 +16,7 @@ from typing import Any, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl._internal.arrays import Float32Vector
+from dpftrl._internal.arrays import Float32Vector, Layout
 from dpftrl._internal.checks import as_float
 from dpftrl._internal.deprecation import warn
 from dpftrl._internal.storage import replace_file
@@ -24,7 +24,6 @@ from dpftrl.accounting import Guarantee
 from dpftrl.clipping import Grid
 from dpftrl.errors import InvalidInput, RunOver
 from dpftrl.federated.eligibility import Exposure
-from dpftrl.federated.model_layout import Layout
 from dpftrl.federated.optimizers import State
 from dpftrl.federated.round import Released, Reports, Round
 from dpftrl.federated.run_guarantee import RunGuarantee

@@ -11,8 +11,7 @@ from dpftrl.mechanisms.base import ErrorReport, Mechanism, StreamState
 from dpftrl.mechanisms.blt import BLT
 from dpftrl.mechanisms.generalized_blt import GeneralBLT
 from dpftrl.mechanisms.independent import Independent
-from dpftrl.mechanisms.mechanism_files import load_mechanism, save_mechanism
-from dpftrl.mechanisms.registry import mechanism
+from dpftrl.mechanisms.registry import load_mechanism, mechanism, save_mechanism
 from dpftrl.mechanisms.smooth_tree import SmoothTree
 from dpftrl.mechanisms.square_root import SquareRoot
 from dpftrl.mechanisms.toeplitz import Toeplitz, ToeplitzMechanism

@@ -17,6 +17,7 @@ from dpftrl.paper.item import (
     Findings,
     Item,
     Row,
+    bandmf,
     column,
     curves,
     holds,
@@ -27,7 +28,6 @@ from dpftrl.paper.item import (
     series_of,
     tick_steps,
 )
-from dpftrl.paper.shared_mechanisms import bandmf
 from dpftrl.plan import Fleet
 from dpftrl.plots import line_sizes
 

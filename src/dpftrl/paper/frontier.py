@@ -16,13 +16,14 @@ from dpftrl.paper.item import (
     Findings,
     Item,
     Row,
+    bandmf,
+    blt,
     curves,
     holds,
     log_ticks,
     looks,
     panels,
 )
-from dpftrl.paper.shared_mechanisms import bandmf, blt
 
 BOUND = "lower bound"
 KNOWN = "lower bound (nuclear norm)"

@@ -13,8 +13,7 @@ from dpftrl import Mechanism, MinSep, mechanism
 from dpftrl._internal.progress import Progress
 from dpftrl.errors import RoundsExceeded
 from dpftrl.optimize import optimize_band_toeplitz, optimize_bandmf, optimize_blt
-from dpftrl.paper.item import Claim, Findings, Item, Row, holds
-from dpftrl.paper.shared_mechanisms import band_toeplitz, bandmf, blt
+from dpftrl.paper.item import Claim, Findings, Item, Row, band_toeplitz, bandmf, blt, holds
 
 LAST_STEPS = 6  # steps over which the time per step is measured
 

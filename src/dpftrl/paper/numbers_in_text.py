@@ -7,8 +7,7 @@ from typing import final
 from dpftrl import BinaryTree, MinSep, mechanism
 from dpftrl._internal.progress import Progress
 from dpftrl.accounting import epsilon_of
-from dpftrl.paper.item import Claim, Findings, Item, holds
-from dpftrl.paper.shared_mechanisms import blt
+from dpftrl.paper.item import Claim, Findings, Item, blt, holds
 
 # The presets of the appendix, each with the rounds, min-sep and participations that it was
 # optimized for.

@@ -6,8 +6,7 @@ from typing import final
 from dpftrl import Mechanism, MinSep, mechanism
 from dpftrl._internal.progress import Progress
 from dpftrl.accounting import Run, epsilon_of
-from dpftrl.paper.item import Claim, Findings, Item, Row, printed, rounds_to
-from dpftrl.paper.shared_mechanisms import bandmf
+from dpftrl.paper.item import Claim, Findings, Item, Row, bandmf, printed, rounds_to
 
 DELTA = 1e-10
 

@@ -14,15 +14,17 @@ from dpftrl.paper.item import (
     Findings,
     Item,
     Row,
+    bandmf,
+    blt,
     curves,
     holds,
     legend_below,
     log_ticks,
     looks,
+    losses,
     panels,
     series_of,
 )
-from dpftrl.paper.shared_mechanisms import bandmf, blt, losses
 
 BUFFERS = 4
 METRICS: dict[Objective, str] = {"rms": "rms_loss", "max": "max_loss"}

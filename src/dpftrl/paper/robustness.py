@@ -17,17 +17,20 @@ from dpftrl.paper.item import (
     Findings,
     Item,
     Row,
+    band_toeplitz,
+    bandmf,
+    blt,
     column,
     curves,
     holds,
     legend_below,
     log_ticks,
     looks,
+    losses,
     panels,
     series_of,
     tick_steps,
 )
-from dpftrl.paper.shared_mechanisms import band_toeplitz, bandmf, blt, losses
 
 BUFFERS = 4
 

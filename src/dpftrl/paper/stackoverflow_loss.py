@@ -7,8 +7,17 @@ from typing import final
 from dpftrl import ErrorReport, Mechanism, MinSep
 from dpftrl._internal.progress import Progress
 from dpftrl.optimize import Objective, optimize_general_blt
-from dpftrl.paper.item import Claim, Findings, Item, Row, holds, printed, rounds_to
-from dpftrl.paper.shared_mechanisms import TABLE_MECHANISMS, blt
+from dpftrl.paper.item import (
+    TABLE_MECHANISMS,
+    Claim,
+    Findings,
+    Item,
+    Row,
+    blt,
+    holds,
+    printed,
+    rounds_to,
+)
 
 # Printed values: the column headed RMS loss, then the column headed Max loss.
 PRINTED = {

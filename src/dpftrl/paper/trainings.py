@@ -24,7 +24,7 @@ from dpftrl._internal.storage import read_json, replace_file
 from dpftrl.accounting import account, calibrate
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import RunFolder
-from dpftrl.paper.shared_mechanisms import TABLE_MECHANISMS
+from dpftrl.paper.item import TABLE_MECHANISMS
 from dpftrl.plan import Fleet, Plan
 
 TUNING_SEED = 100  # not one of the seeds of the trainings that are reported

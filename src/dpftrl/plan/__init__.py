@@ -1,7 +1,16 @@
 """Planning before training: chooses the mechanism and the noise, and computes epsilon."""
 
-from dpftrl.plan.candidates import LABELS, Budget, Missing, Option, Question, options
-from dpftrl.plan.extrapolate import Point, Walk, extrapolate
+from dpftrl.plan.candidates import (
+    LABELS,
+    Budget,
+    Missing,
+    Option,
+    Point,
+    Question,
+    Walk,
+    extrapolate,
+    options,
+)
 from dpftrl.plan.make_plan import make_plan, mechanism
 from dpftrl.plan.plan import Fleet, Plan, load_plan, save_plan
 

@@ -31,8 +31,15 @@ from dpftrl.simulation.population import Clients, Population, next_round
 from dpftrl.statement.from_files import statement_of_files
 from dpftrl.statement.statement import Statement, save_statement
 from dpftrl.tasks import UNKNOWN, Task, Vocabulary, load_task
-from dpftrl.tasks.evaluation import Evaluation, evaluate, words_to_predict
-from dpftrl.tasks.language_model import Lstm, Window, language_model, pretrain
+from dpftrl.tasks.language_model import (
+    Evaluation,
+    Lstm,
+    Window,
+    evaluate,
+    language_model,
+    pretrain,
+    words_to_predict,
+)
 
 Arrays = dict[str, NDArray[np.float32]]
 # A progress callback of pre-training, called with the step and its loss.

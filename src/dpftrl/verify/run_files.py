@@ -16,7 +16,7 @@ import msgspec
 from dpftrl._internal.storage import read_json
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.mechanisms import Mechanism
-from dpftrl.mechanisms.mechanism_files import MechanismFile, mechanism_from
+from dpftrl.mechanisms.registry import MechanismFile, mechanism_from
 from dpftrl.verify.journal import Journal
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dpftrl.accounting.logs import LogLayout, observe, open_log
 from dpftrl.errors import InvalidInput
-from dpftrl.federated.store.ledger import Ledger
+from dpftrl.federated.store.run_folder import Ledger
 
 START = datetime(2026, 3, 28, 22, 0, tzinfo=UTC)  # clocks in Europe change a few hours later
 NAMES = [

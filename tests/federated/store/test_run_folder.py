@@ -11,7 +11,7 @@ from dpftrl import Server, Settings
 from dpftrl._internal import storage
 from dpftrl.errors import InvalidInput, RunInUse, UnsafeState
 from dpftrl.federated.store import journal as journal_module
-from dpftrl.federated.store.ledger import HEADER
+from dpftrl.federated.store.run_folder import HEADER
 
 
 def test_a_ledger_that_was_there_before_is_not_adopted(tmp_path):

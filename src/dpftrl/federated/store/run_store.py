@@ -19,12 +19,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl._internal.arrays import Float32Vector
+from dpftrl._internal.arrays import Float32Vector, Layout
 from dpftrl._internal.storage import default_state_folder, read_json, replace_file
 from dpftrl.accounting import Guarantee, save_guarantee
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.federated.eligibility import Chosen, Eligibility, Exposure, Rules
-from dpftrl.federated.model_layout import Layout
 from dpftrl.federated.optimizers import State as OptimizerState
 from dpftrl.federated.settings import RunFile, Settings, cohort_size
 from dpftrl.federated.start_model import Start, StartModel
@@ -43,10 +42,9 @@ from dpftrl.federated.store.journal import (
     statuses,
     unpacked,
 )
-from dpftrl.federated.store.ledger import EMPTY, Ledger
-from dpftrl.federated.store.run_folder import Checkpoint, RunFolder, sha256_of
+from dpftrl.federated.store.run_folder import EMPTY, Checkpoint, Ledger, RunFolder, sha256_of
 from dpftrl.mechanisms import Mechanism
-from dpftrl.mechanisms.mechanism_files import MechanismFile
+from dpftrl.mechanisms.registry import MechanismFile
 from dpftrl.noise import NoiseKey, NoiseStream
 from dpftrl.plan import Plan, load_plan, save_plan
 

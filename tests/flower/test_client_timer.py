@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tiny_apps import instruction
 
-from dpftrl.flower.device_timer import TOO_EARLY, WEAKER_RULE, DeviceTimer
+from dpftrl.flower.client import TOO_EARLY, WEAKER_RULE, DeviceTimer
 from dpftrl.flower.messages import ContactRule, Instruction
 
 HOUR = 3600.0

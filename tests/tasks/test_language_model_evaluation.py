@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from dpftrl.errors import InvalidInput
-from dpftrl.tasks.evaluation import Evaluation, evaluate, unigram_accuracy
-from dpftrl.tasks.language_model import Window, logits
+from dpftrl.tasks.language_model import Evaluation, Window, evaluate, logits, unigram_accuracy
 from dpftrl.tasks.vocabulary import BEGIN, END, PAD, UNKNOWN
 
 MODEL = Window(vocabulary=9, embedding=3, words=2, hidden=4)
