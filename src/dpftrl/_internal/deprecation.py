@@ -21,6 +21,7 @@ MODULES: Final = {
     "dpftrl.observed": "dpftrl.accounting.logs",
     "dpftrl.report": "dpftrl.statement",
     "dpftrl.sensitivity": "dpftrl.mechanisms",
+    "dpftrl.tasks.evaluation": "dpftrl.tasks.language_model",
 }
 # Names in `dpftrl` itself: old name to new name.
 NAMES: Final = {"Loss": "ErrorReport"}

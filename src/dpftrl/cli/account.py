@@ -19,6 +19,7 @@ from dpftrl.accounting import (
 )
 from dpftrl.accounting.guarantee import BufferType, Hypothesis
 from dpftrl.accounting.logs import LogLayout, Observed, WorstPattern, open_log
+from dpftrl.cli.files import Source, check_target, force_option, read_source
 from dpftrl.cli.options import (
     Count,
     describe,
@@ -34,8 +35,6 @@ from dpftrl.cli.output import (
     sensitivity_text,
     working,
 )
-from dpftrl.cli.sources import Source, read_source
-from dpftrl.cli.targets import check_target, force_option
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism
 from dpftrl.participation import FixedEpochs, Participation

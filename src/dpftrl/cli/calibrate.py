@@ -6,9 +6,9 @@ from rich.table import Table
 from dpftrl._internal.checks import whole_number
 from dpftrl._internal.formatting import in_full, rounded_up
 from dpftrl.accounting import account, calibrate, calibrate_rho
+from dpftrl.cli.files import resolve
 from dpftrl.cli.options import Count, describe, json_option, participation_or_source_options
 from dpftrl.cli.output import print_json, print_table, sensitivity_text, working
-from dpftrl.cli.sources import resolve
 from dpftrl.errors import InvalidInput
 from dpftrl.participation import Participation
 

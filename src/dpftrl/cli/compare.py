@@ -5,11 +5,10 @@ from pathlib import Path
 import click
 from rich.table import Table
 
+from dpftrl.cli.files import Source, check_target, force_option, read_source
 from dpftrl.cli.loss import loss_as_json
 from dpftrl.cli.options import json_option, participation_or_source_options
 from dpftrl.cli.output import number, print_json, print_table, say, sensitivity_text, working
-from dpftrl.cli.sources import Source, read_source
-from dpftrl.cli.targets import check_target, force_option
 from dpftrl.errors import InvalidInput, RoundsExceeded, TooLarge
 from dpftrl.participation import Participation
 from dpftrl.plan import mechanism as mechanism_by_name

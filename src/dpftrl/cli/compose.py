@@ -7,10 +7,9 @@ from rich.table import Table
 
 from dpftrl._internal.formatting import rounded_up
 from dpftrl.accounting import compose, save_guarantee
+from dpftrl.cli.files import check_target, force_option, guarantee_in, kind_of
 from dpftrl.cli.options import Count, json_option
 from dpftrl.cli.output import print_json, print_table, say, working
-from dpftrl.cli.sources import guarantee_in, kind_of
-from dpftrl.cli.targets import check_target, force_option
 from dpftrl.errors import InvalidInput
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import click
 
 from dpftrl._internal.formatting import rounded_up
+from dpftrl.cli.files import check_target, force_option
 from dpftrl.cli.options import state_folder_option
 from dpftrl.cli.output import print_json, say, working
-from dpftrl.cli.targets import check_target, force_option
 from dpftrl.federated import Server
 
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import click
 from rich.table import Table
 
+from dpftrl.cli.files import FORCE, check_target, force_option
 from dpftrl.cli.loss import loss_as_json
 from dpftrl.cli.options import Count, json_option, max_participations_option
 from dpftrl.cli.output import (
@@ -18,7 +19,6 @@ from dpftrl.cli.output import (
     sensitivity_text,
     working,
 )
-from dpftrl.cli.targets import FORCE, check_target, force_option
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import BLT, Mechanism, save_mechanism
 from dpftrl.optimize import (

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dpftrl._internal.formatting import rounded_up
+from dpftrl.cli.files import check_target, force_option
 from dpftrl.cli.options import (
     Count,
     Share,
@@ -17,7 +18,6 @@ from dpftrl.cli.options import (
     max_participations_option,
 )
 from dpftrl.cli.output import number, print_json, print_table, progress_bar, say
-from dpftrl.cli.targets import check_target, force_option
 from dpftrl.errors import InvalidInput
 from dpftrl.optimize import Objective
 from dpftrl.plan import (

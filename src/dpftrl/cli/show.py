@@ -7,10 +7,9 @@ import click
 import numpy as np
 from rich.table import Table
 
+from dpftrl.cli.files import check_target, force_option, read_source
 from dpftrl.cli.options import Count, json_option
 from dpftrl.cli.output import print_json, print_table, say, sparkline
-from dpftrl.cli.sources import read_source
-from dpftrl.cli.targets import check_target, force_option
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism, ToeplitzMechanism
 from dpftrl.participation import MinSep

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import click
 
+from dpftrl.cli.files import check_target, force_option, kind_of
 from dpftrl.cli.options import Count, no_witness_option, state_folder_option
 from dpftrl.cli.output import progress_bar, say
-from dpftrl.cli.sources import kind_of
-from dpftrl.cli.targets import check_target, force_option
 from dpftrl.errors import InvalidInput
 from dpftrl.statement.facts import Details
 from dpftrl.statement.from_files import GUARANTEE, LEDGER, statement_of_files

@@ -14,7 +14,14 @@ from dpftrl._internal.checks import whole_number
 from dpftrl._internal.client_ids import canonical_ids, shown
 from dpftrl._internal.deprecation import renamed_argument
 from dpftrl._internal.progress import Progress, ignore_progress
-from dpftrl.accounting.logs.layout import ROUND, TIME, LogLayout
+from dpftrl.accounting.logs.layout import (
+    ROUND,
+    TIME,
+    LogLayout,
+    as_text,
+    read_first_time,
+    read_times,
+)
 from dpftrl.accounting.logs.partitions import Clock, Contacts, Partitions, merge_contacts
 from dpftrl.accounting.logs.reading import (
     Source,
@@ -25,7 +32,6 @@ from dpftrl.accounting.logs.reading import (
     stream,
 )
 from dpftrl.accounting.logs.summary import Limits, Observed, WorstPattern, summarize
-from dpftrl.accounting.logs.times import as_text, read_first_time, read_times
 from dpftrl.accounting.logs.worst_pattern import worst_by_bounds, worst_by_gaps, worst_by_gram
 from dpftrl.errors import DpftrlError, InvalidInput, TooLarge
 from dpftrl.mechanisms.base import Mechanism

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dpftrl import MinSep
 from dpftrl.accounting.logs import Limits, LogLayout, observe, open_log
-from dpftrl.accounting.logs.times import read_first_time
+from dpftrl.accounting.logs.layout import read_first_time
 from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import BinaryTree
 from dpftrl.participation import FixedEpochs

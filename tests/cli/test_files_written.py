@@ -7,7 +7,7 @@ import pytest
 from command_line import run
 from matplotlib.figure import Figure
 
-from dpftrl.cli.targets import check_target
+from dpftrl.cli.files import check_target
 from dpftrl.errors import InvalidInput
 
 LIMITS = ["--rounds", "20", "--min-sep", "5"]
