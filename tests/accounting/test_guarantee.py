@@ -403,7 +403,8 @@ def test_n_equal_devices_move_the_output_n_times_as_far(devices: int):
     # Ten devices are 13 standard deviations: the sampler's range ends before that.
     assert (together.total_delta == 1e-6) == (devices < 10)
     assert together.devices == devices
-    assert together.unit == ("device" if devices == 1 else f"{devices} devices of one person")
+    several = f"{devices} clients (devices) of one person"
+    assert together.unit == ("client" if devices == 1 else several)
 
 
 @pytest.mark.parametrize("name", ["blt-b100", "tree", "banded:2"])

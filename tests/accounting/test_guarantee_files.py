@@ -126,6 +126,21 @@ def test_devices_of_devices_read_back_equal(tmp_path):
         assert load_guarantee(tmp_path / "g.json") == guarantee
 
 
+@several
+def test_a_file_that_calls_a_client_a_device_reads_back_equal(tmp_path, make):
+    guarantee = make()
+    content = saved(tmp_path, guarantee)
+    content["unit"] = "device" if guarantee.devices == 1 else "3 devices of one person"
+    for hypothesis in content["hypotheses"]:
+        hypothesis["text"] = hypothesis["text"].replace("client", "device")
+    assert any("device" in hypothesis["text"] for hypothesis in content["hypotheses"])
+    assert load_guarantee(write(tmp_path, content)) == guarantee
+    # A negative control: another unit in the old words is refused.
+    content["unit"] = "4 devices of one person"
+    with pytest.raises(InvalidInput, match="unit 4 clients"):
+        load_guarantee(write(tmp_path, content))
+
+
 def test_a_guarantee_replaces_the_one_that_was_there(tmp_path):
     for guarantee in (banded_run(), blt_run(), capped(), banded_run()):
         save_guarantee(guarantee, str(tmp_path / "g.json"))
@@ -312,7 +327,8 @@ def test_a_file_whose_noise_was_raised_with_all_its_claims_is_another_run(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("name", "better"), [("kind", "exact"), ("unit", "5 devices of one person"), ("unit", "person")]
+    ("name", "better"),
+    [("kind", "exact"), ("unit", "5 clients (devices) of one person"), ("unit", "person")],
 )
 def test_words_that_claim_more_are_refused(tmp_path, name: str, better: str):
     content = saved(tmp_path, capped())

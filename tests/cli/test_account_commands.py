@@ -91,9 +91,9 @@ def test_devices_multiply_mu():
     assert three["rho"] == pytest.approx(9 * one["rho"], rel=1e-15)
     assert three["epsilon"] > one["epsilon"]
     assert three["sensitivity"] == one["sensitivity"]
-    assert three["unit"] == "3 devices of one person"
+    assert three["unit"] == "3 clients (devices) of one person"
     _, table, _ = run("account", "tree", *SETTING, *NOISE, "--devices", 3)
-    assert "for each 3 devices of one person" in table
+    assert "for each 3 clients (devices) of one person" in table
 
 
 def test_rounds_between_is_one_less_than_min_sep():
@@ -240,7 +240,7 @@ def test_compose_under_a_common_cap_and_for_a_person(saved_guarantees):
     assert capped["max_participations"] == 4
     person = answer("compose", *paths, "--delta", 1e-9, "--devices", 2)
     assert person["mu"] == pytest.approx(2 * free["mu"], rel=1e-15)
-    assert person["unit"] == "2 devices of one person"
+    assert person["unit"] == "2 clients (devices) of one person"
 
 
 def test_a_huge_common_cap_costs_no_memory(saved_guarantees):

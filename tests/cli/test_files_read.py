@@ -176,7 +176,7 @@ def test_a_guarantee_for_several_devices_stays_one(tmp_path):
     first, _ = as_json("account", "tree", *limits, "--devices", "3", "--out", tmp_path / "g.json")
     again, err = as_json("account", tmp_path / "g.json")
     assert again["epsilon"] == pytest.approx(first["epsilon"], rel=1e-12)
-    assert "3 device(s) of one person" in err
+    assert "3 clients (devices) of one person" in err
     more, _ = as_json("account", tmp_path / "g.json", "--devices", "4")
     assert more["epsilon"] > first["epsilon"]
     code, _, err = run("account", tmp_path / "g.json", "--devices", "1")

@@ -81,7 +81,7 @@ def test_a_guarantee_of_several_runs(run, tmp_path):
     _, out, _ = run(path, "--json")
     statement_json = json.loads(out)
     assert (len(statement_json["runs"]), statement_json["kind"]) == (2, "upper bound")
-    assert statement_json["unit"] == "2 devices of one person"
+    assert statement_json["unit"] == "2 clients (devices) of one person"
 
 
 def test_the_files_of_a_run_that_kept_to_its_plan(run, plan, folder):
@@ -113,7 +113,7 @@ def test_the_files_of_a_run_that_broke_its_plan(run, plan, folder, accounted):
     code, out, _ = run(plan, "--run", folder)
     assert code == 1
     assert out.startswith("The participation limits were not kept.")
-    assert "1 of 1 devices" in out
+    assert "1 of 1 clients" in out
     statement_json = json.loads((folder / "statement.json").read_bytes())
     assert statement_json["origin"] == "log"
     assert statement_json["epsilon"] > PROMISED.epsilon

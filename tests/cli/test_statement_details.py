@@ -61,7 +61,7 @@ def test_a_blank_text_is_refused_in_one_line(plan, option, tmp_path):
 def test_the_printed_summary_is_about_three_devices_too(plan):
     code, out, _ = command_line.run("statement", plan, "--devices", "3")
     assert code == 0
-    assert "for each device." in out
+    assert "for each client." in out
     assert "For each person with up to 3 devices, all noisy rounds are (" in out
     assert "A delta of 1e-10 means one in ten billion." in out
 

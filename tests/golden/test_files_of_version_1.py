@@ -11,6 +11,7 @@ import pytest
 
 from dpftrl.accounting import load_guarantee
 from dpftrl.federated import Server
+from dpftrl.federated.run_guarantee import IDENTITIES
 from dpftrl.mechanisms.registry import load_mechanism
 from dpftrl.noise import Grid, NoiseKey, NoiseStream
 from dpftrl.noise.state_file import mechanism_sha256
@@ -73,6 +74,24 @@ def test_plans_load(path: Path):
 def test_guarantees_load(path: Path):
     said = json.loads(path.read_text())
     assert load_guarantee(path).epsilon == pytest.approx(said["epsilon"], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted([*V1.glob("guarantees/*.json"), *V1.glob("runs/*/*/guarantee.json")]),
+    ids=lambda path: str(path.relative_to(V1)),
+)
+def test_hypotheses_are_read_in_the_words_of_this_version(path: Path):
+    """Version 0.1 called a client a device. Nothing but the words changes."""
+    said, loaded = json.loads(path.read_text()), load_guarantee(path)
+    assert all("device" not in hypothesis.text for hypothesis in loaded.hypotheses)
+    bases = [(hypothesis["name"], hypothesis["basis"]) for hypothesis in said["hypotheses"]]
+    kept = [(hypothesis.name, hypothesis.basis) for hypothesis in loaded.hypotheses]
+    assert [*bases, ("rounding", "assumed")] == kept
+    texts = {hypothesis.text for hypothesis in loaded.hypotheses}
+    assert {run.hypothesis.text for run in loaded.runs} <= texts
+    identities = {one.text for one in loaded.hypotheses if one.name == "identity"}
+    assert identities <= {identity.text for identity in IDENTITIES.values()}
 
 
 def copy_of(run: Path, to: Path) -> Path:

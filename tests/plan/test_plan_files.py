@@ -224,7 +224,7 @@ def test_a_guarantee_under_a_common_cap_is_not_a_plan():
         [
             {
                 "name": "participation",
-                "text": "Each device takes part in at most 99 of 20 rounds.",
+                "text": "Each client takes part in at most 99 of 20 rounds.",
                 "basis": "assumed",
             },
         ],
@@ -246,7 +246,7 @@ def test_a_file_cannot_drop_hypotheses(tmp_path, hypotheses):
 def test_a_guarantee_of_several_runs_or_devices_is_refused():
     promise = plan_of().guarantee
     for other in (compose([promise, promise], DELTA), promise.for_devices(2)):
-        with pytest.raises(InvalidInput, match="the guarantee of one run, for one device"):
+        with pytest.raises(InvalidInput, match="the guarantee of one run, for one client"):
             Plan(FLEET, other)
     assert Plan(FLEET, compose([promise], DELTA)) == Plan(FLEET, promise)
 

@@ -223,7 +223,7 @@ def test_the_mu_of_several_devices_of_one_person_add_up():
         assert row["mu"] == single * row["devices"]
         assert row["epsilon"] == pytest.approx(epsilon_of(1e-8, row["mu"]), rel=1e-9)
     pairs = json.loads(make_statement(guarantee.for_devices(2), devices=4).json_bytes())
-    assert pairs["unit"] == "2 devices of one person"
+    assert pairs["unit"] == "2 clients (devices) of one person"
     assert [row["mu"] for row in pairs["devices"]] == [single * g for g in (1, 2, 3, 4)]
 
 
@@ -231,7 +231,7 @@ def test_composed_runs_are_listed_and_called_an_upper_bound():
     statement = EVERY["composed"]()
     text = statement.markdown()
     assert "2 training runs together" in text
-    assert "at most 5 rounds of one device" in text
+    assert "at most 5 rounds of one client" in text
     assert "The numbers are an upper bound" in text
     assert "| run 2 | 200 |" in text
     assert json.loads(statement.json_bytes())["max_participations_over_all_runs"] == 5
@@ -279,7 +279,7 @@ def test_a_log_that_exceeds_the_limits_replaces_the_promised_guarantee(log, roun
     assert stated.runs[0].participation.rounds >= 200
     pattern = tuple(rounds["ann"])
     norm = BLT.pattern_norm(pattern, max(200, pattern[-1] + 1))
-    assert stated.mu >= norm / 8.0  # it covers the device that broke the limits
+    assert stated.mu >= norm / 8.0  # it covers the client that broke the limits
     content = json.loads(statement.json_bytes())
     assert content["origin"] == "log"
     assert content["planned"]["epsilon"] == promise().epsilon

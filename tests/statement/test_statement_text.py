@@ -54,11 +54,11 @@ def test_planned_timers_rounds_per_day_and_availability_are_stated():
     fleet = Fleet(50_000, 1000, 0.255, 1.3, timer_days=2.5, rounds_per_day=24)
     covered = section(make_statement(Plan(fleet, promise())), "2.1 Data accesses covered")
     for row in (
-        "| devices that may take part | 50,000 |",
+        "| clients that may take part | 50,000 |",
         "| reports that complete a round | 1,000 |",
-        "| availability: share of the devices that can be contacted | 25.5% |",
-        "| devices contacted per report needed | 1.3 |",
-        "| timer: days that a device waits before it takes part again | 2.5 (60 rounds) |",
+        "| availability: share of the clients that can be contacted | 25.5% |",
+        "| clients contacted per report needed | 1.3 |",
+        "| timer: days that a client waits before it takes part again | 2.5 (60 rounds) |",
         "| rounds per day | 24 |",
     ):
         assert row in covered
@@ -69,7 +69,7 @@ def test_a_plan_without_a_timer_says_so():
     covered = section(statement, "2.1 Data accesses covered")
     assert "The plan has no timer" in covered
     assert "| rounds per day |" not in covered
-    assert "| availability: share of the devices that can be contacted | 100% |" in covered
+    assert "| availability: share of the clients that can be contacted | 100% |" in covered
 
 
 def test_a_timer_shorter_than_a_round_is_not_an_error():
@@ -79,7 +79,7 @@ def test_a_timer_shorter_than_a_round_is_not_an_error():
 
 def test_a_guarantee_without_a_plan_says_nothing_about_a_fleet():
     text = make_statement(promise()).markdown()
-    assert "planned about the devices" not in text
+    assert "planned about the clients" not in text
     assert "timer" not in text
 
 
@@ -100,16 +100,16 @@ def parameters(guarantee: Guarantee) -> str:
 
 
 @three
-def test_the_headline_is_about_a_device_and_a_person_with_three_devices(make):
+def test_the_headline_is_about_a_client_and_a_person_with_three_devices(make):
     statement, one = make(), promise()
     person = one.for_devices(3)
     for text in (headline(statement), json.loads(statement.json_bytes())["summary"]):
         sentences = re.split(r"(?<=\.) ", text)
-        (about_device,) = [sentence for sentence in sentences if "each device" in sentence]
+        (about_client,) = [sentence for sentence in sentences if "each client" in sentence]
         (about_person,) = [
             sentence for sentence in sentences if "each person with up to 3 devices" in sentence
         ]
-        assert parameters(one) in about_device
+        assert parameters(one) in about_client
         assert parameters(person) in about_person
     assert person.epsilon > one.epsilon
 
@@ -119,7 +119,7 @@ def test_no_number_contradicts_the_headline(make):
     """Every section gives the same two epsilons, deltas and rhos, each for the same unit."""
     statement, one = make(), promise()
     person = one.for_devices(3)
-    units = {"each device": one, "each person with up to 3 devices": person}
+    units = {"each client": one, "each person with up to 3 devices": person}
     table = section(statement, "2.3 Unit of privacy")
     for guarantee in units.values():
         epsilon, rho = rounded_up(guarantee.epsilon), rounded_up(guarantee.rho)
@@ -132,7 +132,7 @@ def test_no_number_contradicts_the_headline(make):
     assert f"| epsilon | {row} |" in numbers
     assert f"| 1e-10 (stated) | {row} |" in numbers
     formal = section(statement, "3.5 Formal statement")
-    assert "zero-out of one device, and for any set S of outputs" in formal
+    assert "zero-out of one client, and for any set S of outputs" in formal
     for guarantee in units.values():
         assert f"exp({rounded_up(guarantee.epsilon)})" in formal
     # Nothing else is raised to the power of e, and no third epsilon has a delta next to it.
@@ -145,10 +145,10 @@ def test_no_number_contradicts_the_headline(make):
 def test_the_unit_and_the_neighbours_are_those_of_the_headline(make):
     statement = make()
     neighbours = section(statement, "2.4 Neighbouring datasets")
-    assert "differ in one device" in neighbours
-    assert "differ in up to 3 devices of one person" in neighbours
+    assert "differ in one client" in neighbours
+    assert "differ in up to 3 clients (devices) of one person" in neighbours
     unit = section(statement, "2.3 Unit of privacy")
-    expected = "a device" if statement.guarantee.devices == 1 else "a person with up to 3 devices"
+    expected = "a client" if statement.guarantee.devices == 1 else "a person with up to 3 devices"
     assert unit.strip().startswith(f"The unit is {expected}")
 
 
@@ -162,7 +162,7 @@ def test_the_right_guess_is_stated_for_both_units(make):
 def test_three_devices_without_any_guarantee_are_stated_as_such():
     weak = account(dpftrl.BLT([0.9, 0.5], [0.1, 0.2]), CLIENTS, 0.35, 1e-10)
     text = headline(make_statement(weak, devices=40))
-    assert "For each device" not in text
+    assert "For each client" not in text
     assert "There is no guarantee for each person with up to 40 devices" in text
 
 
@@ -304,7 +304,7 @@ def test_the_statement_ends_with_a_glossary():
         "epsilon",
         "delta",
         "zero-out adjacency",
-        "device",
+        "client",
         "person",
         "noise multiplier",
         "clip norm",

@@ -204,7 +204,7 @@ def test_an_edited_first_checkpoint_fails(tmp_path):
         {"rho": 1e-3},
         {"sampler_delta": 0.0},
         {"kind": "upper bound"},
-        {"unit": "2 devices of one person"},
+        {"unit": "2 clients (devices) of one person"},
         {"devices": 2},
         {"common_cap": 1},
         {"adjacency": "add or remove"},

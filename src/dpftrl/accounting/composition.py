@@ -66,7 +66,7 @@ def compose(
 
     Raises:
         InvalidInput: A guarantee is for several devices of one person. Compose guarantees for one
-            device, then call `for_devices`.
+            client, then call `for_devices`.
         TooLarge: There are too many ways to share the common cap between the runs.
 
     Guarantees:
@@ -78,7 +78,7 @@ def compose(
     """
     composed = list(guarantees)
     if any(guarantee.devices != 1 for guarantee in composed):
-        raise InvalidInput("compose the guarantees for one device, then call for_devices")
+        raise InvalidInput("compose the guarantees for one client, then call for_devices")
     runs = [run for guarantee in composed for run in guarantee.runs]
     total = guarantee_of(runs, delta)
     total = replace(total, hypotheses=_all_hypotheses(composed, total.hypotheses))
@@ -86,7 +86,7 @@ def compose(
         return total
     cap = whole_number("max_participations", max_participations)
     mu = min(total.mu_of_one, math.sqrt(_worst_split(runs, cap)))
-    text = f"Over all {len(runs)} runs together, each device takes part in at most {cap:,} rounds."
+    text = f"Over all {len(runs)} runs together, each client takes part in at most {cap:,} rounds."
     common = Hypothesis("participation over all runs", text)
     others = tuple(other for other in total.hypotheses if other.name != common.name)
     return replace(total, mu_of_one=mu, common_cap=cap, hypotheses=(common, *others))

@@ -58,7 +58,7 @@ CLIPPING = Hypothesis(
 )
 ZERO_OUT = Hypothesis(
     "zero-out",
-    "Which devices take part, and when a round closes, does not depend on any device's data; an "
+    "Which clients take part, and when a round closes, does not depend on any client's data; an "
     "update that is missing or unfit counts as zero.",
 )
 KEYSTREAM = Hypothesis(
@@ -162,7 +162,7 @@ class Run:
         gap = "exactly" if isinstance(p, FixedEpochs) else "at least"
         several = p.max_participations > 1
         apart = f", each {gap} {p.min_sep:,} after the one before" if several else ""
-        return Hypothesis("participation", f"Each device takes part in {often}{apart}.")
+        return Hypothesis("participation", f"Each client takes part in {often}{apart}.")
 
 
 @final
@@ -172,10 +172,10 @@ class Guarantee:
 
     Attributes:
         runs: The noise streams that the guarantee covers.
-        mu_of_one: The Gaussian differential privacy parameter of all runs together, for one device.
+        mu_of_one: The Gaussian differential privacy parameter of all runs together, for one client.
         delta: The delta at which epsilon is stated. It includes `sampler_delta`.
         hypotheses: The conditions that the guarantee needs.
-        devices: The number of devices of one person that are protected as one unit.
+        devices: The number of clients, all devices of one person, that are protected as one unit.
         common_cap: The largest number of rounds of one client over all runs together; None if no
             such limit was used.
         adjacency: The neighboring relation: one client's updates are replaced by zeros.
@@ -248,7 +248,9 @@ class Guarantee:
     @property
     def unit(self) -> str:
         """The privacy unit: whose data is protected."""
-        return "device" if self.devices == 1 else f"{self.devices} devices of one person"
+        if self.devices == 1:
+            return "client"
+        return f"{self.devices} clients (devices) of one person"
 
     def at(self, delta: float) -> "Guarantee":
         """The same guarantee, stated at another delta."""

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,14 @@ KINDS: dict[str, type[Participation]] = {"min-sep": MinSep, "fixed-epochs": Fixe
 # The numbers in a file are recomputed when it is read. They may differ by this relative amount,
 # since machines round differently.
 AGREEMENT = 1e-9
+# Older files call a client a device, in the unit and in the texts of these hypotheses.
+NAMED_DEVICES = (
+    "participation",
+    "participation over all runs",
+    "zero-out",
+    "identity",
+    "repeated rows",
+)
 
 
 class ParticipationContent(msgspec.Struct, forbid_unknown_fields=True):
@@ -171,7 +180,7 @@ def guarantee_from(content: GuaranteeFile, target: Path) -> Guarantee:
         guarantee = compose(parts, content.delta, content.common_cap).for_devices(content.devices)
     except DpftrlError as error:
         raise InvalidInput(f"{target}: {error}") from None
-    hypotheses = tuple(Hypothesis(h.name, h.text, h.basis) for h in content.hypotheses)
+    hypotheses = tuple(map(_hypothesis, content.hypotheses))
     if content.version == 1:  # these files do not mention rounding
         hypotheses = (*hypotheses, ROUNDING_NOT_COVERED)
     stated = Counter(hypothesis.name for hypothesis in hypotheses)
@@ -190,6 +199,7 @@ def guarantee_from(content: GuaranteeFile, target: Path) -> Guarantee:
 
 def _refuse_differences(claimed: GuaranteeFile, computed: GuaranteeFile, target: Path) -> None:
     """Refuse a file whose fields do not follow from its runs."""
+    claimed = msgspec.structs.replace(claimed, unit=_unit(claimed.unit))
     names = ("mu", "rho", "epsilon", "sampler_delta", "kind", "unit")
     _refuse_different_fields("", claimed, computed, names, target)
     names = ("sensitivity", "sensitivity_kind", "rounding")
@@ -217,6 +227,23 @@ def _is_close(claim: object, value: object) -> bool:
     if isinstance(claim, float) and isinstance(value, float):
         return math.isclose(claim, value, rel_tol=AGREEMENT)
     return False
+
+
+def _hypothesis(content: HypothesisContent) -> Hypothesis:
+    """A hypothesis of a file, in the words of this version."""
+    text = content.text
+    if content.name in NAMED_DEVICES:
+        text = re.sub(r"\bdevice(s?)\b", r"client\1", text)
+    return Hypothesis(content.name, text, content.basis)
+
+
+def _unit(claimed: str) -> str:
+    """The unit that a file states, in the words of this version."""
+    if claimed == "device":
+        return "client"
+    return re.sub(
+        r"^([0-9]+) devices of one person$", r"\1 clients (devices) of one person", claimed
+    )
 
 
 def _run_content(run: Run, mechanism: MechanismFile) -> RunContent:

@@ -54,7 +54,7 @@ def compose_command(
         if any(guarantee.devices != 1 for guarantee in guarantees):
             raise InvalidInput(
                 "a file has a guarantee for several devices of one person; compose guarantees for "
-                "one device, and give --devices for the result"
+                "one client, and give --devices for the result"
             )
         together = compose(guarantees, delta, max_participations).for_devices(devices)
     if out is not None:

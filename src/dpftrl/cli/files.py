@@ -74,8 +74,8 @@ class Source:
         stated = self.guarantee.devices
         if given is not None and given < stated:
             raise InvalidInput(
-                f"{self.name} is a guarantee for {stated} devices of one person, and --devices "
-                f"{given} would state a smaller epsilon; leave the option out"
+                f"{self.name} is a guarantee for {stated} clients (devices) of one person, and "
+                f"--devices {given} would state a smaller epsilon; leave the option out"
             )
         return stated if given is None else given
 
@@ -90,7 +90,7 @@ class Source:
             "participation": str(self.run.participation),
             "noise multiplier": f"noise multiplier {self.run.noise_multiplier:.6g}",
             "delta": f"delta {in_full(self.guarantee.delta)}",
-            "devices": f"{self.guarantee.devices} device(s) of one person",
+            "devices": f"{self.guarantee.devices} clients (devices) of one person",
         }
         say(f"from the {self.kind} {self.name}: {', '.join(texts[one] for one in taken)}", err=True)
 

@@ -14,20 +14,20 @@ from dpftrl.plan import Plan
 ENFORCED_CLIPPING = Hypothesis(CLIPPING.name, CLIPPING.text, "enforced")
 IDENTITY = Hypothesis(
     "identity",
-    "Each device has one name for the whole run: one that comes back under another is taken for "
-    "another device.",
+    "Each client has one name for the whole run: one that comes back under another is taken for "
+    "another client.",
 )
 IDENTITIES = {
     "stated": IDENTITY,
     "registered": Hypothesis(
         IDENTITY.name,
-        "Each device is known by a key that was registered for it beforehand, and others are "
-        "refused. Only the operator can register keys, and gives each device one.",
+        "Each client is known by a key that was registered for it beforehand, and others are "
+        "refused. Only the operator can register keys, and gives each client one.",
     ),
     "unregistered": Hypothesis(
         IDENTITY.name,
-        "No device was started again during the run: nobody had to register, and a device that "
-        "starts again gets a new name and counts as another device.",
+        "No client was started again during the run: nobody had to register, and a client that "
+        "starts again gets a new name and counts as another client.",
     ),
 }
 

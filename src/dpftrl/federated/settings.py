@@ -31,9 +31,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         snapshot_every: Rounds between two snapshots of the noise buffers. A resumed run recomputes
             the noise of the rounds after the last snapshot only.
         hash_clients: Write keyed hashes of the clients' names into files instead of the names.
-        identity: How the name of a client is tied to a device. `stated`: the caller of the server
-            vouches for the names. `registered`: each device signs its messages with a key that was
-            registered beforehand. `unregistered`: a device gets a new name when it restarts.
+        identity: How clients are known by their names. `stated`: the caller of the server vouches
+            for the names. `registered`: each client signs its messages with a key that was
+            registered beforehand. `unregistered`: a client gets a new name when it restarts.
         population: Your label for the people of this run, such as "es-ES keyboards". It is recorded
             and published with the model; nothing is derived from it.
     """

@@ -95,8 +95,8 @@ class EarlierRun:
         alone = self.guarantee
         if len(alone.runs) != 1 or alone.devices != 1 or alone.common_cap is not None:
             raise InvalidInput(
-                f"an earlier run has one stream of noise and is stated for one device, got "
-                f"{len(alone.runs)} streams and {alone.devices} devices"
+                f"an earlier run has one stream of noise and is stated for one client, got "
+                f"{len(alone.runs)} streams and {alone.devices} clients"
             )
 
     @property

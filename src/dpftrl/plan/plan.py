@@ -135,8 +135,8 @@ class Plan:
         promised = self.guarantee
         if len(promised.runs) != 1 or promised.devices != 1 or promised.common_cap is not None:
             raise InvalidInput(
-                "a plan needs the guarantee of one run, for one device and without a common cap, "
-                f"got {len(promised.runs)} runs and {promised.devices} devices"
+                "a plan needs the guarantee of one run, for one client and without a common cap, "
+                f"got {len(promised.runs)} runs and {promised.devices} clients"
             )
         run = promised.runs[0]
         rounds = run.participation.rounds

@@ -192,17 +192,17 @@ def _accounting_kind(facts: Facts) -> Iterator[str]:
         "other numbers about privacy are rounded up. The JSON file has all digits."
     )
     yield (
-        "For several devices of one person, mu is that of one device times the number of devices "
+        "For several clients (devices) of one person, mu is that of one client times their number "
         "(group privacy). This is an upper bound."
     )
     if len(facts.guarantee.runs) > 1:
         yield "The runs are composed: " + (
-            "the squares of their mu add up, as if one device were at its worst in every run."
+            "the squares of their mu add up, as if one client were at its worst in every run."
             if facts.guarantee.common_cap is None
-            else "of all ways to divide the rounds of a device among the runs, the worst counts."
+            else "of all ways to divide the rounds of a client among the runs, the worst counts."
         )
     if facts.kind == "exact":
-        yield "The numbers for one device are exact: some pattern of participation attains them."
+        yield "The numbers for one client are exact: some pattern of participation attains them."
     else:
         yield "The numbers are an upper bound: no pattern of participation need attain them."
 
@@ -220,7 +220,7 @@ def _run_table(run: Run, number: int) -> Table:
             "noise multiplier",
             f"{rounded_down(run.noise_multiplier)} (standard deviation of Z over the clip norm)",
         ),
-        ("mu of one device", f"{rounded_up(run.mu)} (sensitivity over noise multiplier)"),
+        ("mu of one client", f"{rounded_up(run.mu)} (sensitivity over noise multiplier)"),
     ]
     caption = f"Run {number}: the noise that is added. The JSON file has all digits."
     return Table(caption, ("", "value"), tuple(rows))

@@ -51,9 +51,9 @@ NOT_COVERED = (
     "Choosing which checkpoint to ship.",
     "Metrics on held-out data of people, and A/B tests.",
     "Who took part, and when.",
-    "When a round starts and ends, and how many devices it contacts.",
+    "When a round starts and ends, and how many clients it contacts.",
     "Data used before the training, such as public data for pre-training.",
-    "Data that devices send outside of the training.",
+    "Data that clients send outside of the training.",
 )
 
 PARTICIPATION: Final = "participation"
@@ -201,7 +201,7 @@ def stated_hypotheses(
 def _own_text(hypothesis: Hypothesis, guarantee: Guarantee) -> str:
     if hypothesis.name == COMMON_CAP:
         return (
-            f"Over all {len(guarantee.runs)} runs together, each device takes part in at most "
+            f"Over all {len(guarantee.runs)} runs together, each client takes part in at most "
             f"{guarantee.common_cap:,} rounds."
         )
     texts = TEXTS[hypothesis.name]
@@ -294,7 +294,7 @@ class Facts:
     Attributes:
         stated: The guarantee that is stated, and how it compares with the log.
         promised: The guarantee of the plan or file that the statement is about.
-        fleet: The devices of the plan, or None if there is no plan.
+        fleet: The clients of the plan, or None if there is no plan.
         accounted: The guarantee that the run's server accounted, without earlier runs.
         observed: The summary of the log.
         devices: Further numbers of devices of one person to state the guarantee for.
@@ -330,7 +330,7 @@ class Facts:
 
     @property
     def kind(self) -> Literal["exact", "upper bound"]:
-        """Whether some device attains the numbers, or they are only an upper bound."""
+        """Whether some client attains the numbers, or they are only an upper bound."""
         attained = self.guarantee.runs[0].mu * self.guarantee.devices
         if self.guarantee.common_cap is not None or self.guarantee.mu > attained * (1 + ROUNDING):
             return "upper bound"
@@ -363,9 +363,9 @@ class Facts:
 
     @cached_property
     def by_unit(self) -> tuple[Guarantee, ...]:
-        """The guarantees in the headline: the stated one first, then per device and per person.
+        """The guarantees in the headline: the stated one first, then per client and per person.
 
-        There is one for the stated unit, one for a single device, and one for each further number
+        There is one for the stated unit, one for a single client, and one for each further number
         of devices of one person that was asked for.
         """
         stated = self.guarantee.devices
@@ -391,7 +391,7 @@ class Facts:
         if self.fleet is not None and not whole_delta(self.guarantee) * self.fleet.population < 1:
             warnings.append(
                 f"Delta is not below 1 / {self.fleet.population:,}, one over the number of "
-                "devices: publishing all data of one random device would satisfy the same delta."
+                "clients: publishing all data of one random client would satisfy the same delta."
             )
         return tuple(warnings)
 

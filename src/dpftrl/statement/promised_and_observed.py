@@ -1,7 +1,7 @@
 """Comparison of the promised with the observed guarantee: which one may be stated after a run.
 
 The promised guarantee is stated only if nothing contradicts it. The guarantee that the run's server
-accounted replaces the planned one. If a log shows that devices exceeded the participation limits,
+accounted replaces the planned one. If a log shows that clients exceeded the participation limits,
 the guarantee of the log replaces both.
 """
 
@@ -16,7 +16,7 @@ from dpftrl.participation import FixedEpochs, MinSep, Participation
 
 REPEATED = Hypothesis(
     "repeated rows",
-    "Rows of the log that repeat a device and a round were written twice; no update was summed "
+    "Rows of the log that repeat a client and a round were written twice; no update was summed "
     "twice.",
 )
 
@@ -85,7 +85,7 @@ def choose_guarantee(
     if observed is not None and observed.duplicate_rows:
         stated = replace(stated, guarantee=stated.guarantee.resting_on(REPEATED))
         more_warnings.append(
-            f"The log has {observed.duplicate_rows:,} row(s) too many: a device is counted "
+            f"The log has {observed.duplicate_rows:,} row(s) too many: a client is counted "
             "more than once in a round. If an update was summed twice, and not only its row "
             "written twice, no guarantee in this statement holds."
         )
@@ -108,15 +108,15 @@ def _compare_with_log(stated: StatedGuarantee, observed: Observed) -> StatedGuar
             stated, guarantee=replace(base, hypotheses=confirmed), ex_post=ex_post, kept_limits=True
         )
     guarantee, addition = ex_post, ""
-    if ex_post.mu < base.mu:  # a device took part in fewer rounds, but they are closer together
+    if ex_post.mu < base.mu:  # a client took part in fewer rounds, but they are closer together
         guarantee = _guarantee_of_log(base, _wider_limits(limits, observed))
         addition = (
             " and, so that epsilon is not smaller than promised, for as many rounds as were "
             "promised"
         )
     warning = (
-        f"The participation limits were not kept. {' '.join(broken)}{_affected_devices(observed)} "
-        "The promised guarantee does not hold for every device: the guarantee stated here allows "
+        f"The participation limits were not kept. {' '.join(broken)}{_affected_clients(observed)} "
+        "The promised guarantee does not hold for every client: the guarantee stated here allows "
         f"for what the log shows{addition}."
     )
     # A bound over more patterns can be tighter, and so smaller, than a bound over fewer patterns.
@@ -126,7 +126,7 @@ def _compare_with_log(stated: StatedGuarantee, observed: Observed) -> StatedGuar
 
 
 def limits_of(guarantee: Guarantee) -> Participation:
-    """Return the participation that a guarantee for one run allows a device."""
+    """Return the participation that a guarantee for one run allows a client."""
     allowed = guarantee.runs[0].participation
     cap = guarantee.common_cap or allowed.max_participations
     return replace(allowed, max_participations=min(cap, allowed.max_participations))
@@ -162,17 +162,17 @@ def _broken_limits(
     """Yield one sentence for each limit that the log does not keep to."""
     if observed.max_participations > limits.max_participations:
         yield (
-            f"One device took part in {observed.max_participations:,} rounds, where "
+            f"One client took part in {observed.max_participations:,} rounds, where "
             f"{limits.max_participations:,} were {promised_or_planned}."
         )
     if observed.max_participations > 1 and observed.min_sep < limits.min_sep:
         yield (
-            f"One device came back after {observed.min_sep:,} round(s), where at least "
+            f"One client came back after {observed.min_sep:,} round(s), where at least "
             f"{limits.min_sep:,} were {promised_or_planned}."
         )
     elif isinstance(limits, FixedEpochs) and not observed.comes_back_after(limits.min_sep):
         yield (
-            f"Devices did not come back after exactly {limits.min_sep:,} rounds, as "
+            f"Clients did not come back after exactly {limits.min_sep:,} rounds, as "
             f"{promised_or_planned}."
         )
     if observed.rounds > limits.rounds:
@@ -182,9 +182,9 @@ def _broken_limits(
         )
 
 
-def _affected_devices(observed: Observed) -> str:
+def _affected_clients(observed: Observed) -> str:
     count = observed.broken_counted_clients
-    return f" This concerns {count:,} of {observed.clients:,} devices." if count else ""
+    return f" This concerns {count:,} of {observed.clients:,} clients." if count else ""
 
 
 def _differences(promised: Guarantee, accounted: Guarantee) -> Iterator[str]:
@@ -210,12 +210,12 @@ def _not_compared(base: Guarantee, observed: Observed) -> str:
     """Return a warning that the log of several runs cannot be compared with each run's limits.
 
     Raises:
-        InvalidInput: A device took part more often than all runs together allow.
+        InvalidInput: A client took part more often than all runs together allow.
     """
     allowed = base.common_cap or sum(run.participation.max_participations for run in base.runs)
     if observed.max_participations > allowed:
         raise InvalidInput(
-            f"one device took part in {observed.max_participations:,} rounds, the {len(base.runs)} "
+            f"one client took part in {observed.max_participations:,} rounds, the {len(base.runs)} "
             f"runs allow {allowed:,}; account each run by its own log, compose them, and state that"
         )
     return (

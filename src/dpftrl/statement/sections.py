@@ -100,9 +100,9 @@ def delta_sentences(facts: Facts) -> tuple[str, ...]:
 
 
 def _protected(facts: Facts) -> list[str]:
-    """Return whom the headline protects: a device, and a person if it is about several devices."""
+    """Return whom the headline protects: a client, and a person if it is about several devices."""
     is_about_people = any(guarantee.devices > 1 for guarantee in facts.by_unit)
-    return ["device", *(["person"] if is_about_people else [])]
+    return ["client", *(["person"] if is_about_people else [])]
 
 
 def origin_text(facts: Facts) -> str:
@@ -156,24 +156,24 @@ def formal_sentence(stated: Guarantee) -> str:
 def unit_text(guarantee: Guarantee) -> str:
     """Return whom a guarantee protects."""
     if guarantee.devices == 1:
-        return "each device"
+        return "each client"
     return f"each person with up to {guarantee.devices:,} devices"
 
 
 def _difference(guarantee: Guarantee) -> str:
-    """Return which devices neighbouring datasets differ in."""
+    """Return which clients neighbouring datasets differ in."""
     if guarantee.devices == 1:
-        return "one device"
-    return f"up to {guarantee.devices:,} devices of one person"
+        return "one client"
+    return f"up to {guarantee.devices:,} clients (devices) of one person"
 
 
 def limits_text(participation: Participation) -> str:
-    """Return how often one device may take part."""
+    """Return how often one client may take part."""
     p = participation
     if p.max_participations == 1:
-        return "at most 1 round of one device"
+        return "at most 1 round of one client"
     exactly = "exactly" if isinstance(p, FixedEpochs) else "at least"
-    return f"at most {p.max_participations:,} rounds of one device, {exactly} {p.min_sep:,} apart"
+    return f"at most {p.max_participations:,} rounds of one client, {exactly} {p.min_sep:,} apart"
 
 
 def basis_counts(facts: Facts) -> str:
@@ -208,27 +208,27 @@ def _or_none(guarantee: Guarantee, text: str) -> str:
 NO_VALUE = "-"  # the text of a table cell without a value
 
 SETTING = (
-    "This is central differential privacy. Devices send clipped updates to a server, which sums "
+    "This is central differential privacy. Clients send clipped updates to a server, which sums "
     "them and adds the noise. The server, and whoever runs it, is trusted to do this correctly, to "
     "keep the noise key and the noise state secret, and to release nothing else about the updates. "
-    "Everybody else may be curious: those who see the models, and the other devices too."
+    "Everybody else may be curious: those who see the models, and the other clients too."
 )
 OUTPUT = (
     "The output is every noisy round of the training. All intermediate models are computed from it "
     "without another use of the data. So they are covered as well, including those that are sent "
-    "to devices."
+    "to clients."
 )
 UNIT = (
-    "The unit is a device with all its data, however much that is. For a person with one device "
-    "this protects the person. Where people share a device, each of them is protected at least as "
-    "well. A person with several devices that take part is protected less; the table shows how "
-    "much less at most."
+    "The unit is a client: one device with all its data, however much that is. For a person with "
+    "one device this protects the person. Where people share a device, each of them is protected "
+    "at least as well. A person with several devices that take part is protected less; the table "
+    "shows how much less at most."
 )
 # The same for a guarantee that protects all devices of one person together.
 PERSON = (
     "The unit is a person with up to {devices:,} devices that take part: all data of these devices "
     "together, however much that is. Where people share a device, each of them is protected at "
-    "least as well. A single device is protected better, and a person with more devices is "
+    "least as well. A single client is protected better, and a person with more devices is "
     "protected less; the table shows how much."
 )
 CURVES = (
@@ -236,8 +236,8 @@ CURVES = (
 )
 ZERO_OUT = (
     "Zero-out: two datasets are neighbours if they differ in {difference} only, and every update "
-    "there is replaced by zeros in one of the two datasets. The rounds, all other devices and the "
-    "number of devices are the same."
+    "there is replaced by zeros in one of the two datasets. The rounds, all other clients and the "
+    "number of clients are the same."
 )
 
 
@@ -269,7 +269,7 @@ def summary_section(facts: Facts) -> Section:
 
 def _secret(guarantee: Guarantee) -> str:
     if guarantee.devices == 1:
-        return "the data of a device"
+        return "the data of a client"
     return f"the data of a person on up to {guarantee.devices:,} devices"
 
 
@@ -313,7 +313,7 @@ def promised_and_observed_section(facts: Facts) -> Section:
 
 def _log_column(facts: Facts) -> dict[str, tuple[str, ...]]:
     """Return the cell of the log for each row label; no cell if there is no log."""
-    labels = ("rounds", "min-sep", "most rounds of one device", "noise multiplier", "epsilon")
+    labels = ("rounds", "min-sep", "most rounds of one client", "noise multiplier", "epsilon")
     observed, ex_post = facts.observed, facts.stated.ex_post
     if observed is None:
         return dict.fromkeys(labels, ())
@@ -336,7 +336,7 @@ def _cell(guarantee: Guarantee, label: str) -> str:
     cells = {
         "rounds": [f"{run.participation.rounds:,}" for run in guarantee.runs],
         "min-sep": [f"{run.participation.min_sep:,}" for run in guarantee.runs],
-        "most rounds of one device": [
+        "most rounds of one client": [
             f"{run.participation.max_participations:,}" for run in guarantee.runs
         ],
         "noise multiplier": [rounded_down(run.noise_multiplier) for run in guarantee.runs],
@@ -347,11 +347,11 @@ def _cell(guarantee: Guarantee, label: str) -> str:
 def _log_text(facts: Facts) -> str:
     observed = facts.observed
     assert observed is not None
-    devices = f"{observed.clients:,} devices with {observed.participations:,} participations in all"
+    clients = f"{observed.clients:,} clients with {observed.participations:,} participations in all"
     if facts.stated.ex_post is None:
-        return f"The log has {devices}."
+        return f"The log has {clients}."
     return (
-        f"The log has {devices}. The epsilon observed afterwards (ex post) is what the same noise "
+        f"The log has {clients}. The epsilon observed afterwards (ex post) is what the same noise "
         "gives for the smallest gap and the largest count in the log. It holds for this run, but "
         "it does not rest on a limit that was enforced."
     )
@@ -379,8 +379,8 @@ def _covered(facts: Facts) -> Iterator[Block]:
     runs = facts.guarantee.runs
     covered = "one training run" if len(runs) == 1 else f"{len(runs)} training runs together"
     yield Paragraph(
-        f"The guarantee covers every use of device data in {covered}, for all devices that keep to "
-        "the limits below. A device that does not keep to them weakens only its own guarantee."
+        f"The guarantee covers every use of client data in {covered}, for all clients that keep to "
+        "the limits below. A client that does not keep to them weakens only its own guarantee."
     )
     if facts.fleet is not None:
         yield from _planned_fleet(facts.fleet)
@@ -388,10 +388,10 @@ def _covered(facts: Facts) -> Iterator[Block]:
         (f"run {number}", f"{run.participation.rounds:,}", limits_text(run.participation))
         for number, run in enumerate(runs, 1)
     )
-    yield Table("Rounds, and how often one device may take part.", ("", "rounds", "limits"), rows)
+    yield Table("Rounds, and how often one client may take part.", ("", "rounds", "limits"), rows)
     if facts.guarantee.common_cap is not None:
         yield Paragraph(
-            f"Over all runs together: at most {facts.guarantee.common_cap:,} rounds of one device."
+            f"Over all runs together: at most {facts.guarantee.common_cap:,} rounds of one client."
         )
     yield from _start_model(facts)
     yield Paragraph("Not covered:")
@@ -399,19 +399,19 @@ def _covered(facts: Facts) -> Iterator[Block]:
 
 
 def _planned_fleet(fleet: Fleet) -> Iterator[Block]:
-    """Yield what the plan says about devices, availability and timers."""
+    """Yield what the plan says about clients, availability and timers."""
     rows = [
-        ("devices that may take part", f"{fleet.population:,}"),
+        ("clients that may take part", f"{fleet.population:,}"),
         ("reports that complete a round", f"{fleet.report_goal:,}"),
-        ("availability: share of the devices that can be contacted", percent(fleet.availability)),
-        ("devices contacted per report needed", plain_number(fleet.over_selection)),
+        ("availability: share of the clients that can be contacted", percent(fleet.availability)),
+        ("clients contacted per report needed", plain_number(fleet.over_selection)),
     ]
     if fleet.timer_days is not None and fleet.rounds_per_day is not None:
         rows += [
-            ("timer: days that a device waits before it takes part again", _timer_text(fleet)),
+            ("timer: days that a client waits before it takes part again", _timer_text(fleet)),
             ("rounds per day", plain_number(fleet.rounds_per_day)),
         ]
-    yield Table("What was planned about the devices.", ("", "planned"), tuple(rows))
+    yield Table("What was planned about the clients.", ("", "planned"), tuple(rows))
     if fleet.timer_days is None:
         yield Paragraph("The plan has no timer, and no number of rounds per day.")
 
@@ -490,7 +490,7 @@ GLOSSARY = (
     (
         "differential privacy",
         "A mathematical limit on how much the published results can depend on the data of any one "
-        "device or person. It holds whatever else somebody knows, and whatever they compute.",
+        "client or person. It holds whatever else somebody knows, and whatever they compute.",
     ),
     (
         "epsilon",
@@ -500,7 +500,7 @@ GLOSSARY = (
     (
         "delta",
         "The largest probability with which the limit of epsilon may fail. It should be well below "
-        "one divided by the number of devices.",
+        "one divided by the number of clients.",
     ),
     (
         "rho (zCDP) and mu (Gaussian DP)",
@@ -509,26 +509,26 @@ GLOSSARY = (
     (
         "zero-out adjacency",
         "What is compared: the training as it was, and the same training in which all "
-        "contributions of one device (or of one person's devices) are replaced by zeros.",
+        "contributions of one client (or of one person's devices) are replaced by zeros.",
     ),
     (
-        "device",
-        "One phone, computer or other installation that takes part under one identity, with all "
-        "the data on it that is used for the training.",
+        "client",
+        "One phone, computer or other device that takes part under one identity, with all the data "
+        "on it that is used for the training.",
     ),
     (
         "person",
         "Somebody who uses one or several of the devices. A person with several devices is "
-        "protected less than a single device, as section 2.3 shows.",
+        "protected less than a single client, as section 2.3 shows.",
     ),
     (
         "round",
-        "One step of the training: the server collects updates from some devices, adds them up, "
+        "One step of the training: the server collects updates from some clients, adds them up, "
         "adds noise, and improves the model.",
     ),
     (
         "clip norm",
-        "The largest size that the update of a device may have. A larger update is scaled down to "
+        "The largest size that the update of a client may have. A larger update is scaled down to "
         "it before it is used.",
     ),
     (
@@ -537,7 +537,7 @@ GLOSSARY = (
     ),
     (
         "min-sep",
-        "The minimum separation of a device's contributions: if a device took part in round t, it "
+        "The minimum separation of a client's contributions: if a client took part in round t, it "
         "takes part again in round t + min-sep at the earliest.",
     ),
     (

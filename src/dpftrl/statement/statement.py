@@ -169,7 +169,7 @@ def make_statement(
     ...     account(mechanism("blt-b1000"), clients, noise_multiplier=16.1, delta=1e-10)
     ... )
     >>> print(statement.summary.partition("are ")[2].partition(" A delta")[0])
-    (0.9790, 1e-10)-differentially private and 0.01395-zCDP, for each device.
+    (0.9790, 1e-10)-differentially private and 0.01395-zCDP, for each client.
     """
     promised = with_own_texts(promise.guarantee if isinstance(promise, Plan) else promise)
     accounted = None if accounted is None else with_own_texts(accounted)
