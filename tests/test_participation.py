@@ -1,7 +1,10 @@
-"""Participations, compared with patterns that are listed without the library."""
+"""Participations and samplings, compared with values that are computed without the library."""
 
 import itertools
-from dataclasses import FrozenInstanceError
+import math
+from collections import Counter
+from dataclasses import FrozenInstanceError, replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 
 from dpftrl import FixedEpochs, MinSep, Participation
 from dpftrl.errors import DpftrlError, InvalidInput
-from dpftrl.participation import Pattern
+from dpftrl.participation import BallsInBins, CyclicPoisson, Pattern, Poisson, Sampling
 
 KINDS = [MinSep, FixedEpochs]
 SMALL = st.integers(1, 9)
@@ -200,3 +203,205 @@ def test_a_gap_that_is_off_by_one_would_be_noticed():
     """A negative control: patterns for the wrong gap differ from those of the oracle."""
     assert set(MinSep(6, 3).patterns()) != patterns_with_gaps(6, 2, 6)
     assert set(FixedEpochs(6, 3).patterns()) != patterns_of_epochs(6, 2, 6)
+
+
+# --- Sampling ----------------------------------------------------------------------------------
+
+SAMPLINGS: dict[str, Sampling] = {
+    "poisson": Poisson(1_000, 20, 300, max_batch_size=40),
+    "cyclic-poisson": CyclicPoisson(1_000, 20, 300, max_batch_size=40, groups=8),
+    "balls-in-bins": BallsInBins(1_000, 20, 300, max_batch_size=40),
+}
+SAMPLING_KINDS = [Poisson, CyclicPoisson, BallsInBins]
+EVERY_SAMPLING = pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+EVERY_SAMPLING_KIND = pytest.mark.parametrize("kind", SAMPLING_KINDS)
+
+
+def test_samplings_state_their_numbers():
+    poisson, cyclic, bins = SAMPLINGS.values()
+    assert (poisson.probability, cyclic.probability, bins.bins) == (0.02, 0.16, 50)
+    assert {sampling.steps_per_epoch for sampling in SAMPLINGS.values()} == {50}
+    assert BallsInBins(101, 20, 10).bins == 6  # batches of about 17, never of more than 20
+    assert [sampling.name for sampling in SAMPLINGS.values()] == list(SAMPLINGS)
+    assert CyclicPoisson(10, 5, 1) == CyclicPoisson(10, 5, 1, groups=1)
+
+
+def test_samplings_state_the_neighboring_relations_that_they_support():
+    assert Poisson.adjacencies == BallsInBins.adjacencies == ("zero-out", "add-or-remove")
+    assert CyclicPoisson.adjacencies == ("zero-out",)
+    assert {sampling.adjacency for sampling in SAMPLINGS.values()} == {"zero-out"}
+
+
+def test_the_text_of_a_sampling_names_everything_that_its_guarantee_depends_on():
+    start = "300 steps of about 20 of 1,000 examples, "
+    for name, sampling in SAMPLINGS.items():
+        assert str(sampling).startswith(f"{start}{name} sampling")
+        assert "cut to 40" in str(sampling)
+    assert "8 group(s)" in str(SAMPLINGS["cyclic-poisson"])
+    assert str(Poisson(1_000, 20, 300)) == start + "poisson sampling"
+
+
+@EVERY_SAMPLING
+def test_a_sampling_can_be_read_off_its_repr(sampling):
+    assert eval(repr(sampling)) == sampling
+    assert eval(repr(sampling.after(7))) != sampling
+
+
+def test_samplings_that_differ_in_a_number_or_a_kind_are_not_equal():
+    samplings = [
+        *SAMPLINGS.values(),
+        *(kind(*numbers) for kind in SAMPLING_KINDS for numbers in ((9, 2, 4), (9, 3, 4))),
+        Poisson(8, 2, 4),
+        Poisson(9, 2, 5),
+        Poisson(9, 2, 4, max_batch_size=9),
+        CyclicPoisson(9, 2, 4, groups=2),
+    ]
+    assert len(set(samplings)) == len(samplings)
+
+
+@EVERY_SAMPLING
+@pytest.mark.parametrize(
+    "field", ["dataset_size", "batch_size", "steps", "max_batch_size", "groups", "name", "new"]
+)
+def test_samplings_cannot_be_changed(sampling, field):
+    before = repr(sampling)
+    with pytest.raises(FrozenInstanceError):
+        setattr(sampling, field, 1)
+    assert repr(sampling) == before
+
+
+def test_the_base_class_of_samplings_is_abstract():
+    with pytest.raises(TypeError):
+        Sampling(10, 3, 5)  # type: ignore[abstract]
+
+
+@EVERY_SAMPLING
+def test_after_changes_the_number_of_steps_only(sampling):
+    longer = sampling.after(1_000)
+    assert longer.steps == 1_000
+    assert sampling.steps == 300
+    assert type(longer) is type(sampling)
+    assert longer.after(300) == sampling
+    with pytest.raises(InvalidInput, match="steps must be a whole number of at least 1, got 0"):
+        sampling.after(0)
+
+
+@EVERY_SAMPLING_KIND
+@pytest.mark.parametrize("field", ["dataset_size", "batch_size", "steps", "max_batch_size"])
+@pytest.mark.parametrize("bad", NOT_COUNTS, ids=repr)
+def test_numbers_of_a_sampling_that_are_not_counts_are_refused(kind, field, bad):
+    if field == "max_batch_size" and bad is None:
+        return  # no limit
+    with pytest.raises(InvalidInput) as refused:
+        kind(**{"dataset_size": 10, "batch_size": 3, "steps": 2, field: bad})
+    assert str(refused.value) == f"{field} must be a whole number of at least 1, got {bad!r}"
+
+
+@pytest.mark.parametrize("bad", NOT_COUNTS, ids=repr)
+def test_groups_that_are_not_a_count_are_refused(bad):
+    with pytest.raises(InvalidInput, match="groups must be a whole number of at least 1"):
+        CyclicPoisson(10, 3, 2, groups=bad)
+
+
+@EVERY_SAMPLING_KIND
+def test_numbers_of_a_sampling_that_contradict_each_other_are_refused(kind):
+    with pytest.raises(InvalidInput, match="batch of 11 examples is larger than the data set, whi"):
+        kind(10, 11, 5)
+    with pytest.raises(InvalidInput, match="max_batch_size 4 is below the expected batch size 5"):
+        kind(10, 5, 5, max_batch_size=4)
+    for numbers in ((10**18 + 1, 1, 1), (1, 1, 10**18 + 1)):
+        with pytest.raises(InvalidInput, match="must be at most 1,000,000,000,000,000,000"):
+            kind(*numbers)
+    assert kind(10, 10, 5, max_batch_size=10).batch_size == 10
+
+
+def test_more_groups_than_batches_are_refused():
+    message = "each of 5 groups of 39 examples is smaller than a batch of 8; use at most 4 groups"
+    with pytest.raises(InvalidInput, match=message):
+        CyclicPoisson(39, 8, 10, groups=5)
+    assert CyclicPoisson(40, 8, 10, groups=5).probability == 1.0
+
+
+@EVERY_SAMPLING_KIND
+def test_numpy_integers_become_integers(kind):
+    sampling = kind(np.int64(10), np.int32(3), np.uint8(2), max_batch_size=np.int16(4))
+    assert repr(sampling) == repr(kind(10, 3, 2, max_batch_size=4))
+
+
+# --- The probability that a batch is too large -------------------------------------------------
+
+
+def too_large(trials: int, probability: Fraction, most: int) -> Fraction:
+    """The exact probability that a binomial number exceeds `most`."""
+    joins, of = probability.numerator, probability.denominator
+    outcomes = sum(
+        math.comb(trials, size) * joins**size * (of - joins) ** (trials - size)
+        for size in range(most + 1, trials + 1)
+    )
+    return Fraction(outcomes, of**trials)
+
+
+def exact_probability_of_overflow(sampling: Sampling) -> Fraction:
+    """The expected number of batches that are too large and different, or 1 if it is above."""
+    size, batch, most = sampling.dataset_size, sampling.batch_size, sampling.max_batch_size
+    assert most is not None
+    match sampling:
+        case CyclicPoisson(groups=groups):
+            largest_group = -(-size // groups)
+            one = too_large(largest_group, Fraction(batch * groups, size), most)
+            return min(Fraction(1), sampling.steps * one)
+        case BallsInBins():
+            bins = -(-size // batch)
+            one = too_large(size, Fraction(1, bins), most)
+            return min(Fraction(1), min(bins, sampling.steps) * one)
+    return min(Fraction(1), sampling.steps * too_large(size, Fraction(batch, size), most))
+
+
+OVERFLOWS = [
+    *(Poisson(30, 5, 7, max_batch_size=most) for most in (5, 9, 12, 20, 29)),
+    *(Poisson(997, 13, 10_000, max_batch_size=most) for most in (20, 40, 60)),
+    *(CyclicPoisson(31, 3, 70, groups=5, max_batch_size=most) for most in (3, 4, 6)),
+    *(CyclicPoisson(1_001, 10, 70, groups=9, max_batch_size=most) for most in (20, 30, 90)),
+    *(BallsInBins(31, 5, steps, max_batch_size=9) for steps in (1, 6, 7, 8, 700)),
+    *(BallsInBins(1_000, 30, 700, max_batch_size=most) for most in (40, 60, 90)),
+]
+
+
+@pytest.mark.parametrize("sampling", OVERFLOWS, ids=repr)
+def test_the_overflow_probability_is_the_exact_binomial_one_rounded_up(sampling):
+    exact, bound = exact_probability_of_overflow(sampling), Fraction(sampling.overflow_probability)
+    assert exact <= bound <= exact * (1 + Fraction(2, 10**6))
+
+
+def test_an_overflow_probability_for_another_limit_would_be_noticed():
+    """A negative control: one example more or less changes every probability below 1."""
+    for sampling in OVERFLOWS:
+        exact = exact_probability_of_overflow(sampling)
+        higher = replace(sampling, max_batch_size=sampling.max_batch_size + 1)
+        assert exact == 1 or higher.overflow_probability < exact
+
+
+@pytest.mark.parametrize("kind", [Poisson, BallsInBins])
+@pytest.mark.parametrize("steps", [1, 2, 3, 6])
+def test_the_overflow_probability_bounds_that_of_any_batch_of_a_run(kind, steps):
+    """Compared with the exact probability, from a list of all ways to draw the batches."""
+    sampling = kind(6, 2, steps, max_batch_size=3)
+    if kind is Poisson:
+        exact = 1 - (1 - too_large(6, Fraction(1, 3), 3)) ** steps
+    else:
+        ways = list(itertools.product(range(3), repeat=6))
+        used = range(min(steps, 3))
+        overflows = sum(any(Counter(bins)[i] > 3 for i in used) for bins in ways)
+        exact = Fraction(overflows, len(ways))
+    assert exact <= sampling.overflow_probability <= 2 * exact
+
+
+@EVERY_SAMPLING_KIND
+def test_without_a_limit_or_with_one_that_cannot_be_exceeded_nothing_overflows(kind):
+    assert kind(10, 5, 1_000).overflow_probability == 0
+    assert kind(10, 5, 1_000, max_batch_size=10).overflow_probability == 0
+    assert kind(10, 5, 1_000, max_batch_size=10**18).overflow_probability == 0
+    assert kind(10, 4, 1_000, max_batch_size=9).overflow_probability > 0
+    # Each of two groups has five examples.
+    assert CyclicPoisson(10, 4, 1_000, groups=2, max_batch_size=5).overflow_probability == 0
+    assert CyclicPoisson(10, 4, 1_000, groups=2, max_batch_size=4).overflow_probability > 0
