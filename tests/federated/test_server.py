@@ -279,7 +279,7 @@ def test_a_commit_that_fails_in_the_middle_is_made_again_to_the_same_bits(
     whole.close()
 
 
-@pytest.mark.parametrize("what", ["ledger.Ledger", "journal.Journal"])
+@pytest.mark.parametrize("what", ["run_folder.Ledger", "journal.Journal"])
 def test_an_attempt_that_cannot_be_abandoned_is_still_open_after_a_restart(tmp_path, what):
     server = create(tmp_path)
     attempt = server.begin(PEOPLE)
@@ -322,7 +322,7 @@ def test_an_opening_that_fails_gives_the_lock_back(tmp_path):
 
 
 def test_a_beginning_that_fails_can_be_tried_again(tmp_path):
-    for what in ("journal.Journal.append", "run_folder.Checkpoint.save", "ledger.Ledger.begin"):
+    for what in ("journal.Journal.append", "run_folder.Checkpoint.save", "run_folder.Ledger.begin"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(f"dpftrl.federated.store.{what}", full_disk)
             with refused(InvalidInput, "no space left"):
