@@ -172,8 +172,10 @@ class Sampling(ABC):
     actual size.
 
     Attributes:
-        dataset_size: Number of examples.
-        batch_size: Expected number of examples per batch.
+        dataset_size: Number of examples. It is a public number: of two neighboring data sets, it is
+            the size of one, and both are sampled with it.
+        batch_size: Expected number of examples per batch; for balls-in-bins, where it does not
+            divide the data set, a batch is slightly smaller.
         steps: Number of steps.
         max_batch_size: Largest number of examples in a batch. Of a larger batch, examples chosen at
             random are left out, at a price in delta (`overflow_probability`). None for no limit.
@@ -198,7 +200,10 @@ class Sampling(ABC):
                 f"{self.dataset_size:,}"
             )
         if max(self.dataset_size, self.steps) > MOST_ROUNDS:
-            raise InvalidInput(f"dataset_size and steps must be at most {MOST_ROUNDS:,}")
+            raise InvalidInput(
+                f"dataset_size and steps must be at most {MOST_ROUNDS:,}, got "
+                f"{self.dataset_size} and {self.steps}"
+            )
         if self.max_batch_size is not None:
             object.__setattr__(
                 self, "max_batch_size", whole_number("max_batch_size", self.max_batch_size)
@@ -235,17 +240,18 @@ class Sampling(ABC):
 
         cap = self.max_batch_size
         one = float(betainc(cap + 1.0, float(trials - cap), probability))  # P(size > cap)
-        return min(1.0, batches * one * (1 + 1e-6))  # far more than the rounding errors of scipy
+        # The margins are far larger than the rounding errors of scipy, and cover underflow.
+        return min(1.0, batches * (one * (1 + 1e-6) + 1e-300))
 
     @abstractmethod
     def _batches(self) -> tuple[int, float, int]:
         """Batch sizes are binomial: the number of trials, their probability, and how many."""
 
     def __str__(self) -> str:
-        cut = "" if self.max_batch_size is None else f", cut to {self.max_batch_size:,}"
+        cut = "" if self.max_batch_size is None else f" (at most {self.max_batch_size:,})"
         return (
-            f"{self.steps:,} steps of about {self.batch_size:,} of {self.dataset_size:,} examples, "
-            f"{self.name} sampling{cut}"
+            f"{self.steps:,} steps of about {self.batch_size:,}{cut} of {self.dataset_size:,} "
+            f"examples, {self.name} sampling"
         )
 
 
