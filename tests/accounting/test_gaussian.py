@@ -14,8 +14,15 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from dpftrl.accounting import delta_of, epsilon_of, log_delta_of, mu_of, rho_of, sampler_delta
-from dpftrl.accounting import gaussian as sampler
+from dpftrl.accounting import (
+    delta_of,
+    epsilon_of,
+    gaussian,
+    log_delta_of,
+    mu_of,
+    rho_of,
+    sampler_delta,
+)
 from dpftrl.accounting.gaussian import FAR, NARROW, REMOTE
 from dpftrl.errors import InvalidInput
 
@@ -351,6 +358,46 @@ def test_a_guess_changes_the_speed_only():
             assert passes(found, delta, mu)
 
 
+def test_a_guess_of_mu_changes_the_speed_only():
+    rng = random.Random(7)
+    for _ in range(60):
+        delta, epsilon = 10 ** rng.uniform(-15, -0.005), 10 ** rng.uniform(-4, 4)
+        plain = mu_of(epsilon, delta)
+        nearby = [plain * (1 + side * 10**-k) for k in (1, 4, 9, 15) for side in (-1, 1)]
+        guesses = [*nearby, plain, plain / 1e6, plain * 1e6, 1e-300, 5e-324, 1e300, 0.0, -1.0]
+        for guess in (*guesses, math.inf, math.nan):
+            found = mu_of(epsilon, delta, guess)
+            assert found == pytest.approx(plain, rel=1e-11)
+            assert passes(epsilon, delta, found)
+
+
+def test_mu_needs_few_evaluations(monkeypatch):
+    """Bisection would need more than 50. A good guess saves most of them."""
+    evaluated: list[float] = []
+    log_delta = gaussian._log_delta
+
+    def counting(epsilon: float, mu: float) -> float:
+        evaluated.append(mu)
+        return log_delta(epsilon, mu)
+
+    monkeypatch.setattr(gaussian, "_log_delta", counting)
+    for epsilon, delta in product((0.01, 0.1, 1.0, 10.0, 100.0), (1e-15, 1e-10, 1e-5, 0.1)):
+        evaluated.clear()
+        mu = mu_of(epsilon, delta)
+        assert len(evaluated) <= 12
+        evaluated.clear()
+        mu_of(epsilon, delta * (1 - 1e-9), guess=mu)
+        assert len(evaluated) <= 6
+
+
+@pytest.mark.parametrize("epsilon", [1e100, 1e160, 1e250])
+def test_mu_at_an_epsilon_whose_square_overflows(epsilon: float):
+    mu = mu_of(epsilon, 1e-6)
+    assert log_delta_of(epsilon, mu) <= math.log(1e-6)
+    assert mu * (mu / 2) == pytest.approx(epsilon, rel=1e-6)
+    assert rho_of(epsilon, 1e-6) <= epsilon
+
+
 def test_epsilon_does_not_return_the_guess_itself():
     """A negative control: a guess that is wrong by 1e-9 is not returned."""
     for side in (-1, 1):
@@ -484,7 +531,7 @@ def radius_of(bits: int) -> mp.mpf:
 
 @pytest.mark.parametrize("bits", BITS)
 def test_sampler_delta_of_one_pair_is_a_tight_upper_bound(monkeypatch, bits: int):
-    monkeypatch.setattr(sampler, "MOST_DRAWS", 0.0)  # this pair alone
+    monkeypatch.setattr(gaussian, "MOST_DRAWS", 0.0)  # this pair alone
     with mp.workdps(30):
         radius = radius_of(bits)
         for shift in SHIFTS:
@@ -507,7 +554,7 @@ def test_marcums_series_is_the_integral_over_the_plane():
 def test_sampler_delta_adds_the_single_pair_and_the_many_pairs_term(mu: float, bits: int):
     with mp.workdps(30):
         radius = radius_of(bits)
-        layers = mu * radius * mp.sqrt(mp.mpf(sampler.MOST_DRAWS) / 2) * mp.mpf(2) ** -bits
+        layers = mu * radius * mp.sqrt(mp.mpf(gaussian.MOST_DRAWS) / 2) * mp.mpf(2) ** -bits
         least = min(mp.mpf(1), leaves_disc(mu, radius) + layers)
         said = sampler_delta(mu, bits)
         assert least * (1 - 1e-12) <= said <= min(mp.mpf(1), 1.1 * least)

@@ -49,6 +49,15 @@ LEGENDRE: Final = [
 ]
 # Largest number of Newton steps; about six are needed.
 MOST_STEPS: Final = 100
+# Newton steps for mu, before the slower search by bisection; about six are needed.
+NEWTON_STEPS: Final = 20
+# A Newton step for mu that is relatively shorter than this is the last: the error of its result is
+# about the square of this.
+SHORT_STEP: Final = 1e-10
+# The smallest mu that is searched for. The square of a much smaller one would be 0.
+SMALLEST_MU: Final = 1e-300
+# Larger arguments of the exponential function overflow.
+LARGEST_EXPONENT: Final = 700.0
 # Replaces a slope of 0, to avoid a division by zero.
 TINY: Final = 1e-300
 # The smallest float above 0: no Gaussian mechanism has a delta of 0.
@@ -120,28 +129,44 @@ def _epsilon(target: float, mu: float, guess: float | None = None) -> float:
     return _raise_until_safe(epsilon, target, mu)
 
 
-def mu_of(epsilon: float, delta: float) -> float:
-    """The largest mu at which a Gaussian mechanism is (epsilon, delta)-DP."""
-    epsilon, target = _not_negative(epsilon), math.log(_fraction(delta))
-    low, high = 0.0, 1.0
-    while _log_delta(epsilon, high) <= target:
-        low, high = high, 2 * high
-    while low == 0.0 and _log_delta(epsilon, high / 2) > target:
-        high /= 2
-        if high < 1e-300:
+def mu_of(epsilon: float, delta: float, guess: float | None = None) -> float:
+    """The largest mu at which a Gaussian mechanism is (epsilon, delta)-DP.
+
+    Args:
+        epsilon: At least 0.
+        delta: Between 0 and 1.
+        guess: An approximate result, if one is known. It changes only the speed.
+    """
+    epsilon, delta = _not_negative(epsilon), _fraction(delta)
+    target = math.log(delta)
+    low, high = 0.0, math.inf
+    mu = guess if guess is not None and SMALLEST_MU < guess < math.inf else SMALLEST_MU
+    mu = max(mu, _least_mu(epsilon, delta, target))
+    steps = 0
+    while True:
+        log_delta = _log_delta(epsilon, mu)
+        low, high = (mu, high) if log_delta <= target else (low, mu)
+        # The derivative of delta with respect to mu is the normal density at a. Log delta is
+        # concave in mu, so that steps from the left approach the root without crossing it.
+        a = epsilon / mu - mu / 2
+        slope = math.exp(min(-a * a / 2 - LOG_ROOT_2PI - log_delta, LARGEST_EXPONENT))
+        following = mu + (target - log_delta) / max(slope, TINY)
+        steps += 1
+        if steps <= NEWTON_STEPS and abs(following - mu) <= SHORT_STEP * mu:
+            return _lower_until_safe(following, target, epsilon)
+        if steps > NEWTON_STEPS or not low < following < high:
+            following = (low + high) / 2 if high < math.inf else 2 * mu
+            if high - low <= 2 * ULP * high or not low < following < high:
+                return low
+        mu = following
+        if mu < SMALLEST_MU:
             raise InvalidInput(f"no amount of noise gives epsilon {epsilon!r}, delta {delta!r}")
-    low = max(low, high / 2)
-    while high - low > 2 * ULP * high:
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        low, high = (middle, high) if _log_delta(epsilon, middle) <= target else (low, middle)
-    return low
 
 
 def rho_of(epsilon: float, delta: float) -> float:
     """The largest rho of zCDP that a Gaussian mechanism within (epsilon, delta) can have."""
-    return mu_of(epsilon, delta) ** 2 / 2 * (1 - 2 * ULP)
+    mu = mu_of(epsilon, delta)
+    return mu * (mu / 2) * (1 - 2 * ULP)  # the square itself could overflow
 
 
 def _log_delta(epsilon: float, mu: float) -> float:
@@ -210,6 +235,22 @@ def _slope(epsilon: float, mu: float, log_delta: float) -> float:
 def _zcdp_epsilon(mu: float, log_delta: float) -> float:
     """The epsilon that follows from zCDP (Bun and Steinke 2016): an upper bound."""
     return mu * mu / 2 + mu * math.sqrt(-2 * log_delta)
+
+
+def _least_mu(epsilon: float, delta: float, log_delta: float) -> float:
+    """A lower bound on `mu_of`: the larger of what zCDP gives and what epsilon 0 would give."""
+    log_part = math.sqrt(-log_delta)
+    from_zcdp = math.sqrt(2) * (epsilon / (math.sqrt(epsilon - log_delta) + log_part))
+    return max(from_zcdp, delta * 2 * ROOT_HALF_PI)  # delta is at most mu / sqrt(2 pi)
+
+
+def _lower_until_safe(mu: float, target: float, epsilon: float) -> float:
+    """Lower mu, in growing steps, until its log delta is at most `target`."""
+    step = ULP
+    while _log_delta(epsilon, mu) > target:
+        mu *= 1 - step
+        step *= 2
+    return mu
 
 
 def _raise_until_safe(epsilon: float, target: float, mu: float) -> float:

@@ -34,6 +34,8 @@ BufferType = Literal["float64", "float32"]
 FIRST_STEP: Final = 2.0**-50
 # Steps of an iteration for the largest mu, before the slower search by bisection.
 FEW_STEPS: Final = 6
+# The relative change of mu at which this iteration ends. It is above the rounding of mu.
+SETTLED: Final = 1e-13
 
 
 @final
@@ -431,13 +433,11 @@ def _is_within(mu: float, epsilon: float, delta: float) -> bool:
 def _largest_mu(epsilon: float, delta: float) -> float:
     """The largest mu that gives (epsilon, delta)-DP, up to a few units in the last place."""
     low, high = 0.0, mu_of(epsilon, delta)
-    if _is_within(high / (1 + 2 * ROUNDING), epsilon, delta):
-        return high
     # The sampler's part of delta hardly depends on mu, so a few steps settle it.
     mu = high
     for _ in range(FEW_STEPS):
-        before, mu = mu, mu_of(epsilon, ideal_delta(delta, mu))
-        if abs(mu - before) <= 4 * ULP * mu and _is_within(mu / (1 + 2 * ROUNDING), epsilon, delta):
+        before, mu = mu, mu_of(epsilon, ideal_delta(delta, mu), guess=mu)
+        if abs(mu - before) <= SETTLED * mu and sampler_delta(mu) <= delta / 2:
             return mu
     while high - low > ULP * high:
         middle = (low + high) / 2

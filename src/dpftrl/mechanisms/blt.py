@@ -31,6 +31,7 @@ from dpftrl.mechanisms.toeplitz import ToeplitzMechanism
 from dpftrl.participation import Participation
 
 FLOAT64_EPSILON = 2.0**-52  # relative distance between neighboring float64 numbers
+NEWTON_STEPS = 20  # more than twice as many as any of the mechanisms of the paper needs
 
 
 class Exponentials(NamedTuple):
@@ -251,10 +252,11 @@ class BLT(ToeplitzMechanism):
         repeats = participation.max_participations - 1
         rates, scales = self._distinct
         size = len(rates) + 1
+        before_last, over_gap = powers(rates, np.array([gap - 1, gap]))
         advance = np.eye(size)  # F: g_j(s) = 1 + theta_j^b g_j(s-1)
         advance[1:, 0] = 1.0
-        advance[1:, 1:] *= powers(rates, np.array([gap]))
-        first = np.append(c_0, scales * powers(rates, np.array([gap - 1]))[0])
+        advance[1:, 1:] *= over_gap
+        first = np.append(c_0, scales * before_last)
 
         def segment(length: int) -> Matrix:
             rest = np.outer(scales, scales) * geometric_sum(rates, length - 1)
@@ -266,7 +268,7 @@ class BLT(ToeplitzMechanism):
             total, ahead = total + ahead.T @ total @ ahead, ahead @ ahead
             if bit == "1":
                 total, ahead = whole + advance.T @ total @ advance, ahead @ advance
-        last = segment(rounds - repeats * gap)
+        last = whole if rounds == (repeats + 1) * gap else segment(rounds - repeats * gap)
         end = ahead[:, 0]  # y_0 = (1, 0, ..., 0)
         return float(total[0, 0] + end @ last @ end) ** 0.5
 
@@ -403,16 +405,28 @@ def _secular_roots(rates: Vector, omega: Vector) -> tuple[NDArray[np.intp], Vect
     sign = np.where(lower, 1.0, -1.0)
     distance = apart[:, centre]
     others = np.where(index[:, None] == centre[None, :], 0.0, omega[:, None])
-    low, high = np.full(len(rates), 5e-324), half
-    # Bisection on a logarithmic scale. 70 halvings take the range of float64 exponents (about
-    # 2^11) below the relative spacing of float64 numbers (2^-52).
-    for _ in range(70):
-        guess = np.sqrt(low) * np.sqrt(high)
+    low, high = np.full(len(rates), 5e-324), half.copy()
+    guess = half
+    # Newton's method. A step that leaves the bracket is replaced by bisection on a logarithmic
+    # scale, of which 70 steps take the range of float64 exponents (about 2^11) below the relative
+    # spacing of float64 numbers (2^-52). Half a gap away from all other rates, the function is
+    # close to linear, so that Newton's method alone needs about eight steps.
+    for _ in range(70 + NEWTON_STEPS):
         from_root = np.where(others == 0, 1.0, distance - (sign * guess)[None, :])
-        value = guess * (1 + (others / from_root).sum(axis=0)) - sign * omega[centre]
+        ratios = others / from_root
+        sums = 1 + ratios.sum(axis=0)
+        value = guess * sums - sign * omega[centre]
         beyond = sign * value >= 0
         low, high = np.where(beyond, low, guess), np.where(beyond, guess, high)
-    return centre, sign * high
+        slope = sums + sign * guess * (ratios / from_root).sum(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):  # refused by `is_inside`
+            following = guess - value / slope
+        is_settled = np.abs(following - guess) <= 4 * FLOAT64_EPSILON * guess
+        is_inside = (low < following) & (following < high)
+        guess = np.where(is_settled | is_inside, following, np.sqrt(low) * np.sqrt(high))
+        if np.all(is_settled):
+            break
+    return centre, sign * guess
 
 
 def geometric_sum(rates: Vector, terms: int) -> Matrix:
