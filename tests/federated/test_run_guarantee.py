@@ -210,3 +210,34 @@ def test_by_time_an_attempt_that_failed_does_not_make_files_disagree(tmp_path):
     said, journalled = server.guarantee().epsilon, records(server)[-3]["epsilon"]
     server.close()
     assert load_guarantee(server.folder.guarantee).epsilon == said == server.epsilon == journalled
+
+
+def test_resuming_leaves_a_guarantee_file_that_is_right(tmp_path):
+    """Nothing has changed, so there is nothing to write and to flush to the disk."""
+    server = create(tmp_path, small_plan(9, 4, noise_multiplier=2.0))
+    one_round(server)
+    before = server.folder.guarantee.stat()
+    reopen(server).close()
+    after = server.folder.guarantee.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+@pytest.mark.parametrize("change", ["missing", "smaller epsilon", "truncated", "link"])
+def test_resuming_replaces_a_guarantee_file_that_is_wrong(tmp_path, change):
+    server = create(tmp_path, small_plan(9, 4, noise_multiplier=2.0))
+    one_round(server)
+    path = server.folder.guarantee
+    right = path.read_bytes()
+    if change == "missing":
+        path.unlink()
+    elif change == "smaller epsilon":
+        path.write_bytes(right.replace(b'"epsilon": ', b'"epsilon": 0'))
+    elif change == "truncated":
+        path.write_bytes(right[:-1])
+    else:  # a link to the same content, which somebody could change later
+        path.rename(tmp_path / "elsewhere.json")
+        path.symlink_to(tmp_path / "elsewhere.json")
+    assert path.is_symlink() or not path.exists() or path.read_bytes() != right
+    reopen(server).close()
+    assert path.read_bytes() == right
+    assert not path.is_symlink()

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from dpftrl._internal.storage import read_json, replace_file
+from dpftrl._internal.storage import read_file, read_json, replace_file
 from dpftrl.accounting.composition import compose
 from dpftrl.accounting.guarantee import (
     ROUNDING_NOT_COVERED,
@@ -104,6 +104,8 @@ def save_guarantee(
     guarantee: Guarantee,
     path: str | os.PathLike[str],
     mechanisms: dict[Mechanism, MechanismFile] | None = None,
+    *,
+    keep_same: bool = False,
 ) -> None:
     """Write a guarantee to a .json file; an existing file is replaced.
 
@@ -113,10 +115,22 @@ def save_guarantee(
         mechanisms: Mechanisms that were written to this file before, with their content. New
             mechanisms are added to the dict, so that a second call does not write large matrices
             again.
+        keep_same: Whether a file that has the same content already is left as it is. That saves the
+            time to flush it to the disk.
     """
     target = _json_path(path)
     content = guarantee_content(guarantee, target, mechanisms)
-    replace_file(target, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+    encoded = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+    if not (keep_same and _has_content(target, encoded)):
+        replace_file(target, encoded)
+
+
+def _has_content(path: Path, content: bytes) -> bool:
+    """Whether a path is a file of this user, not a link, with exactly this content."""
+    try:
+        return read_file(path, own=True) == content
+    except DpftrlError:
+        return False
 
 
 def load_guarantee(path: str | os.PathLike[str]) -> Guarantee:

@@ -264,8 +264,8 @@ class RunStore:
             self._decisions.append(Abandoned(pending.attempt, pending.row, reason, *ledger))
 
     def publish(self, guarantee: Guarantee) -> None:
-        """Write `guarantee.json`."""
-        save_guarantee(guarantee, self.folder.guarantee, self._mechanisms)
+        """Write `guarantee.json`, unless the last commit has written the same content."""
+        save_guarantee(guarantee, self.folder.guarantee, self._mechanisms, keep_same=True)
 
     def tidy(self, entry: dict[str, Any]) -> None:
         """Write an entry to the private log, save the noise every few rounds, and clean up."""
