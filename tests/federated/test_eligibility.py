@@ -685,6 +685,17 @@ def test_an_honest_fleet_is_let_pass_in_all_rounds(tmp_path, fleet):
     server.close()
 
 
+@pytest.mark.parametrize("remembered", [0, 1, 1_000_000])
+def test_an_unclear_name_is_refused_whenever_it_comes(tmp_path, monkeypatch, remembered):
+    """Names are checked when they are hashed, and hashes are kept: the refusal must be too."""
+    monkeypatch.setattr("dpftrl.federated.eligibility.MOST_REMEMBERED", remembered)
+    with create(tmp_path, small_plan(goal=1, min_sep=1)) as server:
+        for _ in range(3):
+            with pytest.raises(InvalidInput, match="client name"):
+                server.begin(["a", " b"])
+            one_round(server, ["a"])
+
+
 @pytest.mark.parametrize("name", [" a", "two\nlines", "7.0", "e\u0301"])
 def test_a_name_of_an_older_run_stays_as_it_was(tmp_path, monkeypatch, name):
     """A client with a new name has no timer, so that the run must go on with the old one."""

@@ -158,6 +158,9 @@ class Pseudonyms:
     def __init__(self, key: NoiseKey):
         self._key = key.derive(b"pseudonyms")
         self._known: dict[str, int] = {}
+        # Pseudonyms of names that may be another spelling of another name: mostly none. A name is
+        # checked when it is hashed, so that later rounds need not check all available clients.
+        self._not_plain: set[int] = set()
 
     def __repr__(self) -> str:
         return "Pseudonyms(secret)"
@@ -171,6 +174,8 @@ class Pseudonyms:
         pseudonym = self._known.get(name) if type(name) is str else None
         if pseudonym is None:
             pseudonym = self._hash(name)
+            if not is_plain_id(name):
+                self._not_plain.add(pseudonym)
             if len(self._known) < MOST_REMEMBERED:
                 self._known[name] = pseudonym
         return pseudonym
@@ -178,6 +183,16 @@ class Pseudonyms:
     def _hash(self, name: str) -> int:
         digest = blake2b(_content(name), digest_size=8, key=self._key.secret_bytes()).digest()
         return int.from_bytes(digest, "big")
+
+    def unclear(self, by_key: Mapping[int, str]) -> dict[int, str]:
+        """Of names by pseudonym, those that may not be their own canonical form.
+
+        Args:
+            by_key: Names by the pseudonyms that `key` has returned for them.
+        """
+        if not self._not_plain:
+            return {}
+        return {key: name for key, name in by_key.items() if key in self._not_plain}
 
     def refuse_renamed(self, names: Sequence[str], timers: Timers) -> None:
         """Refuse a client that was contacted before under another spelling of the same number.
@@ -203,7 +218,7 @@ class Pseudonyms:
             raise _two_spellings(name, f"{shown(other)}, who was contacted before,")
 
 
-def refuse_unclear(by_key: Mapping[int, str], timers: Timers) -> None:
+def refuse_unclear(by_key: Mapping[int, str], unclear: Mapping[int, str], timers: Timers) -> None:
     """Refuse names under which one client could be counted as two clients.
 
     Guarantees:
@@ -219,9 +234,9 @@ def refuse_unclear(by_key: Mapping[int, str], timers: Timers) -> None:
 
     Args:
         by_key: The names of the available clients, by pseudonym.
+        unclear: Those of them that may not be their own canonical form; see `Pseudonyms.unclear`.
         timers: The contacts of the run so far.
     """
-    unclear = {key: name for key, name in by_key.items() if not is_plain_id(name)}
     if not unclear:
         return
     contacted = timers.contacts(np.fromiter(unclear, np.uint64, len(unclear))) > 0
@@ -405,7 +420,7 @@ class Eligibility:
             InvalidInput: A name could be another spelling of another client's name.
             TooFewClients: Too few clients may be contacted now.
         """
-        refuse_unclear(by_key, self.timers)
+        refuse_unclear(by_key, self.pseudonyms.unclear(by_key), self.timers)
         keys = np.fromiter(by_key, np.uint64, len(by_key))
         time = self._rules.run_time(now)
         eligible = self._rules.eligible(self.timers, keys, row, time)
