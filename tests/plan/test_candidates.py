@@ -171,7 +171,7 @@ TINY = {
     "two rounds": (Fleet(50, 10), 2),
     "three rounds": (Fleet(50, 10), 3),
     "everybody, every round": (Fleet(10, 10), 5),
-    "one device": (Fleet(1, 1), 1),
+    "one client": (Fleet(1, 1), 1),
     "more turns than rounds": (Fleet(10**12, 1), 4),
 }
 
