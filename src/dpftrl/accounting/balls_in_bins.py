@@ -33,7 +33,7 @@ from dpftrl._internal.arrays import Matrix, Vector
 from dpftrl._internal.checks import positive_number, whole_number
 from dpftrl._internal.threads import parallel_map
 from dpftrl.errors import InvalidInput
-from dpftrl.mechanisms import Mechanism, ToeplitzMechanism
+from dpftrl.mechanisms import Mechanism
 
 # Numbers that a thread works on at a time: they fit into the cache of a processor.
 TILE: Final = 2**18
@@ -126,10 +126,10 @@ def gram_matrix(mechanism: Mechanism, steps: int, bins: int) -> Matrix:
             f"balls-in-bins sampling is computed for at most {MOST_BINS:,} bins (steps per epoch), "
             f"got {bins:,}; use larger batches, or another sampling"
         )
-    if isinstance(mechanism, ToeplitzMechanism):
-        return _toeplitz_gram(_non_negative(mechanism, mechanism.coefficients(steps)), bins)
+    if (column := mechanism.first_column(steps)) is not None:
+        return _toeplitz_gram(_non_negative(mechanism, column), bins)
     strategy = _non_negative(mechanism, mechanism.strategy(steps))
-    sums = np.zeros((steps, bins))
+    sums = np.zeros((len(strategy), bins))
     for start in range(0, steps, bins):  # one epoch
         epoch = strategy[:, start : start + bins]
         sums[:, : epoch.shape[1]] += epoch
@@ -145,15 +145,15 @@ def _non_negative(mechanism: Mechanism, entries: NDArray[np.float64]) -> NDArray
     return entries
 
 
-def _toeplitz_gram(coefficients: Vector, bins: int) -> Matrix:
-    """The Gram matrix of a Toeplitz strategy, in O(steps * bins).
+def _toeplitz_gram(column: Vector, bins: int) -> Matrix:
+    """The Gram matrix of the Toeplitz strategy with this first column, in O(steps * bins).
 
     m_i is the same sequence for every bin, moved by i and cut off at the last step.
     """
-    steps = len(coefficients)
-    sequence = coefficients.copy()
+    steps = len(column)
+    sequence = column.copy()
     for start in range(bins, steps, bins):
-        sequence[start:] += coefficients[: steps - start]
+        sequence[start:] += column[: steps - start]
     gram = np.zeros((bins, bins))
     for lag in range(min(bins, steps)):
         sums = np.cumsum(sequence[: steps - lag] * sequence[lag:])
@@ -198,6 +198,7 @@ class Direction(ABC):
 
         def weights(item: tuple[int, np.random.SeedSequence]) -> Vector:
             drawn = self._weights(item[0], np.random.Generator(np.random.SFC64(item[1])))
+            drawn[np.isnan(drawn)] = self.largest_weight  # an overflow counts as the largest weight
             return drawn[drawn > 0] * (1 + ROUNDING)
 
         items = list(zip(counts, seeds, strict=True))
@@ -256,10 +257,11 @@ class WithAgainstWithout(Direction):
         bounds = (
             np.cumsum(factors) - (orders - 1) * epsilon + _x_log_x(orders - 1) - _x_log_x(orders)
         )
-        # Of orders with about the same bound, the largest has the smallest variance.
-        self.order = int(orders[bounds <= bounds.min() + math.log(1.5)][-1])
-        self.largest_weight = math.exp(min(0.0, bounds[self.order - 1])) * (1 + ROUNDING)
-        self._ratios = np.exp(self._gram)
+        # Of orders with about the same bound, the largest has the smallest variance. Order 1 has
+        # the bound 1, so that no other bound needs to be larger.
+        self.order = int(orders[bounds <= min(0.0, bounds.min() + math.log(1.5))][-1])
+        self.largest_weight = _bound(bounds[self.order - 1])
+        self._ratios = np.exp(np.minimum(self._gram, MOST_LOG))  # not used where that matters
         from dpftrl.accounting._tuples_of_bins import add_tuples  # importing numba is slow
 
         self._add_tuples = add_tuples
@@ -296,7 +298,7 @@ class WithoutAgainstWith(Direction):
         )
         best = int(np.argmin(bounds))
         self._shift = float(shifts[best])
-        self.largest_weight = math.exp(min(0.0, bounds[best])) * (1 + ROUNDING)
+        self.largest_weight = _bound(bounds[best])
 
     def _weights(self, count: int, generator: np.random.Generator) -> Vector:
         products = self._normals(count, generator)
@@ -305,6 +307,11 @@ class WithoutAgainstWith(Direction):
         log_weight = along + self._shift**2 * self._length / 2
         excess = -np.expm1(np.minimum(self._epsilon + self._log_ratio(products), 0.0))
         return np.exp(log_weight) * excess
+
+
+def _bound(logarithm: float) -> float:
+    """The largest weight from its logarithm, with a margin for rounding and for underflow."""
+    return max(math.exp(logarithm), 1e-300) * (1 + ROUNDING)
 
 
 DIRECTIONS: Final[Sequence[type[WithAgainstWithout] | type[WithoutAgainstWith]]] = (
@@ -407,7 +414,7 @@ def estimated_bound(
         noise_multiplier: Standard deviation of Z divided by the clip norm.
         epsilon: At least 0.
         failure: As for `certify`.
-        samples: As for `certify`; infinitely many give the point estimate.
+        samples: As for `certify`.
         pilot: Number of samples to draw per direction.
         entropy: Determines the samples: with equal entropy, results for similar arguments are
             similar.
@@ -417,6 +424,18 @@ def estimated_bound(
         .moments(pilot, entropy)
         .expected_bound(samples, failure / 2)
         for kind in DIRECTIONS
+    )
+
+
+def estimated_delta(
+    gram: Matrix, noise_multiplier: float, epsilon: float, *, pilot: int, entropy: int = 0
+) -> float:
+    """The point estimate of delta from a few samples; the arguments are as for `estimated_bound`.
+
+    It is no guarantee.
+    """
+    return max(
+        kind(gram, noise_multiplier, epsilon).moments(pilot, entropy).mean for kind in DIRECTIONS
     )
 
 

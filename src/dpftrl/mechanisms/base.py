@@ -272,6 +272,13 @@ class Mechanism(ABC):
     def _step(self, state: StreamState, rows: Rows) -> tuple[Vector, StreamState]:
         """`step`, for a round that the mechanism supports."""
 
+    def first_column(self, rounds: int) -> Vector | None:  # noqa: ARG002
+        """The first column of C, if C is a lower-triangular Toeplitz matrix; None otherwise.
+
+        It determines C, and is known where C itself would be too large.
+        """
+        return None
+
     @abstractmethod
     def strategy(self, rounds: int) -> Matrix:
         """C as a dense matrix; refused above `DENSE_LIMIT` rounds."""

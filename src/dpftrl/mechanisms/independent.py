@@ -47,6 +47,12 @@ class Independent(Mechanism):
         noise = rows(state.next_row)
         return noise, StreamState(state.round + 1, state.next_row + 1, state.buffers)
 
+    def first_column(self, rounds: int) -> Vector:
+        """A 1, and zeros."""
+        column = np.zeros(self.check_curve(rounds))
+        column[0] = 1.0
+        return column
+
     def strategy(self, rounds: int) -> Matrix:
         """The identity."""
         return np.eye(self.check_dense(rounds))

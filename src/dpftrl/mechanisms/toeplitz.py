@@ -54,6 +54,13 @@ class ToeplitzMechanism(Mechanism):
         """Norm of the sum of the columns of |C| for the rounds of the pattern."""
         return toeplitz_pattern_norm(self.coefficients(self.check_curve(rounds)), pattern, rounds)
 
+    def first_column(self, rounds: int) -> Vector:
+        """The coefficients, followed by zeros."""
+        column = np.zeros(self.check_curve(rounds))
+        coefficients = self.coefficients(rounds)
+        column[: len(coefficients)] = coefficients
+        return column
+
     def strategy(self, rounds: int) -> Matrix:
         """The dense lower-triangular Toeplitz matrix C."""
         return lower_toeplitz(self.coefficients(self.check_dense(rounds)), rounds)
