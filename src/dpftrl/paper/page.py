@@ -81,7 +81,7 @@ def _counts(results: Sequence[Result]) -> str:
     seconds = sum(result.seconds for result in results if result.item not in trained)
     by_verdict = ", ".join(f"{count} *{verdict}*" for verdict, count in verdicts.most_common())
     minutes = f"{shown(round(seconds / 60, 1))} minutes"
-    excluded = "with BandMF matrices from the cache and trainings not counted"
+    excluded = "trainings not counted"
     return f"Of {total} claims: {by_verdict}. Computed in {minutes}, {excluded}."
 
 
