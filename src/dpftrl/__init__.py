@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from dpftrl import errors
     from dpftrl.accounting import (
         Guarantee,
+        SampledGuarantee,
         account,
+        account_sampled,
         calibrate,
         calibrate_rho,
+        calibrate_sampled,
         compose,
         load_guarantee,
         save_guarantee,
@@ -61,11 +64,22 @@ if TYPE_CHECKING:
         optimize_band_toeplitz,
         optimize_bandmf,
         optimize_blt,
+        optimize_for_balls_in_bins,
+        optimize_for_cyclic_poisson,
         optimize_general_blt,
         optimize_robust_blt,
     )
-    from dpftrl.participation import FixedEpochs, MinSep, Participation
-    from dpftrl.plan import Fleet, Plan, load_plan, make_plan, mechanism, save_plan
+    from dpftrl.participation import (
+        BallsInBins,
+        CyclicPoisson,
+        FixedEpochs,
+        MinSep,
+        Participation,
+        Poisson,
+        Sampling,
+    )
+    from dpftrl.plan import Dataset, Fleet, Plan, load_plan, make_plan, mechanism, save_plan
+    from dpftrl.sampler import Sampler
     from dpftrl.statement import Statement, make_statement, save_statement
     from dpftrl.verify import verify_run
     from dpftrl.workload import Workload
@@ -75,9 +89,12 @@ __version__ = "0.1.0"
 __all__ = [
     "BLT",
     "Adam",
+    "BallsInBins",
     "Banded",
     "BandedInverse",
     "BinaryTree",
+    "CyclicPoisson",
+    "Dataset",
     "DpftrlError",
     "ErrorReport",
     "ExactSum",
@@ -96,8 +113,12 @@ __all__ = [
     "Observed",
     "Participation",
     "Plan",
+    "Poisson",
     "Released",
     "Round",
+    "SampledGuarantee",
+    "Sampler",
+    "Sampling",
     "Sensitivity",
     "Server",
     "Settings",
@@ -111,8 +132,10 @@ __all__ = [
     "ToeplitzMechanism",
     "Workload",
     "account",
+    "account_sampled",
     "calibrate",
     "calibrate_rho",
+    "calibrate_sampled",
     "compose",
     "errors",
     "load_guarantee",
@@ -127,6 +150,8 @@ __all__ = [
     "optimize_band_toeplitz",
     "optimize_bandmf",
     "optimize_blt",
+    "optimize_for_balls_in_bins",
+    "optimize_for_cyclic_poisson",
     "optimize_general_blt",
     "optimize_robust_blt",
     "save_guarantee",
@@ -141,7 +166,8 @@ _HOMES = {
     name: module
     for module, names in {
         "dpftrl.accounting": (
-            "Guarantee account calibrate calibrate_rho compose load_guarantee save_guarantee"
+            "Guarantee SampledGuarantee account account_sampled calibrate calibrate_rho "
+            "calibrate_sampled compose load_guarantee save_guarantee"
         ),
         "dpftrl.accounting.logs": "Observed observe open_log",
         "dpftrl.clipping": "ExactSum Grid",
@@ -155,10 +181,14 @@ _HOMES = {
         "dpftrl.noise": "NoiseKey NoiseStream",
         "dpftrl.optimize": (
             "optimize_band_inverse optimize_band_toeplitz optimize_bandmf optimize_blt "
-            "optimize_general_blt optimize_robust_blt"
+            "optimize_for_balls_in_bins optimize_for_cyclic_poisson optimize_general_blt "
+            "optimize_robust_blt"
         ),
-        "dpftrl.participation": "FixedEpochs MinSep Participation",
-        "dpftrl.plan": "Fleet Plan load_plan make_plan mechanism save_plan",
+        "dpftrl.participation": (
+            "BallsInBins CyclicPoisson FixedEpochs MinSep Participation Poisson Sampling"
+        ),
+        "dpftrl.sampler": "Sampler",
+        "dpftrl.plan": "Dataset Fleet Plan load_plan make_plan mechanism save_plan",
         "dpftrl.statement": "Statement make_statement save_statement",
         "dpftrl.verify": "verify_run",
         "dpftrl.workload": "Workload",

@@ -1,5 +1,10 @@
 """From sensitivity to a guarantee: exact (epsilon, delta), zCDP, calibration, composition."""
 
+from dpftrl.accounting.amplification import (
+    SampledGuarantee,
+    account_sampled,
+    calibrate_sampled,
+)
 from dpftrl.accounting.composition import Spent, compose, dp_event, spending
 from dpftrl.accounting.gaussian import (
     delta_of,
@@ -25,10 +30,13 @@ __all__ = [
     "Guarantee",
     "Hypothesis",
     "Run",
+    "SampledGuarantee",
     "Spent",
     "account",
+    "account_sampled",
     "calibrate",
     "calibrate_rho",
+    "calibrate_sampled",
     "compose",
     "delta_for",
     "delta_of",

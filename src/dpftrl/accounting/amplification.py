@@ -201,7 +201,7 @@ def account_sampled(
     >>> sampling = Poisson(dataset_size=50_000, batch_size=500, steps=1_000)
     >>> guarantee = account_sampled(Independent(), sampling, noise_multiplier=1.0, delta=1e-6)
     >>> f"{guarantee.epsilon:.2f}"
-    '2.11'
+    '2.12'
     """
     scale = positive_number("noise_multiplier", noise_multiplier)
     delta, failure = _fraction("delta", delta), _fraction("failure", failure)
@@ -461,6 +461,11 @@ class _Columns(NamedTuple):
     largest_norm: float
 
 
+def bands_of(mechanism: Mechanism, steps: int) -> int:
+    """The number of bands of C: how many groups cyclic Poisson sampling needs."""
+    return _columns(mechanism, steps).bands
+
+
 def _columns(mechanism: Mechanism, steps: int) -> _Columns:
     if (column := mechanism.first_column(steps)) is not None:
         return _Columns(_last_nonzero(column) + 1, float(np.linalg.norm(column)))
@@ -486,7 +491,12 @@ def _poisson_composition(
     The result is an upper bound: cells of the privacy loss distribution are rounded up ("connect
     the dots"), and what is cut off at the ends counts in full.
     """
-    from dp_accounting.pld import privacy_loss_distribution
+    try:
+        from dp_accounting.pld import privacy_loss_distribution
+    except ImportError:
+        raise InvalidInput(
+            "Poisson sampling needs the package dp-accounting: pip install 'dpftrl[dp-accounting]'"
+        ) from None
 
     one: Any = privacy_loss_distribution.from_gaussian_mechanism(
         noise_multiplier, sampling_prob=probability, value_discretization_interval=CELL

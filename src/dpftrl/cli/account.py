@@ -19,6 +19,12 @@ from dpftrl.accounting import (
 )
 from dpftrl.accounting.guarantee import BufferType, Hypothesis
 from dpftrl.accounting.logs import LogLayout, Observed, WorstPattern, open_log
+from dpftrl.cli.dataset import (
+    DatasetRequest,
+    account_for_dataset,
+    dataset_options,
+    refuse_others,
+)
 from dpftrl.cli.files import Source, check_target, force_option, read_source
 from dpftrl.cli.options import (
     Count,
@@ -79,6 +85,7 @@ class LogResult(NamedTuple):
     "twice, and no update was summed twice.",
 )
 @log_layout_options
+@dataset_options
 @click.option("--out", type=click.Path(path_type=Path), help="Save the guarantee as FILE.json.")
 @force_option()
 @json_option
@@ -96,6 +103,7 @@ def account_command(
     repeated_rows: bool,
     first_round: int | None,
     layout: LogLayout,
+    dataset_request: DatasetRequest | None,
     out: Path | None,
     force: bool,
     as_json: bool,
@@ -113,7 +121,25 @@ def account_command(
     exit code is 1 if the log breaks the planned participation. A mechanism that is built for a
     participation, such as `blt` or `banded`, is built for the planned one. The options from
     --client-column to --format are for logs that are not written as `dpftrl observe` expects.
+
+    With --dataset, --batch-size, --epochs and --sampling, the guarantee is that of training on
+    secret random batches of a data set, for each example.
     """
+    if dataset_request is not None:
+        refuse_others(
+            {
+                "--rounds": rounds,
+                "--min-sep": participation,
+                "--log": log,
+                "--epsilon": epsilon,
+                "--devices": devices,
+                "--out": out,
+                "--first-round": first_round,
+                "--repeated-rows": repeated_rows,
+            }
+        )
+        account_for_dataset(name, dataset_request, noise_multiplier, delta, as_json)
+        return
     check_target(out, "guarantee", force=force)
     if log is None and (repeated_rows or first_round is not None):
         raise InvalidInput("--repeated-rows and --first-round need --log")
@@ -140,7 +166,10 @@ def account_command(
             guarantee = guarantee.resting_on(replace(run.hypothesis, basis="observed"))
             if request.planned is not None:
                 planned_run = Run.of(
-                    request.mechanism, request.planned, request.noise_multiplier, request.buffers
+                    request.mechanism,
+                    request.planned,
+                    request.noise_multiplier,
+                    request.buffers,
                 )
                 planned = guarantee_of([planned_run], stated_delta, request.known).for_devices(
                     people

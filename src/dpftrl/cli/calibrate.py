@@ -6,6 +6,12 @@ from rich.table import Table
 from dpftrl._internal.checks import whole_number
 from dpftrl._internal.formatting import in_full, rounded_up
 from dpftrl.accounting import account, calibrate, calibrate_rho
+from dpftrl.cli.dataset import (
+    DatasetRequest,
+    calibrate_for_dataset,
+    dataset_options,
+    refuse_others,
+)
 from dpftrl.cli.files import resolve
 from dpftrl.cli.options import Count, describe, json_option, participation_or_source_options
 from dpftrl.cli.output import print_json, print_table, sensitivity_text, working
@@ -24,6 +30,7 @@ from dpftrl.participation import Participation
     type=Count(),
     help="Devices of one person that are protected together.  [default: 1, or those of GUARANTEE]",
 )
+@dataset_options
 @json_option
 def calibrate_command(
     name: str,
@@ -32,6 +39,7 @@ def calibrate_command(
     delta: float | None,
     rho: float | None,
     devices: int | None,
+    dataset_request: DatasetRequest | None,
     as_json: bool,
 ) -> None:
     """Compute the smallest noise multiplier for an epsilon at a delta, or for a rho.
@@ -39,8 +47,13 @@ def calibrate_command(
     The noise multiplier is the standard deviation of the independent noise Z in units of the clip
     norm. Noise multipliers of different mechanisms are not comparable; compare losses instead.
     Of a plan, a guarantee or a run, the mechanism is taken, and the participation and delta unless
-    the options state others.
+    the options state others. With --dataset, --batch-size, --epochs and --sampling, the noise
+    multiplier is that of training on secret random batches of a data set.
     """
+    if dataset_request is not None:
+        refuse_others({"--rounds": participation, "--rho": rho, "--devices": devices})
+        calibrate_for_dataset(name, dataset_request, epsilon, delta, as_json)
+        return
     if (epsilon is None) == (rho is None):
         raise InvalidInput("give one of --epsilon (with --delta) and --rho")
     if devices is not None:

@@ -5,6 +5,13 @@ from pathlib import Path
 import click
 from rich.table import Table
 
+from dpftrl.cli.dataset import (
+    DatasetRequest,
+    compare_for_dataset,
+    dataset_options,
+    refuse_others,
+    refuse_without_dataset,
+)
 from dpftrl.cli.files import Source, check_target, force_option, read_source
 from dpftrl.cli.loss import loss_as_json
 from dpftrl.cli.options import json_option, participation_or_source_options
@@ -29,6 +36,13 @@ DEFAULT_NAMES = (
     "smooth-tree",
     "independent",
 )
+# Mechanisms that are compared with --dataset if none is named, by sampling.
+DATASET_NAMES = {
+    "none": ("blt", "banded", "band-sqrt", "tree-full", "independent"),
+    "poisson": ("independent",),
+    "cyclic-poisson": ("band-toeplitz", "band-sqrt:4", "band-sqrt:16", "independent"),
+    "balls-in-bins": ("blt", "blt-b100", "independent"),
+}
 BAR = 24  # characters of the longest bar
 
 
@@ -47,6 +61,9 @@ BAR = 24  # characters of the longest bar
     type=click.Path(path_type=Path),
     help="Draw the comparison to FILE.png, .svg or .pdf.",
 )
+@dataset_options
+@click.option("--epsilon", type=float, help="For --dataset: epsilon that all are calibrated to.")
+@click.option("--delta", type=float, help="For --dataset: delta at which --epsilon is stated.")
 @force_option()
 @json_option
 def compare(
@@ -54,6 +71,9 @@ def compare(
     participation: Participation | None,
     sort: str,
     plot: Path | None,
+    dataset_request: DatasetRequest | None,
+    epsilon: float | None,
+    delta: float | None,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -62,7 +82,16 @@ def compare(
     Without MECH, it compares all mechanisms that need no further parameter. A mechanism that does
     not support the number of rounds, or is too large to compute, is listed with the reason. If the
     options state no participation, it is that of the first plan, guarantee or run.
+
+    With --dataset, --batch-size, --epochs and --sampling, mechanisms are compared by the noise that
+    they need for --epsilon at --delta: `rms_noise`.
     """
+    if dataset_request is not None:
+        refuse_others({"--rounds": participation, "--plot": plot})
+        chosen = names or DATASET_NAMES[dataset_request.sampling_or_none]
+        compare_for_dataset(chosen, dataset_request, epsilon, delta, as_json)
+        return
+    refuse_without_dataset({"--epsilon": epsilon, "--delta": delta})
     check_target(plot, "picture", force=force)
     sources = {
         name: source for name in names if (source := read_source(name, planned=True)) is not None

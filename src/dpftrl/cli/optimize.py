@@ -7,6 +7,13 @@ from typing import Any, TypeVar
 import click
 from rich.table import Table
 
+from dpftrl.cli.dataset import (
+    DatasetRequest,
+    dataset_options,
+    optimize_for_dataset,
+    refuse_others,
+    refuse_without_dataset,
+)
 from dpftrl.cli.files import FORCE, check_target, force_option
 from dpftrl.cli.loss import loss_as_json
 from dpftrl.cli.options import Count, json_option, max_participations_option
@@ -56,14 +63,16 @@ class Range(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
         return first, Count().convert(high, param, ctx) if dots else first
 
 
-def target_options(command: Command) -> Command:
+def target_options(command: Command, participation_required: bool = True) -> Command:
     """Add the options that all families share: participation, workload and output."""
     options = [
-        click.option("--rounds", type=Range(), required=True, help="Rounds of training."),
+        click.option(
+            "--rounds", type=Range(), required=participation_required, help="Rounds of training."
+        ),
         click.option(
             "--min-sep",
             type=Range(),
-            required=True,
+            required=participation_required,
             help="Smallest difference between two rounds of one client.",
         ),
         max_participations_option,
@@ -91,6 +100,33 @@ def target_options(command: Command) -> Command:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def target_or_dataset_options(command: Command) -> Command:
+    """Add the same options, and those of a data set, which may replace the participation."""
+    target = click.option("--epsilon", type=float, help="For --dataset: epsilon to optimize for.")(
+        click.option("--delta", type=float, help="For --dataset: delta of that epsilon.")(command)
+    )
+    return target_options(dataset_options(target), participation_required=False)
+
+
+def _has_dataset(name: str, target: dict[str, Any], as_json: bool, out: Path | None) -> bool:
+    """Optimize for a data set if there is one; otherwise require a participation.
+
+    Removes from `target` what is about the data set.
+    """
+    request: DatasetRequest | None = target.pop("dataset_request")
+    epsilon, delta = target.pop("epsilon"), target.pop("delta")
+    if request is None:
+        refuse_without_dataset({"--epsilon": epsilon, "--delta": delta})
+        for option in ("rounds", "min_sep"):
+            if target[option] is None:
+                flag = "--" + option.replace("_", "-")
+                raise click.UsageError(f"Missing option '{flag}', or --dataset for a data set.")
+        return False
+    refuse_others({"--rounds": target["rounds"], "--min-sep": target["min_sep"]})
+    optimize_for_dataset(name, request, epsilon, delta, out, as_json)
+    return True
 
 
 def _check_out(context: click.Context, _: click.Parameter, out: Path | None) -> Path | None:
@@ -123,14 +159,19 @@ def optimize() -> None:
 @optimize.command()
 @click.option("--buffers", default="auto", show_default=True, help="Number of buffers, or auto.")
 @objective_option("max")
-@target_options
+@target_or_dataset_options
 def blt(buffers: str, objective: str, as_json: bool, out: Path | None, **target: Any) -> None:
     """Optimize a BLT, in milliseconds, or one BLT for a whole range of settings.
 
     With a range such as --rounds 1000..4000 or --min-sep 200..800, it finds the BLT with the
     smallest worst regret. Regret is the loss divided by the loss of a BLT that is optimized for
     exactly that number of rounds and min-sep. It prints the regret over the range.
+
+    With --dataset, --batch-size, --epochs, --epsilon and --delta, it finds the BLT that needs the
+    least noise under balls-in-bins sampling, in about a minute.
     """
+    if _has_dataset("blt", target, as_json, out):
+        return
     size = "auto" if buffers == "auto" else Count().convert(buffers, None, None)
     chosen = check_objective(objective)
     if _is_range(target):
@@ -173,13 +214,21 @@ def gblt(buffers: int, objective: str, as_json: bool, out: Path | None, **target
 
 
 @optimize.command("band-toeplitz")
-@bands_option
+@click.option("--bands", type=Count(), help="Number of bands.  [required, except with --dataset]")
 @objective_option("rms")
-@target_options
+@target_or_dataset_options
 def band_toeplitz(
-    bands: int, objective: str, as_json: bool, out: Path | None, **target: Any
+    bands: int | None, objective: str, as_json: bool, out: Path | None, **target: Any
 ) -> None:
-    """Optimize BandToep: a banded Toeplitz matrix."""
+    """Optimize BandToep: a banded Toeplitz matrix.
+
+    With --dataset, --batch-size, --epochs, --epsilon and --delta, it finds the number of bands and
+    the coefficients that need the least noise under cyclic Poisson sampling.
+    """
+    if _has_dataset("band-toeplitz", target, as_json, out):
+        return
+    if bands is None:
+        raise click.UsageError("Missing option '--bands'.")
     _optimize_bands(optimize_band_toeplitz, bands, objective, as_json, out, target)
 
 

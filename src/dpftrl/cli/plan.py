@@ -1,4 +1,4 @@
-"""`dpftrl plan`: compare mechanisms for a fleet before training, and save one of them as a plan."""
+"""`dpftrl plan`: compare mechanisms for a fleet or a data set, and save one of them as a plan."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +9,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from dpftrl._internal.formatting import rounded_up
+from dpftrl.cli.dataset import (
+    DatasetRequest,
+    dataset_options,
+    plan_for_dataset,
+    refuse_others,
+)
 from dpftrl.cli.files import check_target, force_option
 from dpftrl.cli.options import (
     Count,
@@ -46,11 +52,10 @@ HEADINGS = {
 
 
 @click.command("plan")
-@click.option("--population", type=Count(), required=True, help="Clients that may take part.")
-@click.option(
-    "--report-goal", type=Count(), required=True, help="Client reports that a round needs."
-)
-@click.option("--rounds", type=Count(), required=True, help="Rounds of training.")
+@click.option("--population", type=Count(), help="Clients that may take part.")
+@click.option("--report-goal", type=Count(), help="Client reports that a round needs.")
+@click.option("--rounds", type=Count(), help="Rounds of training.")
+@dataset_options
 @click.option(
     "--delta",
     type=float,
@@ -125,9 +130,10 @@ HEADINGS = {
 @force_option()
 @json_option
 def plan_command(
-    population: int,
-    report_goal: int,
-    rounds: int,
+    population: int | None,
+    report_goal: int | None,
+    rounds: int | None,
+    dataset_request: DatasetRequest | None,
     delta: float,
     epsilon: float | None,
     noise_multiplier: float | None,
@@ -156,7 +162,34 @@ def plan_command(
 
     \b
     dpftrl plan --population 4.21M --report-goal 6500 --rounds 2000 --delta 1e-10 --epsilon 4
+
+    With --dataset, it compares mechanisms and samplings for training on a data set, sorts them by
+    the noise on prefix sums, and recommends the first.
+
+    \b
+    dpftrl plan --dataset 50000 --batch-size 500 --epochs 10 --epsilon 1 --delta 1e-6
     """  # noqa: D301 (\b keeps click from reflowing the lines below it)
+    if dataset_request is not None:
+        refuse_others(
+            {
+                "--population": population,
+                "--report-goal": report_goal,
+                "--rounds": rounds,
+                "--noise-multiplier": noise_multiplier,
+                "--timer-days": timer_days,
+                "--extrapolate": show_walks,
+                "--plot": plot,
+                "--out": out,
+                "--choose": choose,
+            }
+        )
+        plan_for_dataset(dataset_request, epsilon, delta, with_bandmf, as_json)
+        return
+    if population is None or report_goal is None or rounds is None:
+        raise InvalidInput(
+            "give --population, --report-goal and --rounds of a fleet, or --dataset, --batch-size "
+            "and --epochs of a data set"
+        )
     check_target(plot, "picture", force=force)
     check_target(out, "plan", force=force)
     _check_choice(out, choose)

@@ -8,10 +8,16 @@ from dpftrl.optimize.bandmf import optimize_bandmf
 from dpftrl.optimize.blt import optimize_blt
 from dpftrl.optimize.generalized_blt import optimize_general_blt
 from dpftrl.optimize.robust_blt import Regret, RobustBlt, optimize_robust_blt
+from dpftrl.optimize.sampled import (
+    OptimizedForSampling,
+    optimize_for_balls_in_bins,
+    optimize_for_cyclic_poisson,
+)
 
 __all__ = [
     "Objective",
     "Optimized",
+    "OptimizedForSampling",
     "Regret",
     "RobustBlt",
     "best_toeplitz_ratio",
@@ -20,6 +26,8 @@ __all__ = [
     "optimize_band_toeplitz",
     "optimize_bandmf",
     "optimize_blt",
+    "optimize_for_balls_in_bins",
+    "optimize_for_cyclic_poisson",
     "optimize_general_blt",
     "optimize_robust_blt",
     "workload_loss",

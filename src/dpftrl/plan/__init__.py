@@ -11,23 +11,41 @@ from dpftrl.plan.candidates import (
     extrapolate,
     options,
 )
+from dpftrl.plan.dataset import (
+    SAMPLINGS,
+    Dataset,
+    DatasetOption,
+    SamplingName,
+    account_dataset,
+    calibrate_dataset,
+    mechanism_for_dataset,
+    options_for_dataset,
+)
 from dpftrl.plan.make_plan import make_plan, mechanism
 from dpftrl.plan.plan import Fleet, Plan, load_plan, save_plan
 
 __all__ = [
     "LABELS",
+    "SAMPLINGS",
     "Budget",
+    "Dataset",
+    "DatasetOption",
     "Fleet",
     "Missing",
     "Option",
     "Plan",
     "Point",
     "Question",
+    "SamplingName",
     "Walk",
+    "account_dataset",
+    "calibrate_dataset",
     "extrapolate",
     "load_plan",
     "make_plan",
     "mechanism",
+    "mechanism_for_dataset",
     "options",
+    "options_for_dataset",
     "save_plan",
 ]

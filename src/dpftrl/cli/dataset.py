@@ -1,0 +1,395 @@
+"""The commands for a data set: `account`, `calibrate`, `compare`, `optimize` and `plan --dataset`.
+
+A trainer with a data set chooses the batches. The options `--dataset`, `--batch-size`, `--epochs`
+and `--sampling` say how, in place of the rounds and the min-sep of a fleet.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar, final
+
+import click
+from rich.markup import escape
+from rich.table import Table
+
+from dpftrl._internal.formatting import in_full, rounded_up
+from dpftrl.accounting.amplification import SampledGuarantee
+from dpftrl.cli.options import Count
+from dpftrl.cli.output import number, print_json, print_table, progress_bar, say
+from dpftrl.errors import DpftrlError, InvalidInput
+from dpftrl.mechanisms import Mechanism, save_mechanism
+from dpftrl.plan import (
+    SAMPLINGS,
+    Dataset,
+    DatasetOption,
+    Missing,
+    SamplingName,
+    account_dataset,
+    calibrate_dataset,
+    mechanism_for_dataset,
+    options_for_dataset,
+)
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@final
+@dataclass(frozen=True)
+class DatasetRequest:
+    """What the options say about a data set.
+
+    Attributes:
+        dataset: The data set.
+        sampling: The sampling; None if the option was left out.
+    """
+
+    dataset: Dataset
+    sampling: SamplingName | None
+
+    @property
+    def sampling_or_none(self) -> SamplingName:
+        """The sampling; `none`, which promises the least, if the option was left out."""
+        return self.sampling or "none"
+
+
+def dataset_options(command: Command) -> Command:
+    """Add --dataset and related options; the command gets a `dataset_request`, or None."""
+
+    @functools.wraps(command)
+    def with_request(
+        *args: Any,
+        dataset: int | None,
+        batch_size: int | None,
+        epochs: int | None,
+        sampling: SamplingName | None,
+        max_batch_size: int | None,
+        **kwargs: Any,
+    ) -> Any:
+        request = _request(dataset, batch_size, epochs, sampling, max_batch_size)
+        return command(*args, dataset_request=request, **kwargs)
+
+    flags = (
+        click.option("--dataset", type=Count(), help="Examples of a data set, instead of a fleet."),
+        click.option("--batch-size", type=Count(), help="For --dataset: examples per batch."),
+        click.option("--epochs", type=Count(), help="For --dataset: epochs of training."),
+        click.option(
+            "--sampling",
+            type=click.Choice(SAMPLINGS),
+            help="For --dataset: how batches are drawn, with a secret key. With none, they are the "
+            "same in every epoch.",
+        ),
+        click.option(
+            "--max-batch-size",
+            type=Count(),
+            help="For --dataset: largest physical batch. Larger batches are cut, which costs a "
+            "part of delta.",
+        ),
+    )
+    decorated: Any = with_request
+    for flag in reversed(flags):
+        decorated = flag(decorated)
+    return decorated
+
+
+def _request(
+    size: int | None,
+    batch_size: int | None,
+    epochs: int | None,
+    sampling: SamplingName | None,
+    max_batch_size: int | None,
+) -> DatasetRequest | None:
+    others = {
+        "--batch-size": batch_size,
+        "--epochs": epochs,
+        "--sampling": sampling,
+        "--max-batch-size": max_batch_size,
+    }
+    if size is None:
+        for name, value in others.items():
+            if value is not None:
+                raise InvalidInput(f"{name} goes with --dataset, the number of examples")
+        return None
+    if batch_size is None or epochs is None:
+        raise InvalidInput("--dataset needs --batch-size and --epochs")
+    return DatasetRequest(Dataset(size, batch_size, epochs, max_batch_size), sampling)
+
+
+def refuse_others(given: Mapping[str, object]) -> None:
+    """Refuse options that are for a fleet, next to --dataset.
+
+    Args:
+        given: Options and their values; those that are None, False or empty were left out.
+    """
+    for name, value in given.items():
+        if value is not None and value is not False and value != ():
+            raise InvalidInput(f"{name} does not go with --dataset")
+
+
+def refuse_without_dataset(given: Mapping[str, object]) -> None:
+    """Refuse options that are for a data set, without --dataset."""
+    for name, value in given.items():
+        if value is not None:
+            raise InvalidInput(f"{name} goes with --dataset, the number of examples")
+
+
+def account_for_dataset(
+    name: str,
+    request: DatasetRequest,
+    noise_multiplier: float | None,
+    delta: float | None,
+    as_json: bool,
+) -> None:
+    """`dpftrl account --dataset`."""
+    if noise_multiplier is None or delta is None:
+        raise InvalidInput("account --dataset needs --noise-multiplier and --delta")
+    sampling = request.sampling_or_none
+    with progress_bar(f"computing {name}"):
+        chosen = mechanism_for_dataset(name, request.dataset, sampling)
+        guarantee = account_dataset(chosen, request.dataset, sampling, noise_multiplier, delta)
+    _print_one(DatasetOption(chosen.name, sampling, guarantee), request, as_json)
+
+
+def calibrate_for_dataset(
+    name: str,
+    request: DatasetRequest,
+    epsilon: float | None,
+    delta: float | None,
+    as_json: bool,
+) -> None:
+    """`dpftrl calibrate --dataset`."""
+    if epsilon is None or delta is None:
+        raise InvalidInput("calibrate --dataset needs --epsilon and --delta")
+    _print_one(_calibrated(name, request, epsilon, delta), request, as_json)
+
+
+def _calibrated(name: str, request: DatasetRequest, epsilon: float, delta: float) -> DatasetOption:
+    sampling = request.sampling_or_none
+    with progress_bar(f"calibrating {name}") as on_progress:
+        chosen = mechanism_for_dataset(name, request.dataset, sampling, epsilon, delta, on_progress)
+        guarantee = calibrate_dataset(chosen, request.dataset, sampling, epsilon, delta)
+    return DatasetOption(chosen.name, sampling, guarantee)
+
+
+def compare_for_dataset(
+    names: Sequence[str],
+    request: DatasetRequest,
+    epsilon: float | None,
+    delta: float | None,
+    as_json: bool,
+) -> None:
+    """`dpftrl compare --dataset`."""
+    if epsilon is None or delta is None:
+        raise InvalidInput("compare --dataset needs --epsilon and --delta")
+    rows = list[DatasetOption | Missing]()
+    for name in dict.fromkeys(names):
+        try:
+            rows.append(_calibrated(name, request, epsilon, delta))
+        except DpftrlError as error:
+            if len(names) == 1:
+                raise
+            rows.append(Missing(name, str(error)))
+    _warn_about_large_delta(delta, request.dataset)
+    _print_all(rows, request, epsilon, delta, as_json)
+
+
+def plan_for_dataset(
+    request: DatasetRequest,
+    epsilon: float | None,
+    delta: float,
+    with_bandmf: bool,
+    as_json: bool,
+) -> None:
+    """`dpftrl plan --dataset`."""
+    if epsilon is None:
+        raise InvalidInput("plan --dataset needs --epsilon")
+    samplings = SAMPLINGS if request.sampling is None else (request.sampling,)
+    rows = list[DatasetOption | Missing]()
+    with progress_bar("planning") as on_progress:
+        for row in options_for_dataset(
+            request.dataset,
+            epsilon,
+            delta,
+            samplings=samplings,
+            with_bandmf=with_bandmf,
+            on_progress=on_progress,
+        ):
+            rows.append(row)
+            on_progress(None, row.label)
+    _warn_about_large_delta(delta, request.dataset)
+    _print_all(rows, request, epsilon, delta, as_json)
+
+
+def optimize_for_dataset(
+    name: str,
+    request: DatasetRequest,
+    epsilon: float | None,
+    delta: float | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """`dpftrl optimize blt --dataset` and `dpftrl optimize band-toeplitz --dataset`."""
+    if epsilon is None or delta is None:
+        raise InvalidInput("optimize --dataset needs --epsilon and --delta")
+    needed: SamplingName = "balls-in-bins" if name == "blt" else "cyclic-poisson"
+    if request.sampling is None:
+        request = DatasetRequest(request.dataset, needed)
+    if request.sampling != needed and (name != "blt" or request.sampling != "none"):
+        raise InvalidInput(f"{name} is optimized for --sampling {needed}, got {request.sampling}")
+    row = _calibrated(name, request, epsilon, delta)
+    if out is not None:
+        about = {"optimised_for": str(_sampling_text(row, request.dataset)), **_as_json(row)}
+        save_mechanism(row.mechanism, out, about)
+        say(f"saved: {out}", err=True)
+    _print_one(row, request, as_json)
+
+
+def _warn_about_large_delta(delta: float, dataset: Dataset) -> None:
+    """Print a warning unless delta is below 1 / N: see `plan`."""
+    if not delta * dataset.size < 1:
+        say(
+            f"warning: delta {delta:g} is not below 1 / dataset, {1 / dataset.size:.3g}: such a "
+            "delta permits publishing one example in full",
+            err=True,
+        )
+
+
+def _sampling_text(row: DatasetOption, dataset: Dataset) -> str:
+    one = row.guarantee
+    return str(one.sampling) if isinstance(one, SampledGuarantee) else str(dataset.in_order)
+
+
+def _as_json(row: DatasetOption) -> dict[str, Any]:
+    guarantee = row.guarantee
+    groups = getattr(getattr(guarantee, "sampling", None), "groups", None)
+    return {
+        "name": row.label,
+        "sampling": row.sampling,
+        **({} if groups is None else {"groups": groups}),
+        "adjacency": guarantee.adjacency,
+        "unit": "example",
+        "noise_multiplier": row.noise_multiplier,
+        "sensitivity": row.sensitivity,
+        "sensitivity_kind": row.sensitivity_kind,
+        "effective_noise_multiplier": row.noise_multiplier / row.sensitivity,
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "confidence": 1 - row.failure,
+        "failure_probability": row.failure,
+        "rms_noise": row.rms_noise,
+        "mechanism": {"family": row.mechanism.family, **row.mechanism.parameters()},
+    }
+
+
+def _dataset_as_json(dataset: Dataset) -> dict[str, Any]:
+    return {
+        "dataset": dataset.size,
+        "batch_size": dataset.batch_size,
+        "epochs": dataset.epochs,
+        "steps": dataset.steps,
+        "max_batch_size": dataset.max_batch_size,
+    }
+
+
+def _print_one(row: DatasetOption, request: DatasetRequest, as_json: bool) -> None:
+    guarantee = row.guarantee
+    if as_json:
+        hypotheses = [asdict(hypothesis) for hypothesis in guarantee.hypotheses]
+        print_json({**_dataset_as_json(request.dataset), **_as_json(row), "hypotheses": hypotheses})
+        return
+    table = Table(title=f"{row.label}, {_sampling_text(row, request.dataset)}", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    table.add_row("noise multiplier", rounded_up(row.noise_multiplier))
+    table.add_row("epsilon", _epsilon(row))
+    table.add_row("delta", in_full(guarantee.delta))
+    table.add_row("adjacency", f"{guarantee.adjacency}, for each example")
+    table.add_row("confidence", _confidence(row))
+    table.add_row("sensitivity", f"{number(row.sensitivity)} ({row.sensitivity_kind})")
+    effective = row.noise_multiplier / row.sensitivity
+    table.add_row("effective noise multiplier", number(effective))
+    table.add_row("rms noise", number(row.rms_noise))
+    table.add_row("Python value", escape(repr(row.mechanism)))
+    print_table(table)
+
+
+def _epsilon(row: DatasetOption) -> str:
+    bound = "" if row.guarantee.kind == "exact" else "≤ "
+    return bound + rounded_up(row.guarantee.epsilon)
+
+
+def _confidence(row: DatasetOption) -> str:
+    if not row.failure:
+        return "1: no part of it is estimated"
+    return f"certified by samples; wrong with a probability of at most {row.failure:g}"
+
+
+def _print_all(
+    rows: Iterable[DatasetOption | Missing],
+    request: DatasetRequest,
+    epsilon: float,
+    delta: float,
+    as_json: bool,
+) -> None:
+    rows = list(rows)
+    computed = [row for row in rows if isinstance(row, DatasetOption)]
+    computed.sort(key=lambda row: row.rms_noise)
+    left_out = [row for row in rows if isinstance(row, Missing)]
+    if not computed:
+        reasons = "; ".join(f"{row.label}: {row.note}" for row in left_out)
+        raise InvalidInput(f"no mechanism reaches the target: {reasons}")
+    # Who compares several certificates and takes the best one must add up their failures.
+    chosen = computed[0]
+    failure = sum(row.failure for row in computed) if chosen.failure else 0.0
+    recommended = {"name": chosen.label, "sampling": chosen.sampling}
+    if as_json:
+        print_json(
+            {
+                **_dataset_as_json(request.dataset),
+                "epsilon": epsilon,
+                "delta": delta,
+                "mechanisms": [_as_json(row) for row in computed],
+                "left_out": [{"name": row.label, "note": row.note} for row in left_out],
+                "recommended": {**recommended, "failure_probability": failure},
+            }
+        )
+        return
+    table = Table(title=str(request.dataset), caption=_caption(chosen, failure, delta, left_out))
+    table.add_column("mechanism", no_wrap=True)
+    table.add_column("sampling", no_wrap=True)
+    for heading in ("noise multiplier", "epsilon", "rms noise", "memory"):
+        table.add_column(heading, justify="right")
+    for row in computed:
+        groups = getattr(getattr(row.guarantee, "sampling", None), "groups", None)
+        table.add_row(
+            row.label if groups is None else f"{row.label} ({groups} bands)",
+            row.sampling,
+            rounded_up(row.noise_multiplier),
+            _epsilon(row),
+            number(row.rms_noise),
+            f"{_memory(row.mechanism, request.dataset):,}",
+        )
+    print_table(table)
+
+
+def _memory(chosen: Mechanism, dataset: Dataset) -> int:
+    return chosen.memory(dataset.steps)
+
+
+def _caption(
+    chosen: DatasetOption, failure: float, delta: float, left_out: Sequence[Missing]
+) -> str:
+    lines = [
+        f"recommended: {chosen.label} with {chosen.sampling} sampling, the least noise",
+        f"epsilon at delta {delta:g}, for each example, {chosen.guarantee.adjacency} adjacency",
+        "compare by rms noise, not by noise multiplier; memory in model-sized vectors",
+    ]
+    if chosen.label == "dp-sgd":
+        lines.insert(1, "plain DP-SGD is best here: correlated noise does not help")
+    if failure:
+        lines.append(
+            f"its epsilon is certified by samples; wrong with a probability of at most {failure:g}"
+        )
+    lines += [f"{row.label}: {row.note}" for row in left_out]
+    return escape("\n".join(lines))

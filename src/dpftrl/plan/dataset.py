@@ -1,0 +1,328 @@
+"""Plans for a data set: which mechanism and which sampling need the least noise.
+
+`options_for_dataset` compares DP-SGD with Poisson sampling, banded strategies with cyclic Poisson
+sampling, and a BLT with and without balls-in-bins sampling. They are compared by `rms_noise`, which
+is what reaches the model.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, final, get_args
+
+from dpftrl._internal.checks import whole_number
+from dpftrl._internal.progress import Progress
+from dpftrl.accounting import Guarantee, account, calibrate
+from dpftrl.accounting.amplification import (
+    SampledGuarantee,
+    account_sampled,
+    bands_of,
+    calibrate_sampled,
+)
+from dpftrl.accounting.balls_in_bins import DEFAULT_FAILURE
+from dpftrl.errors import DpftrlError, InvalidInput
+from dpftrl.mechanisms import Independent, Mechanism
+from dpftrl.optimize import (
+    optimize_bandmf,
+    optimize_blt,
+    optimize_for_balls_in_bins,
+    optimize_for_cyclic_poisson,
+)
+from dpftrl.participation import (
+    BallsInBins,
+    CyclicPoisson,
+    FixedEpochs,
+    MinSep,
+    Poisson,
+    Sampling,
+)
+from dpftrl.plan.candidates import QUICK_BANDMF, Missing
+from dpftrl.plan.make_plan import DEFAULT_BUFFERS, OPTIMIZED_BLT, mechanism
+
+SamplingName = Literal["none", "poisson", "cyclic-poisson", "balls-in-bins"]
+SAMPLINGS: Final[tuple[SamplingName, ...]] = get_args(SamplingName)
+# The name of the banded Toeplitz strategy that is optimized for cyclic Poisson sampling.
+OPTIMIZED_BANDS: Final = "band-toeplitz"
+
+
+@final
+@dataclass(frozen=True)
+class Dataset:
+    """A data set, and how long it is trained on.
+
+    Attributes:
+        size: Number of examples.
+        batch_size: Expected number of examples per batch.
+        epochs: How often every example takes part.
+        max_batch_size: Largest number of examples in a batch; None for no limit.
+
+    >>> Dataset(size=50_000, batch_size=500, epochs=10).steps
+    1000
+    """
+
+    size: int
+    batch_size: int
+    epochs: int
+    max_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        whole_number("epochs", self.epochs)
+        self.sampling("poisson")  # checks the other numbers
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of batches that hold every example about once."""
+        return -(-self.size // self.batch_size)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of the training."""
+        return self.epochs * self.steps_per_epoch
+
+    @property
+    def in_order(self) -> FixedEpochs:
+        """The participation without sampling: the same batches in the same order every epoch."""
+        return FixedEpochs(self.steps, self.steps_per_epoch, self.epochs)
+
+    def sampling(self, name: SamplingName, groups: int = 1) -> Sampling:
+        """The sampling of this name.
+
+        Args:
+            name: A name in `SAMPLINGS`, but not `none`.
+            groups: For cyclic Poisson sampling.
+        """
+        size, batch, steps, most = self.size, self.batch_size, self.steps, self.max_batch_size
+        if name == "poisson":
+            return Poisson(size, batch, steps, max_batch_size=most)
+        if name == "cyclic-poisson":
+            return CyclicPoisson(size, batch, steps, groups, max_batch_size=most)
+        if name == "balls-in-bins":
+            return BallsInBins(size, batch, steps, max_batch_size=most)
+        raise InvalidInput(f"there is no sampling {name!r}")
+
+    def sampling_for(self, chosen: Mechanism, name: SamplingName) -> Sampling:
+        """The sampling of this name, with as many groups as the mechanism has bands."""
+        if name != "cyclic-poisson":
+            return self.sampling(name)
+        return self.sampling(name, min(bands_of(chosen, self.steps), self.steps_per_epoch))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.size:,} examples, batches of {self.batch_size:,}, {self.epochs:,} epoch(s) "
+            f"({self.steps:,} steps)"
+        )
+
+
+@final
+@dataclass(frozen=True)
+class DatasetOption:
+    """A way to train on a data set.
+
+    Attributes:
+        label: The name of the mechanism in tables.
+        sampling: The name of the sampling.
+        guarantee: The guarantee, with mechanism and noise.
+        seconds: How long it took to find it.
+    """
+
+    label: str
+    sampling: SamplingName
+    guarantee: Guarantee | SampledGuarantee
+    seconds: float = 0.0
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The mechanism that correlates the noise."""
+        one = self.guarantee
+        return one.mechanism if isinstance(one, SampledGuarantee) else one.runs[0].mechanism
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of Z divided by the clip norm."""
+        one = self.guarantee
+        return (
+            one.noise_multiplier
+            if isinstance(one, SampledGuarantee)
+            else one.runs[0].noise_multiplier
+        )
+
+    @property
+    def sensitivity(self) -> float:
+        """The sensitivity that the guarantee rests on."""
+        one = self.guarantee
+        return (
+            one.sensitivity if isinstance(one, SampledGuarantee) else one.runs[0].sensitivity.value
+        )
+
+    @property
+    def sensitivity_kind(self) -> str:
+        """Whether the sensitivity is exact or an upper bound."""
+        one = self.guarantee
+        return "exact" if isinstance(one, SampledGuarantee) else one.runs[0].sensitivity.kind
+
+    @property
+    def failure(self) -> float:
+        """The probability that a certificate behind epsilon is wrong."""
+        return self.guarantee.failure if isinstance(self.guarantee, SampledGuarantee) else 0.0
+
+    @property
+    def rms_noise(self) -> float:
+        """Root mean square of the noise on prefix sums, in clip norms."""
+        one = self.guarantee
+        if isinstance(one, SampledGuarantee):
+            return one.rms_noise
+        run = one.runs[0]
+        return run.noise_multiplier * run.mechanism.rms_error(run.participation.rounds)
+
+
+def mechanism_for_dataset(
+    name: str,
+    dataset: Dataset,
+    sampling: SamplingName,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    on_progress: Progress | None = None,
+) -> Mechanism:
+    """Build the mechanism of this name for a data set and a sampling.
+
+    With balls-in-bins sampling, `blt` is the BLT that needs the least noise for the target. With
+    cyclic Poisson sampling, `band-toeplitz` is the banded Toeplitz strategy that does.
+
+    Args:
+        name: A name that `dpftrl mechanisms` lists, `band-toeplitz`, or the path of a .json file.
+        dataset: The data set.
+        sampling: The sampling.
+        epsilon: The target epsilon, where the name needs one.
+        delta: The target delta, where the name needs one.
+        on_progress: Called by long optimizations.
+
+    Raises:
+        InvalidInput: The name needs a target and there is none.
+    """
+    is_blt = name == OPTIMIZED_BLT and sampling == "balls-in-bins"
+    is_banded = name == OPTIMIZED_BANDS and sampling == "cyclic-poisson"
+    if not (is_blt or is_banded):
+        if name == OPTIMIZED_BANDS:
+            raise InvalidInput(
+                "band-toeplitz is optimized for cyclic-poisson sampling; for another sampling, "
+                "optimize it with `dpftrl optimize band-toeplitz` and give the file"
+            )
+        return mechanism(name, dataset.in_order)
+    if epsilon is None or delta is None:
+        raise InvalidInput(
+            f"which {name} is best with {sampling} sampling depends on epsilon: optimize it with "
+            f"`dpftrl optimize {name} --out FILE.json` and give the file"
+        )
+    if is_blt:
+        bins = BallsInBins(dataset.size, dataset.batch_size, dataset.steps)
+        return optimize_for_balls_in_bins(bins, epsilon, delta, on_progress=on_progress).mechanism
+    return optimize_for_cyclic_poisson(
+        dataset.size, dataset.batch_size, dataset.steps, epsilon, delta, on_progress=on_progress
+    ).mechanism
+
+
+def account_dataset(
+    chosen: Mechanism,
+    dataset: Dataset,
+    sampling: SamplingName,
+    noise_multiplier: float,
+    delta: float,
+    failure: float = DEFAULT_FAILURE,
+) -> Guarantee | SampledGuarantee:
+    """The guarantee of a mechanism with given noise, with or without sampling."""
+    if sampling == "none":
+        return account(chosen, dataset.in_order, noise_multiplier, delta)
+    drawn = dataset.sampling_for(chosen, sampling)
+    return account_sampled(chosen, drawn, noise_multiplier, delta, failure=failure)
+
+
+def calibrate_dataset(
+    chosen: Mechanism,
+    dataset: Dataset,
+    sampling: SamplingName,
+    epsilon: float,
+    delta: float,
+    failure: float = DEFAULT_FAILURE,
+) -> Guarantee | SampledGuarantee:
+    """The guarantee of a mechanism with the smallest noise for an epsilon."""
+    if sampling == "none":
+        noise_multiplier = calibrate(chosen, dataset.in_order, epsilon, delta)
+        return account(chosen, dataset.in_order, noise_multiplier, delta)
+    drawn = dataset.sampling_for(chosen, sampling)
+    return calibrate_sampled(chosen, drawn, epsilon, delta, failure=failure)
+
+
+def options_for_dataset(
+    dataset: Dataset,
+    epsilon: float,
+    delta: float,
+    *,
+    samplings: tuple[SamplingName, ...] = SAMPLINGS,
+    with_bandmf: bool = False,
+    failure: float = DEFAULT_FAILURE,
+    on_progress: Progress | None = None,
+) -> Iterator[DatasetOption | Missing]:
+    """Yield every way to train on a data set for an epsilon, or why it was left out.
+
+    At most one of them rests on a certificate, so that choosing the best one afterwards does not
+    make it less certain.
+
+    Args:
+        dataset: The data set.
+        epsilon: The target epsilon.
+        delta: The target delta.
+        samplings: The samplings to consider.
+        with_bandmf: Optimize BandMF even for many steps, which is slow.
+        failure: The largest probability that a certificate is wrong.
+        on_progress: Called by long optimizations.
+    """
+
+    def option(label: str, sampling: SamplingName, chosen: Mechanism) -> DatasetOption:
+        guarantee = calibrate_dataset(chosen, dataset, sampling, epsilon, delta, failure)
+        return DatasetOption(label, sampling, guarantee, time.perf_counter() - started)
+
+    def dp_sgd() -> DatasetOption:
+        return option("dp-sgd", "poisson", Independent())
+
+    def banded() -> DatasetOption:
+        best = optimize_for_cyclic_poisson(
+            dataset.size, dataset.batch_size, dataset.steps, epsilon, delta, on_progress=on_progress
+        )
+        bands.append(bands_of(best.mechanism, dataset.steps))
+        return option("band-toeplitz", "cyclic-poisson", best.mechanism)
+
+    def bandmf() -> DatasetOption | Missing:
+        if not bands:
+            return Missing("bandmf", "the number of bands comes from band-toeplitz, left out too")
+        if dataset.steps > QUICK_BANDMF and not with_bandmf:
+            return Missing(
+                "bandmf", f"slow for more than {QUICK_BANDMF:,} steps; give --with-bandmf"
+            )
+        once = MinSep.once(dataset.steps)
+        return option("bandmf", "cyclic-poisson", optimize_bandmf(once, bands[0]).mechanism)
+
+    def blt_in_order() -> DatasetOption:
+        buffers = min(DEFAULT_BUFFERS, dataset.steps)
+        return option("blt", "none", optimize_blt(dataset.in_order, buffers, "rms").mechanism)
+
+    def blt_in_bins() -> DatasetOption:
+        best = mechanism_for_dataset(
+            OPTIMIZED_BLT, dataset, "balls-in-bins", epsilon, delta, on_progress
+        )
+        return option("blt", "balls-in-bins", best)
+
+    bands = list[int]()
+    for label, sampling, compute in (
+        ("dp-sgd", "poisson", dp_sgd),
+        ("band-toeplitz", "cyclic-poisson", banded),
+        ("bandmf", "cyclic-poisson", bandmf),
+        ("blt", "none", blt_in_order),
+        ("blt", "balls-in-bins", blt_in_bins),
+    ):
+        if sampling not in samplings:
+            continue
+        started = time.perf_counter()
+        try:
+            yield compute()
+        except DpftrlError as error:
+            yield Missing(f"{label} ({sampling})", str(error))
