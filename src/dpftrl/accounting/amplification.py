@@ -43,8 +43,11 @@ from dpftrl.errors import InvalidInput
 from dpftrl.mechanisms import Mechanism
 from dpftrl.participation import Adjacency, BallsInBins, CyclicPoisson, Poisson, Sampling
 
-# Width of a cell of the privacy loss distributions.
-CELL: Final = 1e-4
+# Width of a cell of the privacy loss distributions, for epsilon 1 and one composition, and limits.
+# Wider cells make epsilon larger, by about 1e-5 of it at this width; they are never unsafe.
+CELL: Final = 3e-3
+SMALLEST_CELL: Final = 1e-5
+LARGEST_CELL: Final = 2e-3
 # Relative error that norms of columns may have; their rounding errors are far smaller.
 NORM_ERROR: Final = 1e-9
 # Relative accuracy of searches with privacy loss distributions.
@@ -353,15 +356,24 @@ class _CyclicPoissonModel:
         """The smallest noise multiplier or epsilon that meets its question."""
         del failure  # nothing is sampled
 
-        def log_excess(log_value: float) -> float:
-            scale, epsilon, delta = question(math.exp(log_value))
-            if not delta > 0:
-                return IMPOSSIBLE
-            effective = scale / (self._norm * (1 + NORM_ERROR))
-            composed = _poisson_composition(effective, self._probability, self._blocks)
-            return math.log(max(composed(epsilon), 1e-300)) - math.log(delta)
+        def search() -> float:
+            def log_excess(log_value: float) -> float:
+                scale, epsilon, delta = question(math.exp(log_value))
+                if not delta > 0:
+                    return IMPOSSIBLE
+                effective = scale / (self._norm * (1 + NORM_ERROR))
+                composed = _poisson_composition(effective, self._probability, self._blocks, cell)
+                return math.log(max(composed(epsilon), 1e-300)) - math.log(delta)
 
-        return math.exp(falling_root(log_excess, math.log(largest), ACCURACY))
+            return math.exp(falling_root(log_excess, math.log(largest), ACCURACY))
+
+        expected = question(largest).epsilon
+        cell = _cell(expected, self._blocks)
+        value = search()
+        if question(value).epsilon < expected / 2:  # the cells were too wide for this epsilon
+            cell = _cell(question(value).epsilon, self._blocks)
+            value = search()
+        return value
 
     def guarantee(
         self, scale: float, epsilon: float, delta: float, failure: float
@@ -482,9 +494,14 @@ def _last_nonzero(entries: Vector) -> int:
     return int(np.flatnonzero(entries)[-1])
 
 
+def _cell(epsilon: float, times: int) -> float:
+    """The width of a cell that is accurate enough: the error grows as times * cell^2."""
+    return min(LARGEST_CELL, max(SMALLEST_CELL, CELL * math.sqrt(epsilon / times)))
+
+
 @lru_cache(maxsize=32)
 def _poisson_composition(
-    noise_multiplier: float, probability: float, times: int
+    noise_multiplier: float, probability: float, times: int, cell: float
 ) -> Callable[[float], float]:
     """Delta as a function of epsilon, for compositions of a Poisson-subsampled Gaussian.
 
@@ -499,7 +516,7 @@ def _poisson_composition(
         ) from None
 
     one: Any = privacy_loss_distribution.from_gaussian_mechanism(
-        noise_multiplier, sampling_prob=probability, value_discretization_interval=CELL
+        noise_multiplier, sampling_prob=probability, value_discretization_interval=cell
     )
     composed = one.self_compose(times)
 

@@ -56,6 +56,8 @@ MOST_LOG: Final = 600.0
 FIRST_MARGIN: Final = 1e-3
 NEXT_MARGIN: Final = 4e-3
 MOST_CERTIFICATES: Final = 20
+# The first step of a search, in the logarithm of what is searched for.
+FIRST_STEP: Final = 0.3
 # Stands for the logarithm of a bound on delta over its target, where the target is not positive.
 IMPOSSIBLE: Final = 100.0
 
@@ -504,11 +506,12 @@ def falling_root(function: Callable[[float], float], largest: float, accuracy: f
     value = cache(function)
     if value(largest) >= 0:
         return largest
-    high, low, step = largest, largest - 0.5, 0.5
+    # Small steps: below the root, evaluations may take much longer.
+    high, low, step = largest, largest - FIRST_STEP, FIRST_STEP
     while value(low) < 0:
         if step > 40:
             return low
-        step *= 1.3
+        step *= 1.15
         high, low = low, low - step
     root = _brent(value, low, high, accuracy / 4)
     while value(root) > 0:
