@@ -148,9 +148,13 @@ class BLT(ToeplitzMechanism):
         return Exponentials(np.array(rates), np.array(scales))
 
     @cached_property
+    def _inverse_decays(self) -> _InverseDecays:
+        return inverse_decays(*self._distinct)
+
+    @cached_property
     def _inverse(self) -> Exponentials:
         """c_hat_i = -sum_j weights[j] (1 - rates[j])^(i-1), for i > 0."""
-        inverse = inverse_decays(*self._distinct)
+        inverse = self._inverse_decays
         size = len(inverse.rates)
         diagonal = np.diag_indices(size)
         ratios = inverse.from_poles / np.where(np.eye(size) == 1, 1.0, inverse.between)
@@ -297,7 +301,7 @@ class BLT(ToeplitzMechanism):
     @cached_property
     def _responses(self) -> "_Responses":
         rates, scales = self._distinct
-        inverse = inverse_decays(rates, scales)
+        inverse = self._inverse_decays
         sizes = _buffer_responses(inverse).tolist()
         return _Responses(rates.tolist(), inverse.rates.tolist(), scales.tolist(), sizes)
 
@@ -403,30 +407,56 @@ def _secular_roots(rates: Vector, omega: Vector) -> tuple[NDArray[np.intp], Vect
     index = np.arange(len(rates))
     centre = np.where(lower, index, np.minimum(index + 1, len(rates) - 1))
     sign = np.where(lower, 1.0, -1.0)
-    distance = apart[:, centre]
-    others = np.where(index[:, None] == centre[None, :], 0.0, omega[:, None])
-    low, high = np.full(len(rates), 5e-324), half.copy()
-    guess = half
+    # The code uses plain floats: a numpy call would cost more than a whole step of one root.
+    columns = apart[:, centre].T.tolist()
+    scales, directions = omega.tolist(), sign.tolist()
+    distances = [
+        _secular_root(
+            scales[nearest],
+            [(gap, scales[i]) for i, gap in enumerate(column) if i != nearest],
+            direction,
+            most,
+        )
+        for nearest, column, direction, most in zip(
+            centre.tolist(), columns, directions, half.tolist(), strict=True
+        )
+    ]
+    return centre, sign * np.array(distances)
+
+
+def _secular_root(
+    scale: float, others: Sequence[tuple[float, float]], sign: float, most: float
+) -> float:
+    """Distance of one root of the secular equation from the nearest rate.
+
+    It is the root x of x (1 + sum_i scale_i / (gap_i - sign x)) - sign scale.
+
+    Args:
+        scale: Output scale that belongs to the nearest rate.
+        others: For all other rates, the gap to the nearest rate (negative if below), and the scale.
+        sign: 1.0 if the root is above the nearest rate, otherwise -1.0.
+        most: Upper bound on the distance.
+    """
+    low, high, guess = 5e-324, most, most
     # Newton's method. A step that leaves the bracket is replaced by bisection on a logarithmic
     # scale, of which 70 steps take the range of float64 exponents (about 2^11) below the relative
     # spacing of float64 numbers (2^-52). Half a gap away from all other rates, the function is
     # close to linear, so that Newton's method alone needs about eight steps.
     for _ in range(70 + NEWTON_STEPS):
-        from_root = np.where(others == 0, 1.0, distance - (sign * guess)[None, :])
-        ratios = others / from_root
-        sums = 1 + ratios.sum(axis=0)
-        value = guess * sums - sign * omega[centre]
-        beyond = sign * value >= 0
-        low, high = np.where(beyond, low, guess), np.where(beyond, guess, high)
-        slope = sums + sign * guess * (ratios / from_root).sum(axis=0)
-        with np.errstate(divide="ignore", invalid="ignore"):  # refused by `is_inside`
-            following = guess - value / slope
-        is_settled = np.abs(following - guess) <= 4 * FLOAT64_EPSILON * guess
-        is_inside = (low < following) & (following < high)
-        guess = np.where(is_settled | is_inside, following, np.sqrt(low) * np.sqrt(high))
-        if np.all(is_settled):
-            break
-    return centre, sign * guess
+        total = derivative = 0.0
+        for gap, other_scale in others:
+            from_root = gap - sign * guess
+            ratio = other_scale / from_root
+            total += ratio
+            derivative += ratio / from_root
+        value = guess * (1 + total) - sign * scale
+        low, high = (low, guess) if sign * value >= 0 else (guess, high)
+        slope = 1 + total + sign * guess * derivative
+        following = guess - value / slope if slope else math.nan
+        if abs(following - guess) <= 4 * FLOAT64_EPSILON * guess:
+            return following
+        guess = following if low < following < high else math.sqrt(low) * math.sqrt(high)
+    return guess
 
 
 def geometric_sum(rates: Vector, terms: int) -> Matrix:
