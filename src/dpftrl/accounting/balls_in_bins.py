@@ -328,7 +328,7 @@ def certify(
     epsilon: float,
     *,
     failure: float = DEFAULT_FAILURE,
-    samples: int = DEFAULT_SAMPLES,
+    samples: int | None = None,
 ) -> Certificate:
     """Bound delta from above, with fresh randomness from the operating system.
 
@@ -342,14 +342,14 @@ def certify(
         noise_multiplier: Standard deviation of Z divided by the clip norm.
         epsilon: At least 0.
         failure: The largest probability that the bound is too small.
-        samples: Number of samples per direction, fixed before any is drawn.
+        samples: Number of samples per direction, fixed before any is drawn; by default 2^19.
     """
     sigma = positive_number("noise_multiplier", noise_multiplier)
     if not 0 <= epsilon < math.inf:
         raise InvalidInput(f"epsilon must be a finite number of at least 0, got {epsilon!r}")
     if not 0 < failure < 1:
         raise InvalidInput(f"failure must be between 0 and 1, got {failure!r}")
-    samples = whole_number("samples", samples)
+    samples = DEFAULT_SAMPLES if samples is None else whole_number("samples", samples)
     bounds, estimates = list[float](), list[float]()
     for kind in DIRECTIONS:
         direction = kind(gram, sigma, epsilon)
@@ -405,7 +405,7 @@ def estimated_bound(
     epsilon: float,
     *,
     failure: float = DEFAULT_FAILURE,
-    samples: int = DEFAULT_SAMPLES,
+    samples: int | None = None,
     pilot: int = PILOT_SAMPLES,
     entropy: int = 0,
 ) -> float:
@@ -421,10 +421,11 @@ def estimated_bound(
         entropy: Determines the samples: with equal entropy, results for similar arguments are
             similar.
     """
+    planned = DEFAULT_SAMPLES if samples is None else samples
     return max(
         kind(gram, noise_multiplier, epsilon)
         .moments(pilot, entropy)
-        .expected_bound(samples, failure / 2)
+        .expected_bound(planned, failure / 2)
         for kind in DIRECTIONS
     )
 
@@ -461,7 +462,7 @@ def smallest_certified(
     largest: float,
     *,
     failure: float = DEFAULT_FAILURE,
-    samples: int = DEFAULT_SAMPLES,
+    samples: int | None = None,
 ) -> float:
     """Find a small value, such as a noise multiplier, whose question is certified.
 

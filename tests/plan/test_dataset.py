@@ -1,0 +1,123 @@
+"""Plans for a data set: the schemes that are compared, and the mechanisms behind their names."""
+
+import pytest
+
+from dpftrl import BallsInBins, CyclicPoisson, Dataset, FixedEpochs, InvalidInput, Poisson
+from dpftrl.accounting import balls_in_bins
+from dpftrl.accounting.amplification import SampledGuarantee
+from dpftrl.mechanisms import BLT, Independent, Toeplitz
+from dpftrl.optimize import sampled
+from dpftrl.plan import (
+    SAMPLINGS,
+    DatasetOption,
+    Missing,
+    account_dataset,
+    calibrate_dataset,
+    mechanism_for_dataset,
+    options_for_dataset,
+)
+
+SMALL = Dataset(size=1_000, batch_size=100, epochs=4)
+TARGET = {"epsilon": 2.0, "delta": 1e-4}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPFTRL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(balls_in_bins, "DEFAULT_SAMPLES", 2**15)  # fewer than users get
+        patch.setattr(sampled, "SAMPLES", 2**10)
+        patch.setattr(sampled, "EVALUATIONS", 8)
+        return list(options_for_dataset(SMALL, **TARGET))
+
+
+def test_steps_and_samplings_of_a_data_set():
+    assert (SMALL.steps_per_epoch, SMALL.steps) == (10, 40)
+    assert SMALL.in_order == FixedEpochs(rounds=40, min_sep=10, max_participations=4)
+    assert SMALL.sampling("poisson") == Poisson(1_000, 100, 40)
+    assert SMALL.sampling("cyclic-poisson", 3) == CyclicPoisson(1_000, 100, 40, 3)
+    assert SMALL.sampling("balls-in-bins") == BallsInBins(1_000, 100, 40)
+    assert SMALL.sampling_for(Toeplitz([1.0, 0.5, 0.2]), "cyclic-poisson").groups == 3
+    uneven = Dataset(size=1_001, batch_size=100, epochs=2)
+    assert (uneven.steps_per_epoch, uneven.steps) == (11, 22)
+    assert "1,001 examples" in str(uneven)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ((0, 1, 1), "dataset_size"),
+        ((10, 11, 1), "larger than the data set"),
+        ((10, 5, 0), "epochs"),
+        ((10, 5, 1.5), "epochs"),
+        ((10, 5, 1, 4), "below the expected batch size"),
+    ],
+    ids=["empty", "batch too large", "no epoch", "half epoch", "cap below batch"],
+)
+def test_a_data_set_that_cannot_be_is_refused(numbers, words):
+    with pytest.raises(InvalidInput, match=words):
+        Dataset(*numbers)
+
+
+def test_every_scheme_reaches_the_target_and_says_what_it_rests_on(rows):
+    schemes = {(row.label, row.sampling): row for row in rows if isinstance(row, DatasetOption)}
+    assert set(schemes) == {
+        ("dp-sgd", "poisson"),
+        ("band-toeplitz", "cyclic-poisson"),
+        ("bandmf", "cyclic-poisson"),
+        ("blt", "none"),
+        ("blt", "balls-in-bins"),
+    }
+    for row in schemes.values():
+        assert row.guarantee.epsilon <= 2.0 * (1 + 1e-12)
+        assert row.guarantee.delta == 1e-4
+        assert row.guarantee.adjacency == "zero-out"
+        assert row.rms_noise == row.noise_multiplier * row.mechanism.rms_error(40)
+        assert (row.failure > 0) == (row.sampling == "balls-in-bins")
+
+
+def test_sampling_helps_and_balls_in_bins_helps_most(rows):
+    noise = {(row.label, row.sampling): row.rms_noise for row in rows if hasattr(row, "sampling")}
+    assert noise["blt", "balls-in-bins"] < noise["band-toeplitz", "cyclic-poisson"]
+    assert noise["band-toeplitz", "cyclic-poisson"] < noise["dp-sgd", "poisson"]
+    assert noise["blt", "balls-in-bins"] < 0.8 * noise["blt", "none"]
+    assert noise["bandmf", "cyclic-poisson"] < noise["band-toeplitz", "cyclic-poisson"]
+
+
+def test_the_samplings_can_be_restricted_and_a_slow_mechanism_is_left_out_with_a_reason():
+    only = list(options_for_dataset(SMALL, **TARGET, samplings=("none", "poisson")))
+    assert [(row.label, row.sampling) for row in only] == [("dp-sgd", "poisson"), ("blt", "none")]
+    long = Dataset(1_000, 100, 41)
+    rows = list(options_for_dataset(long, **TARGET, samplings=("cyclic-poisson",)))
+    assert isinstance(rows[1], Missing)
+    assert "--with-bandmf" in rows[1].note
+
+
+def test_a_scheme_that_is_impossible_is_left_out_and_the_others_are_not():
+    capped = Dataset(1_000, 100, 4, max_batch_size=110)
+    samplings = ("none", "poisson")
+    rows = {row.label: row for row in options_for_dataset(capped, **TARGET, samplings=samplings)}
+    assert isinstance(rows["blt"], DatasetOption)
+    assert "too often" in rows["dp-sgd (poisson)"].note
+
+
+def test_names_stand_for_what_the_sampling_needs():
+    assert mechanism_for_dataset("independent", SMALL, "poisson") == Independent()
+    assert isinstance(mechanism_for_dataset("blt", SMALL, "none"), BLT)
+    tiny = Dataset(100, 50, 2)
+    best = mechanism_for_dataset("band-toeplitz", tiny, "cyclic-poisson", 2.0, 1e-4)
+    assert isinstance(best, Toeplitz)
+    with pytest.raises(InvalidInput, match="depends on epsilon"):
+        mechanism_for_dataset("blt", SMALL, "balls-in-bins")
+    with pytest.raises(InvalidInput, match="cyclic-poisson"):
+        mechanism_for_dataset("band-toeplitz", SMALL, "poisson", 2.0, 1e-4)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_what_is_calibrated_is_accounted_the_same(sampling):
+    chosen = Independent()
+    calibrated = calibrate_dataset(chosen, SMALL, sampling, 2.0, 1e-4)
+    noise = DatasetOption("", sampling, calibrated).noise_multiplier
+    accounted = account_dataset(chosen, SMALL, sampling, noise, 1e-4)
+    assert accounted.epsilon == pytest.approx(2.0, rel=0.02)
+    assert isinstance(accounted, SampledGuarantee) == (sampling != "none")
