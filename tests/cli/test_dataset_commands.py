@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from command_line import refused_in_one_line, run
 
-from cli.command_line import refused_in_one_line, run
 from dpftrl.accounting import balls_in_bins
 from dpftrl.optimize import sampled
 
