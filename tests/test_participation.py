@@ -1,6 +1,7 @@
 """Participations and samplings, compared with values that are computed without the library."""
 
 import itertools
+import json
 import math
 from collections import Counter
 from dataclasses import FrozenInstanceError, replace
@@ -13,7 +14,14 @@ from hypothesis import strategies as st
 
 from dpftrl import FixedEpochs, MinSep, Participation
 from dpftrl.errors import DpftrlError, InvalidInput
-from dpftrl.participation import BallsInBins, CyclicPoisson, Pattern, Poisson, Sampling
+from dpftrl.participation import (
+    BallsInBins,
+    CyclicPoisson,
+    Pattern,
+    Poisson,
+    Sampling,
+    sampling_from_json,
+)
 
 KINDS = [MinSep, FixedEpochs]
 SMALL = st.integers(1, 9)
@@ -224,6 +232,29 @@ def test_samplings_state_their_numbers():
     assert BallsInBins(101, 20, 10).bins == 6  # batches of about 17, never of more than 20
     assert [sampling.name for sampling in SAMPLINGS.values()] == list(SAMPLINGS)
     assert CyclicPoisson(10, 5, 1) == CyclicPoisson(10, 5, 1, groups=1)
+
+
+@EVERY_SAMPLING
+def test_a_sampling_is_the_same_after_json(sampling):
+    content = json.loads(json.dumps(sampling.as_json()))
+    assert sampling_from_json(content) == sampling
+    assert content["sampling"] == sampling.name
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({}, "no sampling None"),
+        ({"sampling": "uniform"}, "there are poisson, cyclic-poisson, balls-in-bins"),
+        ({"sampling": ["poisson"]}, "no sampling"),
+        ({"sampling": "poisson", "dataset_size": 10}, "not the numbers of poisson sampling"),
+        ({**Poisson(10, 5, 1).as_json(), "groups": 2}, "not the numbers of poisson sampling"),
+        ({**Poisson(10, 5, 1).as_json(), "batch_size": 11}, "larger than the data set"),
+    ],
+)
+def test_json_that_is_no_sampling_is_refused(content, words):
+    with pytest.raises(InvalidInput, match=words):
+        sampling_from_json(content)
 
 
 def test_samplings_state_the_neighboring_relations_that_they_support():

@@ -12,9 +12,9 @@ set.
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Self, final
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self, final
 
 from dpftrl._internal.checks import whole_number
 from dpftrl.errors import InvalidInput
@@ -187,6 +187,8 @@ class Sampling(ABC):
     max_batch_size: int | None = field(default=None, kw_only=True)
 
     name: ClassVar[str]
+    # How the guarantee is computed.
+    accountant: ClassVar[Literal["privacy loss distribution", "certified Monte Carlo"]]
     # The neighboring relations that the guarantee holds for; the first one is stated.
     adjacencies: ClassVar[tuple[Adjacency, ...]]
 
@@ -223,6 +225,10 @@ class Sampling(ABC):
     def steps_per_epoch(self) -> int:
         """Number of steps in which every example is expected to take part about once."""
         return -(-self.dataset_size // self.batch_size)
+
+    def as_json(self) -> dict[str, Any]:
+        """The sampling as a JSON object; `sampling_from_json` reads it."""
+        return {"sampling": self.name, **asdict(self)}
 
     def after(self, steps: int) -> Self:
         """The same sampling, for another number of steps: what a run that stopped early used."""
@@ -267,6 +273,7 @@ class Poisson(Sampling):
     """
 
     name = "poisson"
+    accountant = "privacy loss distribution"
     adjacencies = ("zero-out", "add-or-remove")
 
     @property
@@ -296,6 +303,7 @@ class CyclicPoisson(Sampling):
     groups: int = 1
 
     name = "cyclic-poisson"
+    accountant = "privacy loss distribution"
     adjacencies = ("zero-out",)
 
     def __post_init__(self) -> None:
@@ -334,6 +342,7 @@ class BallsInBins(Sampling):
     """
 
     name = "balls-in-bins"
+    accountant = "certified Monte Carlo"
     adjacencies = ("zero-out", "add-or-remove")
 
     @property
@@ -343,3 +352,27 @@ class BallsInBins(Sampling):
 
     def _batches(self) -> tuple[int, float, int]:
         return self.dataset_size, 1 / self.bins, min(self.bins, self.steps)
+
+
+def sampling_from_json(content: Mapping[str, Any]) -> Sampling:
+    """Read a sampling that `Sampling.as_json` wrote.
+
+    Raises:
+        InvalidInput: It is not the JSON object of a sampling.
+
+    >>> sampling_from_json(BallsInBins(100, 10, 20).as_json())
+    BallsInBins(dataset_size=100, batch_size=10, steps=20, max_batch_size=None)
+    """
+    fields = dict(content)
+    name = fields.pop("sampling", None)
+    kinds: dict[str, type[Sampling]] = {
+        kind.name: kind for kind in (Poisson, CyclicPoisson, BallsInBins)
+    }
+    if not isinstance(name, str) or name not in kinds:
+        raise InvalidInput(f"there is no sampling {name!r:.40}; there are {', '.join(kinds)}")
+    try:
+        return kinds[name](**fields)
+    except TypeError:
+        raise InvalidInput(
+            f"these are not the numbers of {name} sampling: {', '.join(map(str, fields))}"
+        ) from None

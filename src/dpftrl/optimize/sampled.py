@@ -72,12 +72,13 @@ def optimize_for_cyclic_poisson(
     delta: float,
     *,
     bands: int | None = None,
+    cache: bool = True,
     on_progress: Progress | None = None,
 ) -> OptimizedForSampling:
     """Find the banded Toeplitz strategy with the smallest noise under cyclic Poisson sampling.
 
     For a number of bands, the best coefficients have the smallest error times column norm. The
-    number of bands is found by comparing, first in large steps.
+    number of bands is found by comparing, first in large steps, and stored in the cache folder.
 
     Args:
         dataset_size: Number of examples.
@@ -86,6 +87,7 @@ def optimize_for_cyclic_poisson(
         epsilon: The target epsilon.
         delta: The target delta.
         bands: The number of bands, and of groups; by default the best one.
+        cache: Whether to use a number of bands that was stored, and to store this one.
         on_progress: Called after each number of bands.
     """
     started = time.perf_counter()
@@ -102,14 +104,27 @@ def optimize_for_cyclic_poisson(
                 on_progress(None, f"{count} band(s): rms noise {noise:.4g}")
         return tried[count][0]
 
-    if bands is not None:
-        best = whole_number("bands", bands)
-        try_bands(best)
-    else:
+    numbers = (VERSION, dataset_size, batch_size, steps, epsilon, delta)
+    key = content_key("cyclic-bands", *numbers)
+    stored = load_tensors(cache_folder(), key) if cache and bands is None else None
+    best = bands if stored is None else _count_in(stored, most)
+    if best is None:
         best = _best_count(try_bands, most)
+        if cache:
+            store_tensors(cache_folder(), key, {"bands": np.array([best], dtype=np.int64)})
+    try_bands(whole_number("bands", best))
     noise, mechanism, sampling = tried[best]
     seconds = time.perf_counter() - started
     return OptimizedForSampling(mechanism, sampling, epsilon, delta, noise, seconds)
+
+
+def _count_in(stored: dict[str, Any], most: int) -> int | None:
+    """The number of bands in a cached file, if it is one."""
+    try:
+        count = int(stored["bands"][0])
+    except (KeyError, IndexError, TypeError, ValueError):
+        return None
+    return count if 1 <= count <= most else None
 
 
 def _best_count(value: Callable[[int], float], most: int) -> int:
