@@ -10,6 +10,7 @@ from dpftrl.optimize import sampled
 
 DATASET = ("--dataset", "1_000", "--batch-size", 100, "--epochs", 4)
 NOISE = (*DATASET, "--delta", 1e-4, "--noise-multiplier", 1)
+ORDER = (*DATASET, "--sampling", "none")
 CUT = (*DATASET, "--max-batch-size", 110)
 TARGET = ("--epsilon", 2, "--delta", "1e-4")
 PROMISED = ("sampling", "adjacency", "confidence", "sensitivity_kind", "rms_noise")
@@ -47,6 +48,27 @@ def test_plan_sorts_the_schemes_by_noise_and_recommends_the_first():
     for row in plan["mechanisms"]:
         assert all(name in row for name in PROMISED)
         assert row["effective_noise_multiplier"] == row["noise_multiplier"] / row["sensitivity"]
+
+
+def test_a_plan_is_saved_and_computed_again_when_it_is_read(tmp_path):
+    for name, choose in (("best.json", ()), ("dp-sgd.json", ("--choose", "dp-sgd"))):
+        path = tmp_path / name
+        plan = answer("plan", *DATASET, *TARGET, "--out", path, *choose)
+        wanted = "dp-sgd" if choose else plan["recommended"]["name"]
+        (row,) = [
+            row
+            for row in plan["mechanisms"]
+            if row["name"] == wanted and row["sampling"] in ("poisson", "balls-in-bins")
+        ]
+        got = answer("account", path)
+        for field in ("sampling", "noise_multiplier", "epsilon", "delta", "rms_noise", "mechanism"):
+            assert got[field] == row[field]
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({**content, "epsilon": 1.9}))
+        assert "not confirmed" in refused_in_one_line("account", path)
+        path.write_text(json.dumps(content))
+        assert "leave out --delta" in refused_in_one_line("account", path, "--delta", 1e-5)
+        answer("plan", *DATASET, *TARGET, "--sampling", "none", "--out", path)  # ours: replaced
 
 
 def test_plan_says_so_when_plain_dp_sgd_is_best():
@@ -120,7 +142,9 @@ def test_compare_lists_what_does_not_go_with_the_sampling():
     [
         (("plan", *DATASET, "--delta", 1e-4), "needs --epsilon"),
         (("plan", *DATASET, *TARGET, "--rounds", 5), "--rounds does not go with --dataset"),
-        (("plan", *DATASET, *TARGET, "--out", "x.json"), "--out does not go with --dataset"),
+        (("plan", *DATASET, *TARGET, "--choose", "blt"), "give --out"),
+        (("plan", *DATASET, *TARGET, "--out", "x.txt"), "saved as a .json file"),
+        (("plan", *ORDER, *TARGET, "--out", "x.json", "--choose", "dp-sgd"), "no row 'dp-sgd'"),
         (("plan", "--dataset", 100, *TARGET), "needs --batch-size and --epochs"),
         (("plan", *TARGET, "--sampling", "poisson"), "goes with --dataset"),
         (("plan", *TARGET), "--population, --report-goal and --rounds"),

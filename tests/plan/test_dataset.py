@@ -1,5 +1,7 @@
 """Plans for a data set: the schemes that are compared, and the mechanisms behind their names."""
 
+import json
+
 import pytest
 
 from dpftrl import BallsInBins, CyclicPoisson, Dataset, FixedEpochs, InvalidInput, Poisson
@@ -10,11 +12,14 @@ from dpftrl.optimize import sampled
 from dpftrl.plan import (
     SAMPLINGS,
     DatasetOption,
+    DatasetPlan,
     Missing,
     account_dataset,
     calibrate_dataset,
+    load_dataset_plan,
     mechanism_for_dataset,
     options_for_dataset,
+    save_dataset_plan,
 )
 
 SMALL = Dataset(size=1_000, batch_size=100, epochs=4)
@@ -82,6 +87,50 @@ def test_sampling_helps_and_balls_in_bins_helps_most(rows):
     assert noise["band-toeplitz", "cyclic-poisson"] < noise["dp-sgd", "poisson"]
     assert noise["blt", "balls-in-bins"] < 0.8 * noise["blt", "none"]
     assert noise["bandmf", "cyclic-poisson"] < noise["band-toeplitz", "cyclic-poisson"]
+
+
+def test_every_plan_is_the_same_after_its_file(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(balls_in_bins, "DEFAULT_SAMPLES", 2**16)
+    for row in rows:
+        path = tmp_path / f"{row.label} {row.sampling}.json"
+        save_dataset_plan(DatasetPlan(SMALL, row.sampling, row.guarantee), path)
+        loaded = load_dataset_plan(path)
+        assert (loaded.dataset, loaded.sampling) == (SMALL, row.sampling)
+        assert loaded.guarantee == row.guarantee
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("epsilon", 1.96, "epsilon"),
+        ("delta", 0.8e-4, "epsilon"),
+        ("noise_multiplier", 0.98, "epsilon"),
+        ("epsilon", 0.0, "epsilon"),
+        ("delta", 1.5, "delta"),
+        ("sampling", "uniform", "sampling"),
+        ("seed", 3, "seed"),
+        ("version", 9, "version"),
+    ],
+)
+def test_a_file_that_claims_more_than_its_noise_gives_is_refused(
+    rows, tmp_path, monkeypatch, field, value, words
+):
+    monkeypatch.setattr(balls_in_bins, "DEFAULT_SAMPLES", 2**15)
+    for row in rows:
+        path = tmp_path / "plan.json"
+        save_dataset_plan(DatasetPlan(SMALL, row.sampling, row.guarantee), path)
+        content = json.loads(path.read_text())
+        factor = content[field] if field == "noise_multiplier" else 1
+        path.write_text(json.dumps({**content, field: value * factor if factor != 1 else value}))
+        with pytest.raises(InvalidInput, match=words):
+            load_dataset_plan(path)
+
+
+def test_other_files_are_no_plans_for_a_data_set(tmp_path):
+    with pytest.raises(InvalidInput, match=r"ends in \.json"):
+        load_dataset_plan(tmp_path / "plan.txt")
+    with pytest.raises(InvalidInput, match="nothing"):
+        load_dataset_plan(tmp_path / "nothing.json")
 
 
 def test_the_samplings_can_be_restricted_and_a_slow_mechanism_is_left_out_with_a_reason():

@@ -29,6 +29,7 @@ from dpftrl.accounting.balls_in_bins import (
     Question,
     falling_root,
     gram_matrix,
+    is_certified,
     smallest_certified,
 )
 from dpftrl.accounting.gaussian import (
@@ -280,6 +281,41 @@ def calibrate_sampled(
     return model.guarantee(scale, epsilon, delta, failure)
 
 
+def check_sampled(
+    mechanism: Mechanism,
+    sampling: Sampling,
+    noise_multiplier: float,
+    epsilon: float,
+    delta: float,
+    *,
+    failure: float = DEFAULT_FAILURE,
+) -> SampledGuarantee:
+    """Check a claimed guarantee anew, for example one from a file.
+
+    Args:
+        mechanism: The mechanism that correlates the noise.
+        sampling: How the batches are drawn.
+        noise_multiplier: Standard deviation of Z divided by the clip norm.
+        epsilon: The claimed epsilon.
+        delta: The claimed delta.
+        failure: For balls-in-bins, the largest probability that a false claim passes.
+
+    Raises:
+        InvalidInput: The claim is not confirmed.
+    """
+    scale, epsilon = positive_number("noise_multiplier", noise_multiplier), float(epsilon)
+    positive_number("epsilon", epsilon)
+    delta, failure = _fraction("delta", delta), _fraction("failure", failure)
+    model = _model_of(mechanism, sampling)
+    question = Question(scale, *model.precision(scale).ideal(epsilon, delta))
+    if not (question.delta > 0 and model.confirms(question, failure)):
+        raise InvalidInput(
+            f"epsilon {epsilon:g} at delta {delta:g} is not confirmed for the noise multiplier "
+            f"{scale:g}: it may be too small"
+        )
+    return model.guarantee(scale, epsilon, delta, failure)
+
+
 class _Precision(NamedTuple):
     """What the noise as it is drawn and stored costs, beside ideal Gaussians.
 
@@ -375,6 +411,15 @@ class _CyclicPoissonModel:
             value = search()
         return value
 
+    def confirms(self, question: Question, failure: float) -> bool:
+        """Whether the answer to the question is yes, up to the accuracy of calibration."""
+        del failure
+        scale, epsilon, delta = question
+        effective = scale / (self._norm * (1 + NORM_ERROR))
+        cell = _cell(epsilon, self._blocks)
+        composed = _poisson_composition(effective, self._probability, self._blocks, cell)
+        return composed(epsilon) <= delta
+
     def guarantee(
         self, scale: float, epsilon: float, delta: float, failure: float
     ) -> SampledGuarantee:
@@ -401,6 +446,10 @@ class _BallsInBinsModel:
     ) -> float:
         """A small noise multiplier or epsilon that is certified to meet its question."""
         return smallest_certified(self._gram, question, largest, failure=failure)
+
+    def confirms(self, question: Question, failure: float) -> bool:
+        """Whether the answer to the question is certified to be yes."""
+        return is_certified(self._gram, question, failure=failure)
 
     def guarantee(
         self, scale: float, epsilon: float, delta: float, failure: float

@@ -23,6 +23,9 @@ from dpftrl.cli.dataset import (
     DatasetRequest,
     account_for_dataset,
     dataset_options,
+    is_dataset_plan,
+    print_dataset_plan,
+    refuse_next_to_plan,
     refuse_others,
 )
 from dpftrl.cli.files import Source, check_target, force_option, read_source
@@ -139,6 +142,21 @@ def account_command(
             }
         )
         account_for_dataset(name, dataset_request, noise_multiplier, delta, as_json)
+        return
+    if is_dataset_plan(name):
+        refuse_next_to_plan(
+            {
+                "--rounds": rounds,
+                "--log": log,
+                "--noise-multiplier": noise_multiplier,
+                "--delta": delta,
+                "--epsilon": epsilon,
+                "--devices": devices,
+                "--out": out,
+            },
+            name,
+        )
+        print_dataset_plan(name, as_json)
         return
     check_target(out, "guarantee", force=force)
     if log is None and (repeated_rows or first_round is not None):

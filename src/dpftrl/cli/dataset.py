@@ -15,7 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from dpftrl._internal.formatting import in_full, rounded_up
+from dpftrl._internal.storage import read_json
 from dpftrl.accounting.amplification import SampledGuarantee
+from dpftrl.cli.files import Header
 from dpftrl.cli.options import Count
 from dpftrl.cli.output import number, print_json, print_table, progress_bar, say
 from dpftrl.errors import DpftrlError, InvalidInput
@@ -24,13 +26,19 @@ from dpftrl.plan import (
     SAMPLINGS,
     Dataset,
     DatasetOption,
+    DatasetPlan,
     Missing,
     SamplingName,
     account_dataset,
     calibrate_dataset,
+    load_dataset_plan,
     mechanism_for_dataset,
     options_for_dataset,
+    save_dataset_plan,
 )
+
+# The field `format` of the file of a plan for a data set.
+PLAN_FORMAT = "dpftrl dataset plan"
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -127,6 +135,20 @@ def refuse_others(given: Mapping[str, object]) -> None:
             raise InvalidInput(f"{name} does not go with --dataset")
 
 
+def is_dataset_plan(name: str) -> bool:
+    """Whether an argument is the file of a plan for a data set."""
+    if not name.endswith(".json") or Path(name).is_dir():
+        return False
+    return read_json(Path(name), Header, "plan, guarantee or mechanism").format == PLAN_FORMAT
+
+
+def refuse_next_to_plan(given: Mapping[str, object], plan: str) -> None:
+    """Refuse options that a plan for a data set states already, or that do not apply to it."""
+    for option, value in given.items():
+        if value is not None:
+            raise InvalidInput(f"{plan} is a plan for a data set; leave out {option}")
+
+
 def refuse_without_dataset(given: Mapping[str, object]) -> None:
     """Refuse options that are for a data set, without --dataset."""
     for name, value in given.items():
@@ -199,6 +221,8 @@ def plan_for_dataset(
     epsilon: float | None,
     delta: float,
     with_bandmf: bool,
+    out: Path | None,
+    choose: str | None,
     as_json: bool,
 ) -> None:
     """`dpftrl plan --dataset`."""
@@ -217,8 +241,31 @@ def plan_for_dataset(
         ):
             rows.append(row)
             on_progress(None, row.label)
+    if out is not None:
+        saved = _row_to_save(rows, choose)
+        plan = DatasetPlan(request.dataset, saved.sampling, saved.guarantee)
+        save_dataset_plan(plan, out)
+        say(f"saved: {out}: {saved.label} with {saved.sampling} sampling", err=True)
     _warn_about_large_delta(delta, request.dataset)
     _print_all(rows, request, epsilon, delta, as_json)
+
+
+def _row_to_save(rows: Sequence[DatasetOption | Missing], choose: str | None) -> DatasetOption:
+    """The row with the least noise, of those with the chosen name."""
+    wanted = [row for row in rows if isinstance(row, DatasetOption) and choose in (None, row.label)]
+    if not wanted:
+        raise InvalidInput(f"there is no row {choose!r} to save; leave out --choose")
+    return min(wanted, key=lambda row: row.rms_noise)
+
+
+def print_dataset_plan(name: str, as_json: bool) -> None:
+    """`dpftrl account` of a plan for a data set, whose guarantee is computed again."""
+    with progress_bar(f"checking {name}"):
+        plan = load_dataset_plan(name)
+    option = DatasetOption("", plan.sampling, plan.guarantee)
+    label = option.mechanism.name
+    request = DatasetRequest(plan.dataset, plan.sampling)
+    _print_one(DatasetOption(label, plan.sampling, plan.guarantee), request, as_json)
 
 
 def optimize_for_dataset(

@@ -32,7 +32,9 @@ from dpftrl.plan import mechanism as mechanism_by_name
 from dpftrl.plots import MARK, check_plot_path
 
 SourceKind = Literal["mechanism", "plan", "guarantee", "run"]
-TargetKind = Literal["plan", "guarantee", "mechanism", "statement", "picture", "model"]
+TargetKind = Literal[
+    "plan", "dataset plan", "guarantee", "mechanism", "statement", "picture", "model"
+]
 
 MOST_JOURNAL_BYTES = 2**32
 # The key of the option --force in click's `Context.meta`.
@@ -242,7 +244,7 @@ def check_target(path: Path | None, kind: TargetKind, *, force: bool = False) ->
         if find_spec("matplotlib") is None:
             raise InvalidInput("plots need matplotlib: pip install 'dpftrl[plot]'")
         check_plot_path(path)
-    elif kind in ("plan", "guarantee", "mechanism") and path.suffix != ".json":
+    elif kind in ("plan", "dataset plan", "guarantee", "mechanism") and path.suffix != ".json":
         raise InvalidInput(f"{path}: a {kind} is saved as a .json file")
     try:
         if not path.absolute().parent.is_dir():

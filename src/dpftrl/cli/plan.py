@@ -124,7 +124,8 @@ HEADINGS = {
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="Save one row as a plan, FILE.json: the row blt, or the row of --choose.",
+    help="Save one row as a plan, FILE.json: the row blt, or the row of --choose. With --dataset, "
+    "the recommended row.",
 )
 @click.option("--choose", help=f"Row that --out saves.  [default: {DEFAULT_ROW}]")
 @force_option()
@@ -179,11 +180,12 @@ def plan_command(
                 "--timer-days": timer_days,
                 "--extrapolate": show_walks,
                 "--plot": plot,
-                "--out": out,
-                "--choose": choose,
             }
         )
-        plan_for_dataset(dataset_request, epsilon, delta, with_bandmf, as_json)
+        check_target(out, "dataset plan", force=force)
+        if choose is not None and out is None:
+            raise InvalidInput("--choose names the row that --out saves: give --out FILE.json too")
+        plan_for_dataset(dataset_request, epsilon, delta, with_bandmf, out, choose, as_json)
         return
     if population is None or report_goal is None or rounds is None:
         raise InvalidInput(

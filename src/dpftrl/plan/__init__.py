@@ -15,11 +15,14 @@ from dpftrl.plan.dataset import (
     SAMPLINGS,
     Dataset,
     DatasetOption,
+    DatasetPlan,
     SamplingName,
     account_dataset,
     calibrate_dataset,
+    load_dataset_plan,
     mechanism_for_dataset,
     options_for_dataset,
+    save_dataset_plan,
 )
 from dpftrl.plan.make_plan import make_plan, mechanism
 from dpftrl.plan.plan import Fleet, Plan, load_plan, save_plan
@@ -30,6 +33,7 @@ __all__ = [
     "Budget",
     "Dataset",
     "DatasetOption",
+    "DatasetPlan",
     "Fleet",
     "Missing",
     "Option",
@@ -41,11 +45,13 @@ __all__ = [
     "account_dataset",
     "calibrate_dataset",
     "extrapolate",
+    "load_dataset_plan",
     "load_plan",
     "make_plan",
     "mechanism",
     "mechanism_for_dataset",
     "options",
     "options_for_dataset",
+    "save_dataset_plan",
     "save_plan",
 ]

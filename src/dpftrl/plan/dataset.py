@@ -2,26 +2,33 @@
 
 `options_for_dataset` compares DP-SGD with Poisson sampling, banded strategies with cyclic Poisson
 sampling, and a BLT with and without balls-in-bins sampling. They are compared by `rms_noise`, which
-is what reaches the model.
+is what reaches the model. A `DatasetPlan` holds the one that was chosen.
 """
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal, final, get_args
+
+import msgspec
 
 from dpftrl._internal.checks import whole_number
 from dpftrl._internal.progress import Progress
+from dpftrl._internal.storage import read_json, replace_file
 from dpftrl.accounting import Guarantee, account, calibrate
 from dpftrl.accounting.amplification import (
     SampledGuarantee,
     account_sampled,
     bands_of,
     calibrate_sampled,
+    check_sampled,
 )
 from dpftrl.accounting.balls_in_bins import DEFAULT_FAILURE
 from dpftrl.errors import DpftrlError, InvalidInput
 from dpftrl.mechanisms import Independent, Mechanism
+from dpftrl.mechanisms.registry import MechanismFile, mechanism_content, mechanism_from
 from dpftrl.optimize import (
     optimize_bandmf,
     optimize_blt,
@@ -326,3 +333,93 @@ def options_for_dataset(
             yield compute()
         except DpftrlError as error:
             yield Missing(f"{label} ({sampling})", str(error))
+
+
+@final
+@dataclass(frozen=True)
+class DatasetPlan:
+    """A mechanism with its noise and a sampling for a data set, and the guarantee of training.
+
+    Attributes:
+        dataset: The data set.
+        sampling: The name of the sampling.
+        guarantee: The promised guarantee, with the mechanism and the noise multiplier.
+    """
+
+    dataset: Dataset
+    sampling: SamplingName
+    guarantee: Guarantee | SampledGuarantee
+
+
+class DatasetPlanFile(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields of the file of a plan for a data set."""
+
+    format: Literal["dpftrl dataset plan"]
+    version: Literal[1]
+    dataset: Dataset
+    sampling: SamplingName
+    groups: int | None
+    mechanism: MechanismFile
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+    failure: float
+
+
+def save_dataset_plan(plan: DatasetPlan, path: str | os.PathLike[str]) -> None:
+    """Write a plan for a data set to a .json file; an existing file is replaced."""
+    target = _json_path(path)
+    option = DatasetOption("", plan.sampling, plan.guarantee)
+    drawn = plan.guarantee.sampling if isinstance(plan.guarantee, SampledGuarantee) else None
+    content = DatasetPlanFile(
+        "dpftrl dataset plan",
+        1,
+        plan.dataset,
+        plan.sampling,
+        drawn.groups if isinstance(drawn, CyclicPoisson) else None,
+        mechanism_content(option.mechanism, target),
+        option.noise_multiplier,
+        plan.guarantee.epsilon,
+        plan.guarantee.delta,
+        option.failure,
+    )
+    replace_file(target, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+
+
+def load_dataset_plan(path: str | os.PathLike[str]) -> DatasetPlan:
+    """Read a plan for a data set from a .json file.
+
+    Raises:
+        InvalidInput: The file is not such a plan, or claims more than it guarantees.
+
+    Guarantees:
+        The guarantee is computed again; with balls-in-bins sampling, it is certified again with new
+        samples, which takes some seconds. A file that claims a smaller epsilon is refused.
+    """
+    target = _json_path(path)
+    file = read_json(target, DatasetPlanFile, "dataset plan")
+    chosen = mechanism_from(file.mechanism, target)
+    delta, scale = file.delta, file.noise_multiplier
+    if file.sampling == "none":
+        guarantee = account(chosen, file.dataset.in_order, scale, delta)
+        if guarantee.epsilon > file.epsilon * (1 + 1e-9):
+            raise InvalidInput(
+                f"{target} claims epsilon {file.epsilon:g}, but its noise gives "
+                f"{guarantee.epsilon:g}"
+            )
+        return DatasetPlan(file.dataset, file.sampling, guarantee)
+    drawn = file.dataset.sampling(file.sampling, file.groups or 1)
+    try:
+        checked = check_sampled(
+            chosen, drawn, scale, file.epsilon, delta, failure=file.failure or DEFAULT_FAILURE
+        )
+    except InvalidInput as error:
+        raise InvalidInput(f"{target}: {error}") from None
+    return DatasetPlan(file.dataset, file.sampling, checked)
+
+
+def _json_path(path: str | os.PathLike[str]) -> Path:
+    target = Path(path)
+    if target.suffix != ".json":
+        raise InvalidInput(f"the name of a plan file ends in .json, got {str(target)!r}")
+    return target
