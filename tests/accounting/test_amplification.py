@@ -77,7 +77,7 @@ def dp_accounting_epsilon(probability: float, sigma: float, times: int, delta: f
 @pytest.mark.parametrize(
     ("sampling", "sigma", "delta"),
     [
-        (Poisson(1_000, 10, 1_000), 1.0, 1e-6),
+        (Poisson(1_000, 10, 1_000), 2.0, 1e-6),
         (Poisson(1_000, 200, 50), 1.5, 1e-5),
         (Poisson(50, 25, 7), 0.9, 1e-3),
         (Poisson(10_000, 50, 3_000), 1.5, 1e-8),
@@ -318,7 +318,7 @@ def test_an_attack_on_cyclic_poisson_sampling(delta):
         (unit_norm(1.0, 0.6, 0.4), CyclicPoisson(1_000, 50, 200, groups=3)),
     ],
 )
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, pytest.param(8.0, marks=pytest.mark.slow)])
 def test_calibration_and_accounting_of_poisson_sampling_agree(mechanism, sampling, epsilon):
     calibrated = calibrate_sampled(mechanism, sampling, epsilon, DELTA)
     assert calibrated.epsilon == epsilon
