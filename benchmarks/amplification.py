@@ -18,6 +18,7 @@ SIZE, BATCH, DELTA = 50_000, 500, 1e-6
 EPSILONS = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
 EPOCHS = [1, 2, 5, 10, 20]
 EPOCHS_OF_EPSILONS, EPSILON_OF_EPOCHS = 10, 2.0
+HEIGHTS = [2, 3, 5, 10, 20, 30, 50, 100]
 RESULTS = Path(__file__).parent / "results" / "amplification.json"
 NAMES = {
     "dp-sgd + poisson": ("DP-SGD, Poisson", "#999999", "s:"),
@@ -37,7 +38,7 @@ def point(epsilon: float, epochs: int) -> dict[str, Any]:
                 "noise_multiplier": row.noise_multiplier,
                 "failure_probability": row.failure,
                 "seconds": row.seconds,
-                "mechanism": row.mechanism.parameters(),
+                "mechanism": repr(row.mechanism),
             }
     return {"epsilon": epsilon, "epochs": epochs, "schemes": schemes}
 
@@ -78,6 +79,10 @@ def plot(points: list[dict[str, Any]], path: Path) -> None:
         axes.set_yscale("log")
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.set_xticks([], minor=True)
+        lowest, highest = axes.get_ylim()
+        heights = [height for height in HEIGHTS if lowest < height < highest]
+        axes.set_yticks(heights, [str(height) for height in heights])
+        axes.set_yticks([], minor=True)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25, which="both")
     left.set_xlabel(f"epsilon at delta {DELTA:g} ({EPOCHS_OF_EPSILONS} epochs of 100 steps)")

@@ -17,6 +17,7 @@ from dpftrl.accounting.amplification import (
     SampledGuarantee,
     account_sampled,
     calibrate_sampled,
+    check_sampled,
 )
 from dpftrl.accounting.balls_in_bins import (
     DEFAULT_FAILURE,
@@ -432,9 +433,6 @@ def test_an_epsilon_that_cut_batches_do_not_allow_is_refused_for_balls_in_bins(f
             account_sampled(BLT_OF_TRIAL, sampling, 0.6, DELTA)
 
 
-@pytest.mark.xfail(
-    reason="the largest epsilon that is searched is rounded below itself, and stated without proof"
-)
 def test_an_epsilon_that_cut_batches_do_not_allow_is_refused_for_poisson_sampling():
     free = account_sampled(Independent(), Poisson(1_000, 100, 10), 0.3, DELTA).epsilon
     for most in range(170, 200):
@@ -446,9 +444,6 @@ def test_an_epsilon_that_cut_batches_do_not_allow_is_refused_for_poisson_samplin
         assert stated >= free
 
 
-@pytest.mark.xfail(
-    reason="the largest epsilon that is searched is rounded below itself, and stated without proof"
-)
 @pytest.mark.parametrize("noise_multiplier", [1e-8, 0.001])
 @pytest.mark.parametrize(
     "sampling", [Poisson(1_000, 100, 10), CyclicPoisson(1_000, 100, 10, groups=2)]
@@ -620,3 +615,21 @@ def test_negative_entries_are_covered_by_cyclic_poisson_sampling():
 def test_an_epsilon_without_room_for_rounding_is_refused(epsilon):
     with pytest.raises(InvalidInput, match="leave no room"):
         calibrate_sampled(BLT_OF_TRIAL, BallsInBins(40, 10, 8), epsilon, DELTA)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "sampling", "noise_multiplier"),
+    [
+        (Independent(), Poisson(1_000, 50, 100), 2.0),
+        (Independent(), Poisson(1_000, 100, 10), 0.9),
+        (Toeplitz([1.0, 0.5]), CyclicPoisson(1_000, 50, 100, groups=2), 1.5),
+        (BLT_OF_TRIAL, BallsInBins(1_000, 100, 40), 4.0),
+    ],
+)
+def test_what_is_stated_is_confirmed_and_less_is_not(mechanism, sampling, noise_multiplier):
+    stated = account_sampled(mechanism, sampling, noise_multiplier, DELTA)
+    again = check_sampled(mechanism, sampling, noise_multiplier, stated.epsilon, DELTA)
+    assert again.epsilon == stated.epsilon
+    for epsilon, delta in ((0.97 * stated.epsilon, DELTA), (stated.epsilon, 0.8 * DELTA)):
+        with pytest.raises(InvalidInput, match="not confirmed"):
+            check_sampled(mechanism, sampling, noise_multiplier, epsilon, delta)

@@ -37,6 +37,22 @@ def positive_number(name: str, value: float) -> float:
     return number
 
 
+def fraction(name: str, value: float) -> float:
+    """Return `value` as a float; raise InvalidInput unless it is above 0 and below 1.
+
+    >>> fraction("delta", 1)
+    Traceback (most recent call last):
+    dpftrl.errors.InvalidInput: delta must be between 0 and 1, got 1
+    """
+    try:
+        number = as_float(value)
+    except (TypeError, InvalidInput):
+        number = math.nan
+    if not 0 < number < 1:
+        raise InvalidInput(f"{name} must be between 0 and 1, got {value!s:.40}")
+    return number
+
+
 def as_float(value: float) -> float:
     """Return any kind of number as a Python float; infinity if it is too large for one."""
     if isinstance(value, str | bytes | bytearray):

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, NamedTuple, final
 import numpy as np
 
 from dpftrl._internal.arrays import Vector
-from dpftrl._internal.checks import positive_number
+from dpftrl._internal.checks import fraction, positive_number
 from dpftrl.accounting.balls_in_bins import (
     DEFAULT_FAILURE,
     IMPOSSIBLE,
@@ -150,8 +150,11 @@ class SampledGuarantee:
 
     def with_failure_of(self, *others: "SampledGuarantee") -> "SampledGuarantee":
         """This guarantee, chosen after it was compared with others: their failures add up."""
-        total = self.failure + sum(other.failure for other in others)
-        return replace(self, failure=total)
+        total = min(1.0, self.failure + sum(other.failure for other in others))
+        hypotheses = self.hypotheses
+        if total and CERTIFICATE not in hypotheses:
+            hypotheses = (*hypotheses, CERTIFICATE)
+        return replace(self, failure=total, hypotheses=hypotheses)
 
     def after(self, steps: int) -> "SampledGuarantee":
         """The guarantee of a run that stopped early, with the noise that was planned.
@@ -175,9 +178,9 @@ class SampledGuarantee:
             self.sampling.after(steps),
             self.noise_multiplier,
             self.delta,
-            failure=self.failure or DEFAULT_FAILURE,
+            failure=min(0.5, self.failure) or DEFAULT_FAILURE,
         )
-        total = self.failure + shorter.failure
+        total = min(1.0, self.failure + shorter.failure)
         epsilon = min(self.epsilon, shorter.epsilon)
         hypotheses = (*shorter.hypotheses, FIXED_STEPS)
         return replace(shorter, epsilon=epsilon, failure=total, hypotheses=hypotheses)
@@ -208,7 +211,7 @@ def account_sampled(
     '2.12'
     """
     scale = positive_number("noise_multiplier", noise_multiplier)
-    delta, failure = _fraction("delta", delta), _fraction("failure", failure)
+    delta, failure = fraction("delta", delta), fraction("failure", failure)
     model = _model_of(mechanism, sampling)
     precision = model.precision(scale)
 
@@ -216,7 +219,8 @@ def account_sampled(
         return Question(scale, *precision.ideal(epsilon, delta))
 
     mu = model.largest_norm / scale * (1 + NORM_ERROR)
-    unsampled = max(epsilon_of(delta / 2, mu), TINY_EPSILON) + 2 * precision.epsilon
+    ideal = epsilon_of(delta / 2, mu)
+    unsampled = max(ideal, TINY_EPSILON) + 2 * precision.epsilon
     cap = precision.largest_epsilon(delta)
     if not cap > 0:
         raise _cut_too_often(sampling, delta)
@@ -226,6 +230,8 @@ def account_sampled(
     elif precision.ideal(unsampled, delta)[1] < delta / 2:
         raise _too_little_noise(scale, delta)
     largest = min(unsampled, cap, LARGEST_EPSILON)
+    if ideal <= TINY_EPSILON and unsampled == largest:  # there is nothing to search for
+        return model.guarantee(scale, unsampled, delta, failure)
     epsilon = max(TINY_EPSILON, model.smallest(question, largest, failure))
     if epsilon >= largest and unsampled == math.inf:
         raise (
@@ -258,7 +264,7 @@ def calibrate_sampled(
             noise multipliers that are tried. Each call draws new samples.
     """
     epsilon = positive_number("epsilon", epsilon)
-    delta, failure = _fraction("delta", delta), _fraction("failure", failure)
+    delta, failure = fraction("delta", delta), fraction("failure", failure)
     model = _model_of(mechanism, sampling)
 
     def question(scale: float) -> Question:
@@ -305,7 +311,7 @@ def check_sampled(
     """
     scale, epsilon = positive_number("noise_multiplier", noise_multiplier), float(epsilon)
     positive_number("epsilon", epsilon)
-    delta, failure = _fraction("delta", delta), _fraction("failure", failure)
+    delta, failure = fraction("delta", delta), fraction("failure", failure)
     model = _model_of(mechanism, sampling)
     question = Question(scale, *model.precision(scale).ideal(epsilon, delta))
     if not (question.delta > 0 and model.confirms(question, failure)):
@@ -401,13 +407,15 @@ class _CyclicPoissonModel:
                 composed = _poisson_composition(effective, self._probability, self._blocks, cell)
                 return math.log(max(composed(epsilon), 1e-300)) - math.log(delta)
 
-            return math.exp(falling_root(log_excess, math.log(largest), ACCURACY))
+            root = falling_root(log_excess, math.log(largest), ACCURACY)
+            # exp(log(largest)) can be smaller than `largest`, which means that nothing was found.
+            return largest if root >= math.log(largest) else min(largest, math.exp(root))
 
-        expected = question(largest).epsilon
-        cell = _cell(expected, self._blocks)
+        cell = _cell(question(largest).epsilon, self._blocks)
         value = search()
-        if question(value).epsilon < expected / 2:  # the cells were too wide for this epsilon
-            cell = _cell(question(value).epsilon, self._blocks)
+        finer = _cell(question(value).epsilon, self._blocks)
+        if finer < cell:  # the cells were too wide for this epsilon
+            cell = finer
             value = search()
         return value
 
@@ -417,8 +425,11 @@ class _CyclicPoissonModel:
         scale, epsilon, delta = question
         effective = scale / (self._norm * (1 + NORM_ERROR))
         cell = _cell(epsilon, self._blocks)
-        composed = _poisson_composition(effective, self._probability, self._blocks, cell)
-        return composed(epsilon) <= delta
+        return any(
+            _poisson_composition(effective, self._probability, self._blocks, width)(epsilon)
+            <= delta
+            for width in (2 * cell, cell, cell / 2)
+        )
 
     def guarantee(
         self, scale: float, epsilon: float, delta: float, failure: float
@@ -544,8 +555,12 @@ def _last_nonzero(entries: Vector) -> int:
 
 
 def _cell(epsilon: float, times: int) -> float:
-    """The width of a cell that is accurate enough: the error grows as times * cell^2."""
-    return min(LARGEST_CELL, max(SMALLEST_CELL, CELL * math.sqrt(epsilon / times)))
+    """The width of a cell that is accurate enough: the error grows as times * cell^2.
+
+    It is a power of 2, so that similar epsilons are computed with equal cells.
+    """
+    wanted = min(LARGEST_CELL, max(SMALLEST_CELL, CELL * math.sqrt(epsilon / times)))
+    return 2.0 ** math.floor(math.log2(wanted))
 
 
 @lru_cache(maxsize=32)
@@ -573,9 +588,3 @@ def _poisson_composition(
         return float(composed.get_delta_for_epsilon(epsilon))
 
     return delta
-
-
-def _fraction(name: str, value: float) -> float:
-    if not 0 < value < 1:
-        raise InvalidInput(f"{name} must be between 0 and 1, got {value!s:.40}")
-    return float(value)

@@ -49,7 +49,7 @@ ROUNDING: Final = 1e-6
 # The most bins: their Gram matrix takes 130 MB, and one sample 20 ms.
 MOST_BINS: Final = 4096
 # The largest order of a proposal, and the largest logarithm of a number that it multiplies.
-MOST_ORDER: Final = 64
+MOST_ORDER: Final = 32
 MOST_LOG: Final = 600.0
 # What is certified first lies this much, relatively, on the safe side of the estimate; after each
 # certificate that misses the target, the next one lies further on the safe side.

@@ -15,12 +15,12 @@ import numpy as np
 
 from dpftrl._internal.arrays import Vector
 from dpftrl._internal.cache import cache_folder, content_key, load_tensors, store_tensors
-from dpftrl._internal.checks import positive_number, whole_number
+from dpftrl._internal.checks import fraction, positive_number, whole_number
 from dpftrl._internal.progress import Progress
 from dpftrl.accounting.amplification import calibrate_sampled
 from dpftrl.accounting.balls_in_bins import estimated_delta, gram_matrix
 from dpftrl.accounting.gaussian import mu_of
-from dpftrl.errors import DpftrlError, InvalidInput
+from dpftrl.errors import DpftrlError
 from dpftrl.mechanisms import BLT, Mechanism, Toeplitz
 from dpftrl.optimize._solvers import scipy_optimize
 from dpftrl.optimize.band_toeplitz import optimize_band_toeplitz
@@ -91,6 +91,8 @@ def optimize_for_cyclic_poisson(
         on_progress: Called after each number of bands.
     """
     started = time.perf_counter()
+    CyclicPoisson(dataset_size, batch_size, steps)  # checks the numbers
+    epsilon, delta = positive_number("epsilon", epsilon), fraction("delta", delta)
     most = min(steps, dataset_size // batch_size)
     tried = dict[int, tuple[float, Toeplitz, CyclicPoisson]]()
 
@@ -162,9 +164,7 @@ def optimize_for_balls_in_bins(
         on_progress: Called after each evaluation.
     """
     started = time.perf_counter()
-    epsilon = positive_number("epsilon", epsilon)
-    if not 0 < delta < 1:
-        raise InvalidInput(f"delta must be between 0 and 1, got {delta!r}")
+    epsilon, delta = positive_number("epsilon", epsilon), fraction("delta", delta)
     most = 2 if buffers is None else whole_number("buffers", buffers)
     key = content_key(
         "sampled-blt", VERSION, sampling.steps, sampling.bins, epsilon, delta, most, buffers is None
@@ -290,7 +290,8 @@ def _blt(free: Vector) -> BLT:
     numbers = np.clip(free, -16.0, 16.0)
     count = len(numbers) // 2
     theta = 1 / (1 + np.exp(-numbers[:count]))
-    omega = np.minimum(np.exp(numbers[count:]), 1.0)
+    omega = np.exp(numbers[count:])
+    omega /= max(1.0, float(omega.sum()) * (1 + 1e-9))  # a larger sum makes the noise grow
     return BLT(theta.tolist(), omega.tolist())
 
 
