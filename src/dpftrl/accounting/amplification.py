@@ -398,7 +398,7 @@ class _CyclicPoissonModel:
         """The smallest noise multiplier or epsilon that meets its question."""
         del failure  # nothing is sampled
 
-        def search() -> float:
+        def search(cell: float, accuracy: float, guess: float | None) -> float:
             def log_excess(log_value: float) -> float:
                 scale, epsilon, delta = question(math.exp(log_value))
                 if not delta > 0:
@@ -407,17 +407,14 @@ class _CyclicPoissonModel:
                 composed = _poisson_composition(effective, self._probability, self._blocks, cell)
                 return math.log(max(composed(epsilon), 1e-300)) - math.log(delta)
 
-            root = falling_root(log_excess, math.log(largest), ACCURACY)
-            # exp(log(largest)) can be smaller than `largest`, which means that nothing was found.
-            return largest if root >= math.log(largest) else min(largest, math.exp(root))
+            return falling_root(log_excess, math.log(largest), accuracy, guess)
 
-        cell = _cell(question(largest).epsilon, self._blocks)
-        value = search()
-        finer = _cell(question(value).epsilon, self._blocks)
-        if finer < cell:  # the cells were too wide for this epsilon
-            cell = finer
-            value = search()
-        return value
+        # With wide cells, since this is far away; then with cells for the epsilon that was found.
+        rough = search(LARGEST_CELL, 4e-3, None)
+        cell = _cell(question(math.exp(rough)).epsilon, self._blocks)
+        root = search(cell, ACCURACY, rough)
+        # exp(log(largest)) can be smaller than `largest`, which means that nothing was found.
+        return largest if root >= math.log(largest) else min(largest, math.exp(root))
 
     def confirms(self, question: Question, failure: float) -> bool:
         """Whether the answer to the question is yes, up to the accuracy of calibration."""

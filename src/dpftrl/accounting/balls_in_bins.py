@@ -58,6 +58,8 @@ NEXT_MARGIN: Final = 4e-3
 MOST_CERTIFICATES: Final = 20
 # The first step of a search, in the logarithm of what is searched for.
 FIRST_STEP: Final = 0.3
+# The same, if the search starts from a guess.
+NEXT_STEP: Final = 4e-3
 # Stands for the logarithm of a bound on delta over its target, where the target is not positive.
 IMPOSSIBLE: Final = 100.0
 
@@ -478,14 +480,20 @@ def smallest_certified(
         samples: Number of samples per direction and certificate.
     """
 
-    def log_excess(log_value: float) -> float:
-        noise_multiplier, epsilon, delta = question(math.exp(log_value))
-        if not delta > 0:
-            return IMPOSSIBLE
-        bound = estimated_bound(gram, noise_multiplier, epsilon, failure=failure, samples=samples)
-        return math.log(max(bound, 1e-300)) - math.log(delta)
+    def search(pilot: int, accuracy: float, guess: float | None) -> float:
+        def log_excess(log_value: float) -> float:
+            noise_multiplier, epsilon, delta = question(math.exp(log_value))
+            if not delta > 0:
+                return IMPOSSIBLE
+            bound = estimated_bound(
+                gram, noise_multiplier, epsilon, failure=failure, samples=samples, pilot=pilot
+            )
+            return math.log(max(bound, 1e-300)) - math.log(delta)
 
-    start = math.exp(falling_root(log_excess, math.log(largest), 1e-4))
+        return falling_root(log_excess, math.log(largest), accuracy, guess)
+
+    rough = search(PILOT_SAMPLES // 16, 4e-3, None)  # with few samples, since this is far away
+    start = math.exp(search(PILOT_SAMPLES, 3e-4, rough))
     for k in range(MOST_CERTIFICATES):
         value = start * (1 + FIRST_MARGIN + NEXT_MARGIN * k)
         if value >= largest:
@@ -520,20 +528,36 @@ def is_certified(gram: Matrix, question: Question, *, failure: float = DEFAULT_F
     return False
 
 
-def falling_root(function: Callable[[float], float], largest: float, accuracy: float) -> float:
+def falling_root(
+    function: Callable[[float], float],
+    largest: float,
+    accuracy: float,
+    guess: float | None = None,
+) -> float:
     """A root of a falling function below `largest`; `largest` if there is none.
 
     The result is at most about `accuracy` above the root, and the function is not positive there.
+
+    Args:
+        function: The function.
+        largest: Where the search ends.
+        accuracy: The accuracy of the root.
+        guess: About where the root is; without it, the search starts at `largest`.
     """
     value = cache(function)
-    if value(largest) >= 0:
+    high, step = largest, FIRST_STEP
+    if guess is not None and guess < largest:
+        high, step = guess, NEXT_STEP
+        while value(high) >= 0 and high < largest:
+            high, step = min(largest, high + step), 2 * step
+    if value(high) >= 0:
         return largest
     # Small steps: below the root, evaluations may take much longer.
-    high, low, step = largest, largest - FIRST_STEP, FIRST_STEP
+    low = high - step
     while value(low) < 0:
         if step > 40:
             return low
-        step *= 1.15
+        step *= 1.15 if guess is None else 2
         high, low = low, low - step
     root = _brent(value, low, high, accuracy / 4)
     while value(root) > 0:
