@@ -6,6 +6,7 @@ This file runs against the source tree that PYTHONPATH names, old or new. Where 
 different names, the function that needs them tries the new ones first.
 """
 
+import inspect
 import json
 import resource
 import subprocess
@@ -56,8 +57,10 @@ def noise_stream(chosen: Mechanism, size: int, buffers: str | None) -> NoiseStre
     """A noise stream that keeps buffers. Only the old tree can choose their number type."""
     key, stream_class = NoiseKey.generate(), cast(Any, NoiseStream)
     if hasattr(NoiseStream, "unchecked"):
+        names = inspect.signature(stream_class.unchecked).parameters
+        noise_name = "noise_multiplier" if "noise_multiplier" in names else "sigma"
         return stream_class.unchecked(
-            chosen, size, clip_norm=1.0, noise_multiplier=1.0, key=key, mode="buffered"
+            chosen, size, clip_norm=1.0, key=key, mode="buffered", **{noise_name: 1.0}
         )
     options = {} if buffers is None else {"dtype": buffers}
     return stream_class(chosen, size, sigma=1.0, key=key, mode="buffered", **options)

@@ -26,19 +26,8 @@ import peer
 ROOT = peer.HERE.parent
 RESULT = peer.HERE / "results" / "before_after.json"
 # The last revision before files, folders and names were reorganized.
-BEFORE = "161a281^"
+BEFORE = "4717ac0"
 LOG_SIZE = (1000, 1000, 200_000)  # rounds, clients per round, population: a million rows
-# What the earlier revision did not do, or did differently.
-REMARKS = {
-    "noise of a BLT, 1e6 coordinates": "float64 buffers instead of float32: twice the memory",
-    "noise of a BLT, 1e7 coordinates": "float64 buffers instead of float32: twice the memory",
-    "noise of TreeAgg, 1e6 coordinates": "float64 buffers instead of float32: twice the memory",
-    "server round, 34,000 parameters": "11 flushes to the disk instead of 9",
-    "resume after 50 rounds": "4 flushes to the disk instead of 3; a seal on the noise buffers",
-    "account, BLT, first call": "mu includes rounding in the noise buffers",
-    "calibrate, BLT, first call": "mu includes rounding in the noise buffers",
-    "observe, 1e6 rows of CSV": "two spellings of one client and damaged lines are refused",
-}
 
 Measurement = dict[str, list[float]]
 
@@ -95,7 +84,6 @@ def compare(name: str, trees: dict[str, Path], log_folder: str, turns: int) -> d
         "median_ratio": statistics.median(after / before for before, after in pairs),
         "least_ratio": least("after", "seconds") / least("before", "seconds"),
         "least_cpu_ratio": least("after", "cpu_seconds") / least("before", "cpu_seconds"),
-        "remark": REMARKS.get(name, ""),
     }
 
 
@@ -125,8 +113,7 @@ def main() -> None:
             if chosen.only in name:
                 print(f"{name} ...", file=sys.stderr)
                 rows.append(compare(name, trees, log_folder, chosen.turns))
-    shown = [{key: row[key] for key in row if key != "remark"} for row in rows]
-    peer.table(f"{chosen.after} against {chosen.before}", shown)
+    peer.table(f"{chosen.after} against {chosen.before}", rows)
     if not chosen.only:
         result = {
             "before": full_hash(chosen.before),
