@@ -60,7 +60,7 @@ def test_a_plan_is_saved_and_computed_again_when_it_is_read(tmp_path):
         for field in ("sampling", "noise_multiplier", "epsilon", "delta", "rms_noise", "mechanism"):
             assert got[field] == row[field]
         content = json.loads(path.read_text())
-        path.write_text(json.dumps({**content, "epsilon": 1.9}))
+        path.write_text(json.dumps({**content, "epsilon": 1.8}))
         assert "not confirmed" in refused_in_one_line("account", path)
         path.write_text(json.dumps(content))
         assert "leave out --delta" in refused_in_one_line("account", path, "--delta", 1e-5)

@@ -102,9 +102,9 @@ def test_every_plan_is_the_same_after_its_file(rows, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("epsilon", 1.96, "epsilon"),
-        ("delta", 0.8e-4, "epsilon"),
-        ("noise_multiplier", 0.98, "epsilon"),
+        ("epsilon", 1.8, "epsilon"),
+        ("delta", 0.6e-4, "epsilon"),
+        ("noise_multiplier", 0.94, "epsilon"),
         ("epsilon", 0.0, "epsilon"),
         ("delta", 1.5, "delta"),
         ("sampling", "uniform", "sampling"),
@@ -124,6 +124,19 @@ def test_a_file_that_claims_more_than_its_noise_gives_is_refused(
         path.write_text(json.dumps({**content, field: value * factor if factor != 1 else value}))
         with pytest.raises(InvalidInput, match=words):
             load_dataset_plan(path)
+
+
+def test_a_file_cannot_ask_for_a_certificate_that_is_less_sure(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(balls_in_bins, "DEFAULT_SAMPLES", 2**16)
+    (row,) = [row for row in rows if row.sampling == "balls-in-bins"]
+    path = tmp_path / "plan.json"
+    save_dataset_plan(DatasetPlan(SMALL, row.sampling, row.guarantee), path)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "failure": 0.5}))
+    assert load_dataset_plan(path).guarantee == row.guarantee
+    path.write_text(json.dumps({**content, "failure": -0.5}))
+    with pytest.raises(InvalidInput, match="failure"):
+        load_dataset_plan(path)
 
 
 def test_other_files_are_no_plans_for_a_data_set(tmp_path):

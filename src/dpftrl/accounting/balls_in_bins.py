@@ -46,7 +46,7 @@ DEFAULT_SAMPLES: Final = 2**19
 PILOT_SAMPLES: Final = 2**15
 # Relative margin for rounding in samples and weights; the rounding errors are far smaller.
 ROUNDING: Final = 1e-6
-# The most bins: their Gram matrix takes 130 MB, and one sample 20 ms.
+# The most bins: their Gram matrix takes 130 MB.
 MOST_BINS: Final = 4096
 # The largest order of a proposal, and the largest logarithm of a number that it multiplies.
 MOST_ORDER: Final = 32

@@ -110,10 +110,12 @@ def target_or_dataset_options(command: Command) -> Command:
     return target_options(dataset_options(target), participation_required=False)
 
 
-def _has_dataset(name: str, target: dict[str, Any], as_json: bool, out: Path | None) -> bool:
-    """Optimize for a data set if there is one; otherwise require a participation.
+def _optimized_for_dataset(
+    name: str, target: dict[str, Any], as_json: bool, out: Path | None
+) -> bool:
+    """Optimize for a data set if the options name one, and return whether they did.
 
-    Removes from `target` what is about the data set.
+    Otherwise a participation is required. What is about the data set is removed from `target`.
     """
     request: DatasetRequest | None = target.pop("dataset_request")
     epsilon, delta = target.pop("epsilon"), target.pop("delta")
@@ -170,7 +172,7 @@ def blt(buffers: str, objective: str, as_json: bool, out: Path | None, **target:
     With --dataset, --batch-size, --epochs, --epsilon and --delta, it finds the BLT that needs the
     least noise under balls-in-bins sampling, in about a minute.
     """
-    if _has_dataset("blt", target, as_json, out):
+    if _optimized_for_dataset("blt", target, as_json, out):
         return
     size = "auto" if buffers == "auto" else Count().convert(buffers, None, None)
     chosen = check_objective(objective)
@@ -225,7 +227,7 @@ def band_toeplitz(
     With --dataset, --batch-size, --epochs, --epsilon and --delta, it finds the number of bands and
     the coefficients that need the least noise under cyclic Poisson sampling.
     """
-    if _has_dataset("band-toeplitz", target, as_json, out):
+    if _optimized_for_dataset("band-toeplitz", target, as_json, out):
         return
     if bands is None:
         raise click.UsageError("Missing option '--bands'.")
