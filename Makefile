@@ -30,15 +30,19 @@ format: .venv/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The lock pins every package with its hashes, for all platforms and Pythons we support.
+# The lock pins every package with its hashes, for all platforms and Pythons we support. PyTorch is
+# not in it: which build is installed, and so its hash, depends on the machine (CPU or GPU).
+EXTRAS := --extra dp-accounting --extra flower --extra jax --extra plot --extra train
 lock:
-	uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
+	uv pip compile pyproject.toml $(EXTRAS) --group dev --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-annotate --no-header --upgrade -o requirements.lock
 
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("dpftrl needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps opacus==1.6.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	touch $@
 
