@@ -93,7 +93,7 @@ def test_every_plan_is_the_same_after_its_file(rows, tmp_path, monkeypatch):
     monkeypatch.setattr(balls_in_bins, "DEFAULT_SAMPLES", 2**16)
     for row in rows:
         path = tmp_path / f"{row.label} {row.sampling}.json"
-        save_dataset_plan(DatasetPlan(SMALL, row.sampling, row.guarantee), path)
+        save_dataset_plan(DatasetPlan(row.sampling, row.guarantee, SMALL), path)
         loaded = load_dataset_plan(path)
         assert (loaded.dataset, loaded.sampling) == (SMALL, row.sampling)
         assert loaded.guarantee == row.guarantee
@@ -118,7 +118,7 @@ def test_a_file_that_claims_more_than_its_noise_gives_is_refused(
     monkeypatch.setattr(balls_in_bins, "DEFAULT_SAMPLES", 2**15)
     for row in rows:
         path = tmp_path / "plan.json"
-        save_dataset_plan(DatasetPlan(SMALL, row.sampling, row.guarantee), path)
+        save_dataset_plan(DatasetPlan(row.sampling, row.guarantee, SMALL), path)
         content = json.loads(path.read_text())
         factor = content[field] if field == "noise_multiplier" else 1
         path.write_text(json.dumps({**content, field: value * factor if factor != 1 else value}))
@@ -130,7 +130,7 @@ def test_a_file_cannot_ask_for_a_certificate_that_is_less_sure(rows, tmp_path, m
     monkeypatch.setattr(balls_in_bins, "DEFAULT_SAMPLES", 2**16)
     (row,) = [row for row in rows if row.sampling == "balls-in-bins"]
     path = tmp_path / "plan.json"
-    save_dataset_plan(DatasetPlan(SMALL, row.sampling, row.guarantee), path)
+    save_dataset_plan(DatasetPlan(row.sampling, row.guarantee, SMALL), path)
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "failure": 0.5}))
     assert load_dataset_plan(path).guarantee == row.guarantee

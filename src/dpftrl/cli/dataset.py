@@ -170,7 +170,7 @@ def account_for_dataset(
     with progress_bar(f"computing {name}"):
         chosen = mechanism_for_dataset(name, request.dataset, sampling)
         guarantee = account_dataset(chosen, request.dataset, sampling, noise_multiplier, delta)
-    _print_one(DatasetOption(chosen.name, sampling, guarantee), request, as_json)
+    _print_one(DatasetOption(sampling, guarantee, chosen.name), request, as_json)
 
 
 def calibrate_for_dataset(
@@ -191,7 +191,7 @@ def _calibrated(name: str, request: DatasetRequest, epsilon: float, delta: float
     with progress_bar(f"calibrating {name}") as on_progress:
         chosen = mechanism_for_dataset(name, request.dataset, sampling, epsilon, delta, on_progress)
         guarantee = calibrate_dataset(chosen, request.dataset, sampling, epsilon, delta)
-    return DatasetOption(chosen.name, sampling, guarantee)
+    return DatasetOption(sampling, guarantee, chosen.name)
 
 
 def compare_for_dataset(
@@ -243,7 +243,7 @@ def plan_for_dataset(
             on_progress(None, row.label)
     if out is not None:
         saved = _row_to_save(rows, choose)
-        plan = DatasetPlan(request.dataset, saved.sampling, saved.guarantee)
+        plan = DatasetPlan(saved.sampling, saved.guarantee, request.dataset)
         save_dataset_plan(plan, out)
         say(f"saved: {out}: {saved.label} with {saved.sampling} sampling", err=True)
     _warn_about_large_delta(delta, request.dataset)
@@ -262,10 +262,9 @@ def print_dataset_plan(name: str, as_json: bool) -> None:
     """`dpftrl account` of a plan for a data set, whose guarantee is computed again."""
     with progress_bar(f"checking {name}"):
         plan = load_dataset_plan(name)
-    option = DatasetOption("", plan.sampling, plan.guarantee)
-    label = option.mechanism.name
     request = DatasetRequest(plan.dataset, plan.sampling)
-    _print_one(DatasetOption(label, plan.sampling, plan.guarantee), request, as_json)
+    row = DatasetOption(plan.sampling, plan.guarantee, plan.mechanism.name)
+    _print_one(row, request, as_json)
 
 
 def optimize_for_dataset(

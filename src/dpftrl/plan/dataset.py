@@ -26,6 +26,7 @@ from dpftrl.accounting.amplification import (
     check_sampled,
 )
 from dpftrl.accounting.balls_in_bins import DEFAULT_FAILURE
+from dpftrl.accounting.guarantee import BufferType
 from dpftrl.errors import DpftrlError, InvalidInput
 from dpftrl.mechanisms import Independent, Mechanism
 from dpftrl.mechanisms.registry import MechanismFile, mechanism_content, mechanism_from
@@ -120,22 +121,17 @@ class Dataset:
         )
 
 
-@final
 @dataclass(frozen=True)
-class DatasetOption:
-    """A way to train on a data set.
+class _Training:
+    """A sampling and a guarantee, and what follows from them.
 
     Attributes:
-        label: The name of the mechanism in tables.
         sampling: The name of the sampling.
         guarantee: The guarantee, with mechanism and noise.
-        seconds: How long it took to find it.
     """
 
-    label: str
     sampling: SamplingName
     guarantee: Guarantee | SampledGuarantee
-    seconds: float = 0.0
 
     @property
     def mechanism(self) -> Mechanism:
@@ -180,6 +176,62 @@ class DatasetOption:
             return one.rms_noise
         run = one.runs[0]
         return run.noise_multiplier * run.mechanism.rms_error(run.participation.rounds)
+
+
+@final
+@dataclass(frozen=True)
+class DatasetOption(_Training):
+    """A way to train on a data set.
+
+    Attributes:
+        label: The name of the mechanism in tables.
+        seconds: How long it took to find it.
+    """
+
+    label: str = ""
+    seconds: float = 0.0
+
+
+@final
+@dataclass(frozen=True)
+class DatasetPlan(_Training):
+    """A mechanism with its noise and a sampling for a data set, and the guarantee of training.
+
+    Attributes:
+        dataset: The data set.
+    """
+
+    dataset: Dataset
+
+    def __post_init__(self) -> None:
+        self.mechanism.check_noise(self.dataset.steps)
+
+    @property
+    def participation(self) -> FixedEpochs:
+        """The number of steps. Without sampling, also in which of them an example takes part."""
+        return self.dataset.in_order
+
+    @property
+    def buffers(self) -> BufferType:
+        """The number type of the noise buffers that the guarantee covers."""
+        return "float64"
+
+    def after(self, steps: int) -> Guarantee | SampledGuarantee:
+        """The guarantee of a run that stopped after some of its steps.
+
+        Args:
+            steps: Number of steps, at least 1 and at most as many as planned.
+        """
+        promised = self.guarantee
+        if isinstance(promised, SampledGuarantee):
+            return promised.after(steps)
+        if steps > self.dataset.steps:
+            raise InvalidInput(
+                f"the guarantee covers {self.dataset.steps:,} steps, got {steps:,}; plan a new run"
+            )
+        epochs = -(-steps // self.dataset.steps_per_epoch)
+        taken = FixedEpochs(steps, self.dataset.steps_per_epoch, epochs)
+        return account(self.mechanism, taken, self.noise_multiplier, promised.delta)
 
 
 def mechanism_for_dataset(
@@ -286,7 +338,7 @@ def options_for_dataset(
 
     def option(label: str, sampling: SamplingName, chosen: Mechanism) -> DatasetOption:
         guarantee = calibrate_dataset(chosen, dataset, sampling, epsilon, delta, failure)
-        return DatasetOption(label, sampling, guarantee, time.perf_counter() - started)
+        return DatasetOption(sampling, guarantee, label, time.perf_counter() - started)
 
     def dp_sgd() -> DatasetOption:
         return option("dp-sgd", "poisson", Independent())
@@ -335,20 +387,52 @@ def options_for_dataset(
             yield Missing(f"{label} ({sampling})", str(error))
 
 
-@final
-@dataclass(frozen=True)
-class DatasetPlan:
-    """A mechanism with its noise and a sampling for a data set, and the guarantee of training.
+def make_dataset_plan(
+    dataset: Dataset,
+    epsilon: float,
+    delta: float,
+    *,
+    sampling: SamplingName | None = None,
+    mechanism_name: str | None = None,
+    on_progress: Progress | None = None,
+) -> DatasetPlan:
+    """Plan a training on a data set: the mechanism and the sampling with the least noise.
 
-    Attributes:
+    Args:
         dataset: The data set.
-        sampling: The name of the sampling.
-        guarantee: The promised guarantee, with the mechanism and the noise multiplier.
-    """
+        epsilon: The target epsilon.
+        delta: The target delta.
+        sampling: The sampling; by default the one that needs the least noise.
+        mechanism_name: A name that `dpftrl mechanisms` lists, or the path of a .json file; by
+            default the mechanism with the least noise. It needs a sampling.
+        on_progress: Called by long optimizations.
 
-    dataset: Dataset
-    sampling: SamplingName
-    guarantee: Guarantee | SampledGuarantee
+    >>> plan = make_dataset_plan(Dataset(1_000, 100, 5), 2.0, 1e-5, sampling="none")
+    >>> plan.sampling, plan.mechanism.family, round(plan.guarantee.epsilon, 6)
+    ('none', 'blt', 2.0)
+    """
+    if sampling is not None and sampling not in SAMPLINGS:
+        raise InvalidInput(f"sampling must be one of {', '.join(SAMPLINGS)}, got {sampling!r:.40}")
+    if mechanism_name is not None:
+        if sampling is None:
+            raise InvalidInput(
+                f"give the sampling for {mechanism_name} too: one of {', '.join(SAMPLINGS)}"
+            )
+        chosen = mechanism_for_dataset(
+            mechanism_name, dataset, sampling, epsilon, delta, on_progress
+        )
+        guarantee = calibrate_dataset(chosen, dataset, sampling, epsilon, delta)
+        return DatasetPlan(sampling, guarantee, dataset)
+    samplings = SAMPLINGS if sampling is None else (sampling,)
+    rows = list(
+        options_for_dataset(dataset, epsilon, delta, samplings=samplings, on_progress=on_progress)
+    )
+    options = [row for row in rows if isinstance(row, DatasetOption)]
+    if not options:
+        reasons = "; ".join(f"{row.label}: {row.note}" for row in rows if isinstance(row, Missing))
+        raise InvalidInput(f"nothing trains on this data set for this target: {reasons}")
+    best = min(options, key=lambda row: row.rms_noise)
+    return DatasetPlan(best.sampling, best.guarantee, dataset)
 
 
 class DatasetPlanFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -369,7 +453,6 @@ class DatasetPlanFile(msgspec.Struct, forbid_unknown_fields=True):
 def save_dataset_plan(plan: DatasetPlan, path: str | os.PathLike[str]) -> None:
     """Write a plan for a data set to a .json file; an existing file is replaced."""
     target = _json_path(path)
-    option = DatasetOption("", plan.sampling, plan.guarantee)
     drawn = plan.guarantee.sampling if isinstance(plan.guarantee, SampledGuarantee) else None
     content = DatasetPlanFile(
         "dpftrl dataset plan",
@@ -377,11 +460,11 @@ def save_dataset_plan(plan: DatasetPlan, path: str | os.PathLike[str]) -> None:
         plan.dataset,
         plan.sampling,
         drawn.groups if isinstance(drawn, CyclicPoisson) else None,
-        mechanism_content(option.mechanism, target),
-        option.noise_multiplier,
+        mechanism_content(plan.mechanism, target),
+        plan.noise_multiplier,
         plan.guarantee.epsilon,
         plan.guarantee.delta,
-        option.failure,
+        plan.failure,
     )
     replace_file(target, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
 
@@ -407,7 +490,7 @@ def load_dataset_plan(path: str | os.PathLike[str]) -> DatasetPlan:
                 f"{target} claims epsilon {file.epsilon:g}, but its noise gives "
                 f"{guarantee.epsilon:g}"
             )
-        return DatasetPlan(file.dataset, file.sampling, guarantee)
+        return DatasetPlan(file.sampling, guarantee, file.dataset)
     drawn = file.dataset.sampling(file.sampling, file.groups or 1)
     # Whatever the file says, a certificate is as sure as usual.
     failure = min(file.failure or DEFAULT_FAILURE, DEFAULT_FAILURE)
@@ -415,7 +498,7 @@ def load_dataset_plan(path: str | os.PathLike[str]) -> DatasetPlan:
         checked = check_sampled(chosen, drawn, scale, file.epsilon, delta, failure=failure)
     except InvalidInput as error:
         raise InvalidInput(f"{target}: {error}") from None
-    return DatasetPlan(file.dataset, file.sampling, checked)
+    return DatasetPlan(file.sampling, checked, file.dataset)
 
 
 def _json_path(path: str | os.PathLike[str]) -> Path:
