@@ -238,8 +238,8 @@ MIDDLES = [
     (NoiseStream, "add_to"),
     (Checkpoint, "save"),
     ("dpftrl.federated.store.run_folder.Ledger", "append"),
-    ("dpftrl.federated.store.journal.Journal", "append"),
-    ("dpftrl.federated.store.journal.Witness", "remember"),
+    ("dpftrl.journal.Journal", "append"),
+    ("dpftrl.journal.Witness", "remember"),
     ("dpftrl.federated.store.run_store", "save_guarantee"),
 ]
 
@@ -298,7 +298,7 @@ def test_an_attempt_that_cannot_be_abandoned_is_still_open_after_a_restart(tmp_p
 def test_a_cohort_that_cannot_be_journalled_is_not_handed_out(tmp_path):
     server = create(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpftrl.federated.store.journal.Journal.append", full_disk)
+        patch.setattr("dpftrl.journal.Journal.append", full_disk)
         with pytest.raises(InvalidInput):
             server.begin(PEOPLE)
     with refused(UnsafeState):

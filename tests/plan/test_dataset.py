@@ -179,7 +179,7 @@ def test_names_stand_for_what_the_sampling_needs():
 def test_what_is_calibrated_is_accounted_the_same(sampling):
     chosen = Independent()
     calibrated = calibrate_dataset(chosen, SMALL, sampling, 2.0, 1e-4)
-    noise = DatasetOption("", sampling, calibrated).noise_multiplier
+    noise = DatasetOption(sampling, calibrated).noise_multiplier
     accounted = account_dataset(chosen, SMALL, sampling, noise, 1e-4)
     assert accounted.epsilon == pytest.approx(2.0, rel=0.02)
     assert isinstance(accounted, SampledGuarantee) == (sampling != "none")

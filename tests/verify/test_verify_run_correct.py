@@ -18,7 +18,7 @@ from recorded_runs import (
 
 from dpftrl import MinSep, account, mechanism
 from dpftrl.errors import InvalidInput
-from dpftrl.federated.store.journal import Journal
+from dpftrl.journal import Journal
 from dpftrl.plan import Fleet, Plan
 from dpftrl.verify import verify_run
 

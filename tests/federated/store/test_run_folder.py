@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from small_runs import PEOPLE, create, one_round, reopen, small_plan
 
-from dpftrl import Server, Settings
+from dpftrl import Server, Settings, journal
 from dpftrl._internal import storage
 from dpftrl.errors import InvalidInput, RunInUse, UnsafeState
-from dpftrl.federated.store import journal as journal_module
 from dpftrl.federated.store.run_folder import HEADER
 
 
@@ -107,7 +106,7 @@ def test_a_file_system_without_locks_is_named_as_such(tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(journal_module.fcntl, "flock", no_locks)
+    monkeypatch.setattr(journal.fcntl, "flock", no_locks)
     with pytest.raises(InvalidInput, match="cannot be locked: No locks available") as error:
         create(tmp_path)
     assert not isinstance(error.value, RunInUse)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl._internal.arrays import Float32Vector, Layout
-from dpftrl._internal.storage import default_state_folder, read_json, replace_file
+from dpftrl._internal.storage import read_json, replace_file
 from dpftrl.accounting import Guarantee, save_guarantee
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.federated.eligibility import Chosen, Eligibility, Exposure, Rules
@@ -29,20 +29,18 @@ from dpftrl.federated.settings import RunFile, Settings, cohort_size
 from dpftrl.federated.start_model import Start, StartModel
 from dpftrl.federated.store.journal import (
     Abandoned,
+    AnyRecord,
     Cohort,
     Committed,
     Created,
     Decisions,
-    Journal,
-    Lock,
     RunState,
-    Witness,
-    digest_of,
     packed,
     statuses,
     unpacked,
 )
 from dpftrl.federated.store.run_folder import EMPTY, Checkpoint, Ledger, RunFolder, sha256_of
+from dpftrl.journal import Chain, Journal, Lock, Witness, digest_of, witness_folder
 from dpftrl.mechanisms import Mechanism
 from dpftrl.mechanisms.registry import MechanismFile
 from dpftrl.noise import NoiseKey, NoiseStream
@@ -167,8 +165,7 @@ class RunStore:
             checkpoint = _last_checkpoint(folder, state)
             noise = _restored(noise, folder, plan, state, key)
             ledger.cut()
-            decisions.journal.cut()
-            decisions.witness.remember(decisions.journal.lines, decisions.journal.mac)
+            decisions.chain.resume()
             folder.tidy(state.rounds)
             parts = (eligibility, noise, checkpoint, exposure, decisions, ledger)
             return cls(folder, plan, file, start, *parts, held.pop_all())
@@ -288,9 +285,13 @@ def _decisions(
     held: ExitStack,
 ) -> Decisions:
     """A journal that has not been read yet, with its witness; `held` closes the witness."""
-    witness = Witness(_witnesses(folder, state_folder), file.run)
+    witness = Witness(witness_folder(folder.root, state_folder), file.run)
     held.callback(witness.close)
-    return Decisions(Journal(folder.journal, key), RunState(), witness, lock)
+    return Decisions(Chain(_journal(folder, key), witness, lock), RunState())
+
+
+def _journal(folder: RunFolder, key: NoiseKey) -> Journal[AnyRecord]:
+    return Journal(folder.journal, key, AnyRecord)
 
 
 def _eligibility(plan: Plan, settings: Settings, key: NoiseKey) -> Eligibility:
@@ -327,8 +328,7 @@ def _write_first(
         replace_file(folder.root / name, content)
     sha256 = checkpoint.save(folder.checkpoint(0))
     ledger.begin()
-    # From now on, a missing witness means that somebody removed it.
-    decisions.witness.remember(decisions.journal.lines, decisions.journal.mac)
+    decisions.chain.begin()
     decisions.append(
         Created(
             run=file.run,
@@ -346,7 +346,7 @@ def _check_created(folder: RunFolder, key: NoiseKey) -> None:
 
     These files are `run.json`, `plan.json` and the further files of `Server.create`.
     """
-    created = next((record for record, _ in Journal(folder.journal, key).read()), None)
+    created = next((record for record, _ in _journal(folder, key).read()), None)
     if not isinstance(created, Created):
         raise UnsafeState(f"{folder.journal} has no first line that belongs to this noise key")
     for path, known in (
@@ -356,15 +356,6 @@ def _check_created(folder: RunFolder, key: NoiseKey) -> None:
     ):
         if sha256_of(path) != known:
             raise UnsafeState(f"{path} is not what it was when the run began")
-
-
-def _witnesses(folder: RunFolder, state_folder: Path | None) -> Path:
-    place = state_folder or default_state_folder()
-    if Path(os.path.realpath(place)).is_relative_to(Path(os.path.realpath(folder.root))):
-        raise InvalidInput(
-            f"{place} lies in the folder of the run: a witness there would be rolled back with it"
-        )
-    return place
 
 
 def _noise(plan: Plan, file: RunFile, layout: Layout, key: NoiseKey) -> NoiseStream:
@@ -379,41 +370,14 @@ def _read_journal(
     decisions: Decisions, folder: RunFolder, eligibility: Eligibility, trust_folder: bool
 ) -> Exposure:
     """Read the whole journal; return the exposure up to the last committed round."""
-    journal, state = decisions.journal, decisions.state
     exposure = Exposure()
-    seen = decisions.witness.seen()
-    # The journal is written before the witness: a killed server leaves a witness that has seen
-    # all lines but the last.
-    newest = [(journal.lines, journal.mac)]
-    is_known = False
-    for record, mac in journal.read():
-        state.follow(record)
+    for record in decisions.chain.read(folder.root, trust_folder):
+        decisions.state.follow(record)
         if isinstance(record, Cohort):
             eligibility.contact(unpacked(record.clients), record.row, record.time)
         elif isinstance(record, Committed):
             exposure = eligibility.timers.exposure
-        newest = [newest[-1], (journal.lines, mac)]
-        is_known |= seen is not None and (journal.lines, mac) == (seen.lines, seen.mac)
-    if seen is None and not trust_folder:
-        raise UnsafeState(
-            f"the witness of this run is missing, so nobody knows whether {folder.root} is its "
-            "newest state; bring the witness along, and name its folder as state_folder "
-            "(--state-folder), or say that you trust the folder (--trust-folder)"
-        )
-    if seen is None or (seen.lines, seen.mac) in newest:
-        return exposure
-    if is_known and trust_folder:
-        return exposure
-    if is_known:
-        raise UnsafeState(
-            f"the journal in {folder.root} has {journal.lines} lines, and the witness has seen "
-            f"{seen.lines}: lines were added, or the witness is an old copy; bring the newest "
-            "witness along, or say that you trust the folder (--trust-folder)"
-        )
-    raise UnsafeState(
-        f"{folder.root} was rolled back or changed: its journal has {journal.lines} lines, and the "
-        f"witness has seen {seen.lines}; going on could release a round twice"
-    )
+    return exposure
 
 
 def _last_checkpoint(folder: RunFolder, state: RunState) -> Checkpoint:

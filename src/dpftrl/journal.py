@@ -1,0 +1,365 @@
+"""The journal of a run: one line per decision, written to the disk before anything acts on it.
+
+Every line carries a keyed digest of itself and of all lines before it. Without the key nobody can
+change, remove or reorder lines, except that lines can be cut off at the end of the file. The
+witness detects this: it is a file outside the folder of the run that records the number of lines
+and the digest of the last line. The witness therefore also detects a folder that was restored from
+a backup, or copied, and lacks later releases. A lock beside the witness file prevents two processes
+from working on one run, even in two copies of its folder.
+
+Which records a journal holds is decided by its user: `dpftrl.federated` or `dpftrl.centralized`.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hmac
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Generic, Literal, TypeVar, final
+
+import msgspec
+
+from dpftrl._internal.storage import (
+    STATE,
+    append_durably,
+    check_own_folder,
+    cut_durably,
+    default_state_folder,
+    open_own,
+    read_json,
+    replace_file,
+)
+from dpftrl.errors import InvalidInput, RunInUse, UnsafeState
+from dpftrl.noise import NoiseKey
+from dpftrl.noise.key import Secret
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
+    """The content of one line of a journal."""
+
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+
+
+# The digest that the first line uses in place of the digest of a line before it.
+START: Final = "0" * 64
+
+
+class Line(msgspec.Struct, forbid_unknown_fields=True):
+    """One line of the file: a record, and the keyed digest of this record and all before it."""
+
+    mac: str
+    record: msgspec.Raw
+
+
+@final
+class Journal(Generic[AnyRecord]):
+    """The journal file, which is read once and then appended to.
+
+    Args:
+        path: The file.
+        key: The noise key of the run. A key for the digests of lines is derived from it.
+        kinds: The type of its records, which may be a union.
+
+    Attributes:
+        lines: Number of lines read or written so far.
+        mac: The keyed digest of the last line read or written.
+    """
+
+    def __init__(self, path: Path, key: NoiseKey, kinds: Any):
+        self._path = path
+        self._kinds = kinds
+        secret = key.derive(b"journal")
+        self._hmac = hmac.new(secret.secret_bytes(), digestmod="sha256")
+        self._bytes = 0
+        self.lines = 0
+        self.mac = START
+
+    def __repr__(self) -> str:
+        return f"Journal({self._path}, {self.lines} lines)"
+
+    def append(self, record: AnyRecord) -> None:
+        """Append a record. When the method returns, the record is on the disk."""
+        content = _encoded(record)
+        self._decoded(content)  # raises for a record that could not be read back
+        mac = self._mac(content)
+        line = memoryview(msgspec.json.encode(Line(mac, msgspec.Raw(content))) + b"\n")
+        if self.lines:
+            append_durably(self._path, line, self._bytes)
+        else:  # the first line creates the file, so that no journal is ever empty
+            replace_file(self._path, line, private=True)
+        self._move(line, mac)
+
+    def read(self) -> Iterator[tuple[AnyRecord, str]]:
+        """Yield every record from the first on, with the keyed digest of its line.
+
+        An incomplete last line is left out: the process was killed while writing it, and had not
+        acted on it yet. If somebody cut or changed that line instead, the witness detects it.
+        """
+        try:
+            with os.fdopen(open_own(self._path), "rb") as file:
+                yield from self._read(map(memoryview, file))
+        except OSError as error:
+            raise InvalidInput(f"{self._path} cannot be read: {error.strerror}") from None
+
+    def cut(self) -> None:
+        """Cut off an incomplete last line."""
+        cut_durably(self._path, self._bytes)
+
+    def _read(self, lines: Iterator[memoryview]) -> Iterator[tuple[AnyRecord, str]]:
+        for line in lines:
+            known = self._authentic(line)
+            if known is None:
+                if next(lines, None) is not None:
+                    raise UnsafeState(
+                        f"{self._path}: line {self.lines + 1} was changed, or a line before it is "
+                        "missing; the run cannot go on from it"
+                    )
+                return
+            self._move(line, known.mac)
+            yield self._decoded(memoryview(known.record)), known.mac
+
+    def _authentic(self, line: memoryview) -> Line | None:
+        """Parse a line; None if the line is incomplete or has a wrong keyed digest."""
+        try:
+            known = msgspec.json.decode(line, type=Line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+        mac = self._mac(memoryview(known.record))
+        # `verify` accepts no other spelling of a line either, such as one with more spaces.
+        expected = memoryview(msgspec.json.encode(Line(mac, known.record)) + b"\n")
+        return known if hmac.compare_digest(line, expected) else None
+
+    def _decoded(self, content: memoryview) -> AnyRecord:
+        try:
+            return msgspec.json.decode(content, type=self._kinds)
+        except msgspec.MsgspecError as error:
+            raise InvalidInput(f"the journal cannot hold this: {error}") from None
+
+    def _mac(self, content: memoryview) -> str:
+        """The keyed digest of a record that follows the lines so far."""
+        keyed = self._hmac.copy()
+        keyed.update(bytes.fromhex(self.mac))
+        keyed.update(content)
+        return keyed.hexdigest()
+
+    def _move(self, line: memoryview, mac: str) -> None:
+        """Count a line that was read or written, and keep its keyed digest."""
+        self._bytes += len(line)
+        self.lines += 1
+        self.mac = mac
+
+
+def _encoded(record: Record) -> memoryview:
+    """Encode a record as JSON, in a memoryview, because tracebacks do not show its content."""
+    try:
+        return memoryview(msgspec.json.encode(record))
+    except UnicodeEncodeError:
+        raise InvalidInput("the journal holds valid Unicode, and nothing else") from None
+
+
+class WitnessFile(msgspec.Struct, forbid_unknown_fields=True):
+    """The content of the witness file.
+
+    Attributes:
+        run: The identity of the run.
+        lines: The number of lines in the journal when the witness was last written.
+        mac: The keyed digest of the last of these lines.
+    """
+
+    format: Literal["dpftrl witness"]
+    version: Literal[1]
+    run: str
+    lines: int
+    mac: str
+
+
+@final
+class Witness:
+    """The witness of one run: the length and the last digest of its journal, in another folder.
+
+    One process at a time holds the lock of the witness.
+    """
+
+    def __init__(self, folder: Path, run: str):
+        self._run = run
+        self._path = folder / f"{run}.json"
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise InvalidInput(
+                f"{folder} cannot be made: {error.strerror}; ${STATE} names another folder"
+            ) from None
+        check_own_folder(folder, may_be_link=True)
+        self._lock = Lock(folder / f"{run}.lock")
+        for draft in folder.glob(f".{run}.json.*"):  # drafts of processes that were killed
+            with contextlib.suppress(OSError):
+                draft.unlink()
+
+    def seen(self) -> WitnessFile | None:
+        """The content of the witness file, or None if there is no such file."""
+        if not self._path.exists():
+            return None
+        found = read_json(self._path, WitnessFile, "witness", own=True)
+        if found.run != self._run:
+            raise UnsafeState(f"{self._path} is the witness of another run, {found.run:.40}")
+        return found
+
+    def check(self, lines: int, mac: str) -> None:
+        """Raise an error if another server has worked on the run in the meantime."""
+        self._lock.check()
+        seen = self.seen()
+        if seen is None or (seen.lines, seen.mac) != (lines, mac):
+            raise UnsafeState(
+                f"somebody else has worked on this run, or changed {self._path}; open it again"
+            )
+
+    def remember(self, lines: int, mac: str) -> None:
+        """Record the number of lines in the journal, and the digest of the last line."""
+        content = msgspec.json.encode(WitnessFile("dpftrl witness", 1, self._run, lines, mac))
+        replace_file(self._path, content, private=True)
+
+    def close(self) -> None:
+        """Release the lock, so that another process can open the run."""
+        self._lock.close()
+
+
+@final
+class Lock:
+    """A file lock: one process holds it, and the system releases it when that process ends."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._process = os.getpid()
+        try:
+            self._handle = open_own(path, os.O_CREAT | os.O_RDWR)
+        except OSError as error:
+            raise InvalidInput(f"{path} cannot be opened: {error.strerror}") from None
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(self._handle, 20, 0).decode(errors="replace").strip()
+            os.close(self._handle)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise InvalidInput(
+                    f"{path} cannot be locked: {error.strerror}; use a file system with locks, "
+                    "such as a local disk"
+                ) from None
+            raise RunInUse(
+                f"another server (process {holder or 'unknown'}) is working on this run; "
+                "wait for it, or stop it"
+            ) from None
+        with contextlib.suppress(OSError):  # the process id only improves the message above
+            os.ftruncate(self._handle, 0)
+            os.pwrite(self._handle, str(self._process).encode(), 0)
+
+    def check(self) -> None:
+        """Raise an error if the lock file was replaced: another process may hold the new file."""
+        try:
+            here, there = os.fstat(self._handle), self._path.stat()
+        except OSError:
+            here = there = None
+        if here is None or there is None or not os.path.samestat(here, there):
+            raise UnsafeState(f"{self._path} was removed while this server worked; open it again")
+
+    def close(self) -> None:
+        """Release the lock. A forked copy of this process only closes its own handle."""
+        if self._handle >= 0:
+            if os.getpid() == self._process:
+                fcntl.flock(self._handle, fcntl.LOCK_UN)
+            os.close(self._handle)
+            self._handle = -1
+
+
+@final
+@dataclass(frozen=True)
+class Chain(Generic[AnyRecord]):
+    """A journal and its witness, which change together.
+
+    `lock` is the lock on the folder of the run.
+    """
+
+    journal: Journal[AnyRecord]
+    witness: Witness
+    lock: Lock
+
+    def begin(self) -> None:
+        """Write the witness of a new journal: if it is missing later, somebody removed it."""
+        self.witness.remember(self.journal.lines, self.journal.mac)
+
+    def append(self, record: AnyRecord) -> None:
+        """Append a record to the journal on the disk, then to the witness."""
+        self.lock.check()
+        self.witness.check(self.journal.lines, self.journal.mac)
+        self.journal.append(record)
+        self.witness.remember(self.journal.lines, self.journal.mac)
+
+    def read(self, folder: Path, trust_folder: bool) -> Iterator[AnyRecord]:
+        """Yield all records. At the end, refuse a journal that is not what the witness has seen.
+
+        Args:
+            folder: The folder of the run, for messages.
+            trust_folder: Accept a missing or an older witness.
+
+        Raises:
+            UnsafeState: The folder was rolled back or changed, or the witness is missing.
+        """
+        journal, seen = self.journal, self.witness.seen()
+        # The journal is written before the witness: a killed process leaves a witness that has seen
+        # all lines but the last.
+        newest = [(journal.lines, journal.mac)]
+        is_known = False
+        for record, mac in journal.read():
+            yield record
+            newest = [newest[-1], (journal.lines, mac)]
+            is_known |= seen is not None and (journal.lines, mac) == (seen.lines, seen.mac)
+        if seen is None and not trust_folder:
+            raise UnsafeState(
+                f"the witness of this run is missing, so nobody knows whether {folder} is its "
+                "newest state; bring the witness along, and name its folder as state_folder "
+                "(--state-folder), or say that you trust the folder (--trust-folder)"
+            )
+        if seen is None or (seen.lines, seen.mac) in newest:
+            return
+        if is_known and trust_folder:
+            return
+        if is_known:
+            raise UnsafeState(
+                f"the journal in {folder} has {journal.lines} lines, and the witness has seen "
+                f"{seen.lines}: lines were added, or the witness is an old copy; bring the newest "
+                "witness along, or say that you trust the folder (--trust-folder)"
+            )
+        raise UnsafeState(
+            f"{folder} was rolled back or changed: its journal has {journal.lines} lines, and the "
+            f"witness has seen {seen.lines}; going on could release a round twice"
+        )
+
+    def resume(self) -> None:
+        """Cut off an incomplete last line, and let the witness catch up with the journal."""
+        self.journal.cut()
+        self.witness.remember(self.journal.lines, self.journal.mac)
+
+
+def witness_folder(folder: Path, state_folder: Path | None) -> Path:
+    """The folder for the witness of a run; it must lie outside the folder of the run."""
+    place = state_folder or default_state_folder()
+    if Path(os.path.realpath(place)).is_relative_to(Path(os.path.realpath(folder))):
+        raise InvalidInput(
+            f"{place} lies in the folder of the run: a witness there would be rolled back with it"
+        )
+    return place
+
+
+def digest_of(raw: msgspec.Raw) -> Secret:
+    """The digest in a record, decoded from a hexadecimal JSON string.
+
+    Raises:
+        UnsafeState: The value is not a hexadecimal string.
+    """
+    try:
+        return Secret(memoryview(bytes.fromhex(msgspec.json.decode(raw, type=str))))
+    except (ValueError, msgspec.MsgspecError):
+        raise UnsafeState("the journal makes no sense: a digest is not hexadecimal") from None
