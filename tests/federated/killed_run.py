@@ -26,7 +26,7 @@ import numpy as np
 from dpftrl import MinSep, account, mechanism
 from dpftrl.errors import DpftrlError
 from dpftrl.federated import Round, RunFolder, Server, Settings, Sgd
-from dpftrl.federated.store.run_store import Decisions
+from dpftrl.journal import Chain
 from dpftrl.noise import NoiseStream, stream
 from dpftrl.plan import Fleet, Plan
 
@@ -177,13 +177,12 @@ def forget_sums() -> None:
 def witness_first() -> None:
     """A broken order, for a negative control: the witness hears of what is not on the disk yet."""
 
-    def write(self: Decisions, record: Any) -> None:
+    def write(self: Chain[Any], record: Any) -> None:
         mac = self.journal._mac(msgspec.json.encode(record))  # pyright: ignore[reportPrivateUsage]
         self.witness.remember(self.journal.lines + 1, mac)
         self.journal.append(record)
-        self.state.follow(record)
 
-    Decisions.append = write
+    Chain.append = write
 
 
 BREAKAGES = {"noise forgets sums": forget_sums, "witness first": witness_first}
