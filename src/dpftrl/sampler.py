@@ -280,6 +280,19 @@ def _independent_parts(key: NoiseKey, examples: int, parts: int) -> memoryview:
     return labels
 
 
+def shuffled(count: int, key: NoiseKey) -> Indices:
+    """The numbers from 0 to `count` - 1 in a uniformly random order, which the key decides.
+
+    >>> shuffled(5, NoiseKey.insecure_for_tests(0)).tolist()
+    [1, 0, 3, 4, 2]
+    """
+    if whole_number("count", count) > MOST_IN_SPLIT:
+        raise TooLarge(f"at most {MOST_IN_SPLIT:,} numbers can be shuffled, got {count:,}")
+    order = np.arange(count, dtype=np.uint32).data
+    _shuffle(key, order)
+    return np.asarray(order).astype(np.int64)
+
+
 def _shuffle(key: NoiseKey, labels: memoryview) -> None:
     """Put the labels into a uniformly random order, in place."""
     words, left = _RandomWords(key, min(CHUNK, len(labels))), len(labels)

@@ -7,6 +7,7 @@ it, and must not be links: nobody else can have prepared them.
 
 import contextlib
 import errno
+import hashlib
 import os
 import secrets
 import stat
@@ -128,6 +129,15 @@ def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
         os.close(handle)
         raise UnsafeState(_not_own(path, status))
     return handle
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of the content of a file, in hexadecimal."""
+    try:
+        with os.fdopen(open_own(path), "rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
 
 
 def check_own_folder(path: Path, *, may_be_link: bool = False) -> None:

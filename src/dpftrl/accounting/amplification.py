@@ -322,6 +322,23 @@ def check_sampled(
     return model.guarantee(scale, epsilon, delta, failure)
 
 
+def believe_sampled(
+    mechanism: Mechanism,
+    sampling: Sampling,
+    noise_multiplier: float,
+    epsilon: float,
+    delta: float,
+    *,
+    failure: float,
+) -> SampledGuarantee:
+    """A guarantee that was computed before, without computing it again.
+
+    The arguments are those of `check_sampled`, and must come from a file that is sealed.
+    """
+    model = _model_of(mechanism, sampling)
+    return model.guarantee(noise_multiplier, epsilon, delta, failure)
+
+
 class _Precision(NamedTuple):
     """What the noise as it is drawn and stored costs, beside ideal Gaussians.
 

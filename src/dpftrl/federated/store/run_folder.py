@@ -194,15 +194,6 @@ class RunFolder:
         return NoiseKey(memoryview(read_file(self.key, own=True)))
 
 
-def sha256_of(path: Path) -> str:
-    """SHA-256 of the content of a file, in hexadecimal."""
-    try:
-        with os.fdopen(open_own(path), "rb") as content:
-            return hashlib.file_digest(content, "sha256").hexdigest()
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
-
-
 @final
 class Checkpoint:
     """A model with the state of its server optimizer.

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl._internal.arrays import Float32Vector, Layout
-from dpftrl._internal.storage import read_json, replace_file
+from dpftrl._internal.storage import read_json, replace_file, sha256_of
 from dpftrl.accounting import Guarantee, save_guarantee
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.federated.eligibility import Chosen, Eligibility, Exposure, Rules
@@ -39,7 +39,7 @@ from dpftrl.federated.store.journal import (
     statuses,
     unpacked,
 )
-from dpftrl.federated.store.run_folder import EMPTY, Checkpoint, Ledger, RunFolder, sha256_of
+from dpftrl.federated.store.run_folder import EMPTY, Checkpoint, Ledger, RunFolder
 from dpftrl.journal import Chain, Journal, Lock, Witness, digest_of, witness_folder
 from dpftrl.mechanisms import Mechanism
 from dpftrl.mechanisms.registry import MechanismFile

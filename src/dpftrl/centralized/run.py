@@ -1,0 +1,246 @@
+"""A centralized run without a framework: it draws batches, adds noise and keeps the files."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl.accounting import Guarantee, SampledGuarantee
+from dpftrl.accounting.guarantee import Hypothesis
+from dpftrl.centralized.batches import Batch, Batches, Units
+from dpftrl.centralized.guarantee import epsilon_after, hypotheses
+from dpftrl.centralized.settings import RunFile, Settings
+from dpftrl.centralized.store import RunFolder, RunStore
+from dpftrl.clipping import Steps
+from dpftrl.errors import InvalidInput, RoundsExceeded, UnsafeState
+from dpftrl.noise import NoiseKey, NoiseStream
+from dpftrl.plan import DatasetPlan
+
+PathLike = str | os.PathLike[str]
+
+
+@final
+class TrainingRun:
+    """A training on a data set: the batch of each step, its noise, and the files of the run.
+
+    The caller computes clipped sums and changes the model; see `dpftrl.torch` and `dpftrl.jax`.
+
+    Guarantees:
+        Step t gets row t of the noise, and its digest is in the journal on the disk before
+        `noisy_mean` returns. Model, optimizer and noise are written together every `commit_every`
+        steps. A run whose process was killed at any moment can be resumed: the steps after the
+        last checkpoint are repeated, and a step whose sum differs from that of the first time is
+        refused. No row of noise is used for two different sums. A step after the last planned one
+        is refused, and so are files that are older than the last journal record, that were changed,
+        or that another process uses.
+
+    Without a folder nothing is written, and the run ends with the process.
+
+    Attributes:
+        plan: Mechanism, noise and data set of the run, and the guarantee that follows from them.
+        settings: All settings that are not in the plan.
+        steps: Number of steps done.
+    """
+
+    def __init__(
+        self,
+        plan: DatasetPlan,
+        file: RunFile,
+        units: Units,
+        key: NoiseKey,
+        store: RunStore | None,
+    ):
+        """Call `create` or `resume` instead."""
+        self.plan, self.settings, self.store = plan, file.settings, store
+        self.file = file
+        self.grid = file.settings.grid(plan)
+        self.batches = Batches(plan, units, key)
+        self._key = key
+        self._noise = NoiseStream(
+            plan, file.settings.size, key=key, clip_norm=file.settings.clip_norm
+        )
+        if store is not None:
+            self._noise = store.noise_at_checkpoint(self._noise)
+        self.steps = self._noise.round
+
+    @classmethod
+    def create(
+        cls,
+        folder: PathLike | None,
+        plan: DatasetPlan,
+        settings: Settings,
+        units: Units,
+        checkpoint: Callable[[], bytes],
+        *,
+        state_folder: PathLike | None = None,
+        insecure_test_key: int | None = None,
+    ) -> Self:
+        """Create a run.
+
+        Args:
+            folder: Folder for the files of the run; None keeps nothing.
+            plan: The plan.
+            settings: All settings that are not in the plan.
+            units: The privacy units of the data set.
+            checkpoint: Returns the content of the checkpoint before the first step.
+            state_folder: Folder for the witness, outside the folder of the run; by default
+                $DPFTRL_STATE, or the user's state folder.
+            insecure_test_key: Seed of a noise key that anybody can guess. For tests only.
+        """
+        if folder is None:
+            settings.check()
+            is_test = insecure_test_key is not None
+            key = NoiseKey.insecure_for_tests(insecure_test_key) if is_test else NoiseKey.generate()
+            file = RunFile(run=os.urandom(16).hex(), settings=settings, test_key=is_test)
+            return cls(plan, file, units, key, None)
+        store = RunStore.create(
+            RunFolder(Path(folder)),
+            plan,
+            settings,
+            checkpoint(),
+            None if state_folder is None else Path(state_folder),
+            insecure_test_key,
+        )
+        return cls(plan, store.file, units, store.key, store)
+
+    @classmethod
+    def resume(
+        cls,
+        folder: PathLike,
+        units: Units,
+        *,
+        state_folder: PathLike | None = None,
+        trust_folder: bool = False,
+    ) -> Self:
+        """Resume a run from its files, after its last checkpoint.
+
+        Args:
+            folder: Folder with the files of the run.
+            units: The privacy units of the data set, which must be those of the first time.
+            state_folder: Folder with the witness of the run; the default is that of `create`.
+            trust_folder: Resume even if the witness is missing. Use this only if you know that the
+                folder is the newest state of the run, and that no copy of it was resumed.
+        """
+        path = RunFolder(Path(folder))
+        place = None if state_folder is None else Path(state_folder)
+        store = RunStore.resume(path, place, trust_folder)
+        try:
+            _check_same_data(store, units)
+            return cls(store.plan, store.file, units, store.key, store)
+        except BaseException:
+            store.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"TrainingRun({self.steps:,} of {self.plan.dataset.steps:,} steps)"
+
+    def close(self) -> None:
+        """Close the run, so that another process can resume it."""
+        if self.store is not None:
+            self.store.close()
+
+    @property
+    def repeating(self) -> int:
+        """How many of the next steps were done before, and are repeated after a crash."""
+        return 0 if self.store is None else max(0, len(self.store.state.digests) - self.steps)
+
+    @property
+    def released(self) -> int:
+        """Number of steps whose noise was fixed, including those that must be repeated."""
+        return self.steps + self.repeating
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon of all steps so far, or an upper bound; see `GuaranteeFile.epsilon`."""
+        return epsilon_after(self.plan, self.released)
+
+    def guarantee(self) -> Guarantee | SampledGuarantee:
+        """The guarantee of all steps so far. With sampling, this can take seconds."""
+        if not self.released:
+            raise InvalidInput("no step was done yet, so there is nothing to guarantee")
+        return self.plan.after(self.released)
+
+    @property
+    def hypotheses(self) -> tuple[Hypothesis, ...]:
+        """The conditions that the guarantee needs."""
+        return hypotheses(self.plan, self.file)
+
+    def batch(self, step: int) -> Batch:
+        """The units and examples of a step, counted from 0."""
+        return self.batches.batch(step)
+
+    def seed(self, step: int) -> int:
+        """A random seed for what else is random in a step, such as dropout."""
+        place = step.to_bytes(8, "big")
+        return int.from_bytes(self._key.derive(b"step seed", place).secret_bytes()[:7], "big")
+
+    def check_usable(self) -> None:
+        """Raise an error if there is no further step, or the run cannot go on."""
+        if self.store is not None:
+            self.store.check_usable()
+        if self.steps >= self.plan.dataset.steps:
+            raise RoundsExceeded(
+                f"all {self.plan.dataset.steps:,} planned steps are done, and no guarantee covers "
+                "a further one; plan a new run with more epochs"
+            )
+
+    def step(self, total: Steps, units: int, apply: Callable[[NDArray[np.float64]], None]) -> None:
+        """Do one step: add the noise, journal the step, and let the caller change the model.
+
+        Args:
+            total: The sum of clipped gradients on `grid`; the noise is added in place.
+            units: Number of units in the sum.
+            apply: Changes the model, given the noisy mean.
+
+        Raises:
+            UnsafeState: The step is repeated after a crash, and its sum differs.
+        """
+        self.check_usable()
+        if self.store is None:
+            self._noise.add_to(total, self.grid, updates=units)
+            apply(self._mean(total))
+            self.steps += 1
+            return
+        with self.store.all_or_nothing():
+            self._noise.add_to(total, self.grid, updates=units)
+            self.store.record_step(self.steps, self._noise.last_digest())
+            apply(self._mean(total))
+            self.steps += 1
+
+    def save_if_due(self, checkpoint: Callable[[], bytes]) -> None:
+        """Write a checkpoint after every `commit_every` steps, and after the last step."""
+        is_due = self.steps % self.settings.commit_every == 0
+        if is_due or self.steps == self.plan.dataset.steps:
+            self.save(checkpoint)
+
+    def save(self, checkpoint: Callable[[], bytes]) -> None:
+        """Write a checkpoint now."""
+        if self.store is None:
+            return
+        if self.repeating:
+            return  # the state on the disk is newer
+        with self.store.all_or_nothing():
+            self.store.save(self.steps, checkpoint(), self._noise, self.epsilon)
+
+    def _mean(self, total: Steps) -> NDArray[np.float64]:
+        return self.grid.values(total, divisor=self.plan.dataset.batch_size)
+
+    def saved_checkpoint(self) -> bytes:
+        """The content of the newest checkpoint."""
+        if self.store is None:
+            raise UnsafeState("a run without a folder has no checkpoint")
+        return self.store.checkpoint()
+
+
+def _check_same_data(store: RunStore, units: Units) -> None:
+    """Refuse a data set of another size, or with other users."""
+    settings = store.file.settings
+    if (settings.examples, settings.units_sha256) != (units.examples, units.fingerprint()):
+        raise InvalidInput(
+            f"the run in {store.folder.root} began with another data set: {settings.examples:,} "
+            f"examples of {store.plan.dataset.size:,} {settings.unit}s, got {units.examples:,} of "
+            f"{units.count:,} {units.kind}s, or with other users"
+        )

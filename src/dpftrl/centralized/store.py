@@ -1,0 +1,450 @@
+"""The files of a centralized run, and the only code that changes them.
+
+Each step is journalled before the model changes. Model, optimizer and noise are written together
+every few steps; the steps in between are repeated when a run is resumed, and must give the digests
+in the journal. Everything in `private/` must stay secret: whoever has the key, the journal, the
+noise or the digests can remove the noise from released models.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final, NoReturn, Self, final
+
+import msgspec
+
+from dpftrl._internal.storage import (
+    check_own_folder,
+    read_file,
+    read_json,
+    replace_file,
+    sha256_of,
+)
+from dpftrl.centralized.guarantee import guarantee_file
+from dpftrl.centralized.settings import RunFile, Settings
+from dpftrl.errors import InvalidInput, UnsafeState
+from dpftrl.journal import Chain, Journal, Lock, Record, Witness, digest_of, witness_folder
+from dpftrl.mechanisms.registry import mechanism_content
+from dpftrl.noise import NoiseKey, NoiseStream
+from dpftrl.noise.key import Secret
+from dpftrl.plan import DatasetPlan, save_dataset_plan
+from dpftrl.plan.dataset import load_dataset_plan
+
+MOST_CHECKPOINT_BYTES: Final = 2**40
+# Drafts that a killed process may leave: a dot, one of our names, and a random number.
+DRAFT: Final = re.compile(
+    r"\.(run\.json|plan\.json|guarantee\.json|noise\..*|journal\.jsonl|[0-9]+\..*|statement\..*)"
+    r"\.[0-9a-f]{16}"
+)
+
+
+@final
+class Created(Record, frozen=True, tag="created"):
+    """The run was created. This is the first record of every journal.
+
+    Attributes:
+        run: The identity of the run: 16 random bytes, in hexadecimal.
+        settings_sha256: SHA-256 of the file `run.json`.
+        plan_sha256: SHA-256 of the file `plan.json`.
+        key_fingerprint: The fingerprint of the noise key.
+        checkpoint_sha256: SHA-256 of the checkpoint before the first step.
+    """
+
+    run: str
+    settings_sha256: str
+    plan_sha256: str
+    key_fingerprint: str
+    checkpoint_sha256: str
+
+
+@final
+class Step(Record, frozen=True, tag="step"):
+    """The noise of a step was fixed. The model changes after this record is on the disk.
+
+    Attributes:
+        step: The number of the step, which is also its row of noise.
+        digest: Keyed digest of the sum of this step and of all earlier sums. With the noise key,
+            the noise of the step can be recomputed from this digest.
+    """
+
+    step: int
+    digest: msgspec.Raw  # a Raw value: a traceback would show the content of a string
+
+
+@final
+class Saved(Record, frozen=True, tag="saved"):
+    """A checkpoint was written.
+
+    Attributes:
+        steps: Number of steps before it.
+        checkpoint_sha256: SHA-256 of the checkpoint.
+        epsilon: Epsilon of these steps, at the delta of the plan.
+    """
+
+    steps: int
+    checkpoint_sha256: str
+    epsilon: float
+
+
+AnyRecord = Created | Step | Saved
+
+
+@final
+class RunState:
+    """The state of a run, computed from the records of its journal.
+
+    Attributes:
+        created: The first record of the journal.
+        digests: The keyed digest of each step. They are as secret as the noise.
+        saved: Number of steps before the newest checkpoint.
+        checkpoint_sha256: SHA-256 of the newest checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self.created: Created | None = None
+        self.digests: list[msgspec.Raw] = []
+        self.saved = 0
+        self.checkpoint_sha256 = ""
+
+    def __repr__(self) -> str:
+        return f"RunState({len(self.digests)} steps, {self.saved} saved)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a RunState cannot be pickled or copied: it holds secret digests")
+
+    def follow(self, record: AnyRecord) -> None:
+        """Apply one journal record to the state."""
+        if not self._fits(record):
+            raise UnsafeState(
+                f"the journal makes no sense: after {len(self.digests)} steps comes "
+                f"{type(record).__name__.lower()}"
+            )
+        if isinstance(record, Step):
+            self.digests.append(record.digest)
+            return
+        self.checkpoint_sha256 = record.checkpoint_sha256
+        if isinstance(record, Created):
+            self.created = record
+        else:
+            self.saved = record.steps
+
+    def _fits(self, record: AnyRecord) -> bool:
+        if isinstance(record, Created):
+            return self.created is None
+        if isinstance(record, Step):
+            return self.created is not None and record.step == len(self.digests)
+        return self.created is not None and self.saved < record.steps <= len(self.digests)
+
+
+@final
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of the files of a run, below `root`."""
+
+    root: Path
+
+    @cached_property
+    def private(self) -> Path:
+        """The folder of the files that only the trainer may read."""
+        return self.root / "private"
+
+    @cached_property
+    def settings(self) -> Path:
+        """The run's identity and settings (`run.json`)."""
+        return self.root / "run.json"
+
+    @cached_property
+    def plan(self) -> Path:
+        """The plan (`plan.json`)."""
+        return self.root / "plan.json"
+
+    @cached_property
+    def guarantee(self) -> Path:
+        """The guarantee of everything released so far (`guarantee.json`)."""
+        return self.root / "guarantee.json"
+
+    @cached_property
+    def journal(self) -> Path:
+        """The journal: one line per step or checkpoint."""
+        return self.private / "journal.jsonl"
+
+    @cached_property
+    def key(self) -> Path:
+        """The noise key."""
+        return self.private / "noise.key"
+
+    @cached_property
+    def lock(self) -> Path:
+        """The lock file, held by the process that trains."""
+        return self.private / "lock"
+
+    def checkpoint(self, steps: int) -> Path:
+        """The model and the state of the optimizer after this number of steps."""
+        return self.private / "checkpoints" / f"{steps:08d}.safetensors"
+
+    def noise(self, steps: int) -> Path:
+        """The noise buffers after this number of steps."""
+        return self.private / "checkpoints" / f"{steps:08d}.noise"
+
+    @property
+    def exists(self) -> bool:
+        """Whether this folder holds a run."""
+        return self.journal.exists()
+
+    def make(self) -> None:
+        """Create the folder; only the owner can read its private part."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            check_own_folder(self.root, may_be_link=True)
+            for folder in (self.private, self.private / "checkpoints"):
+                folder.mkdir(exist_ok=True, mode=0o700)
+                check_own_folder(folder)
+                folder.chmod(0o700)
+        except OSError as error:
+            raise InvalidInput(f"{self.root} cannot be made: {error.strerror}") from None
+
+    def check_owner(self) -> None:
+        """Refuse folders that are links, or of another user, or that everybody may write to."""
+        check_own_folder(self.root, may_be_link=True)
+        for folder in (self.private, self.private / "checkpoints"):
+            check_own_folder(folder)
+
+    def tidy(self, steps: int) -> None:
+        """Remove temporary files of killed processes, and all checkpoints but that of `steps`."""
+        checkpoints = self.private / "checkpoints"
+        kept = {self.checkpoint(steps).name, self.noise(steps).name}
+        old = [path for path in checkpoints.glob("[0-9]*") if path.name not in kept]
+        drafts = (
+            path
+            for folder in (self.root, self.private, checkpoints)
+            for path in folder.glob(".*.*")
+            if DRAFT.fullmatch(path.name)
+        )
+        for path in (*old, *drafts):
+            with contextlib.suppress(OSError):  # a failed clean-up must not stop the training
+                path.unlink()
+
+    def read_key(self) -> NoiseKey:
+        """Read the noise key."""
+        if not self.key.exists():
+            raise UnsafeState(f"{self.key} is missing: without its noise key a run cannot go on")
+        return NoiseKey(memoryview(read_file(self.key, own=True)))
+
+
+@final
+class RunStore:
+    """A run that this process has opened: its files, and the state that was read from them.
+
+    Guarantees:
+        If writing fails, the store refuses every further step, and the run must be resumed from
+        its files.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        file: RunFile,
+        plan: DatasetPlan,
+        key: NoiseKey,
+        chain: Chain[AnyRecord],
+        state: RunState,
+        held: ExitStack,
+    ):
+        """Call `create` or `resume` instead."""
+        self.folder, self.file, self.plan, self.key, self.state = folder, file, plan, key, state
+        self._chain, self._held = chain, held
+        self._mechanism = mechanism_content(plan.mechanism, folder.guarantee)
+        self._process = os.getpid()
+        self._poisoned = False
+
+    def __repr__(self) -> str:
+        return f"RunStore({self.folder.root}, {self.state})"
+
+    @classmethod
+    def create(
+        cls,
+        folder: RunFolder,
+        plan: DatasetPlan,
+        settings: Settings,
+        checkpoint: bytes,
+        state_folder: Path | None,
+        insecure_test_key: int | None,
+    ) -> Self:
+        """Write the files of a new run; the first line of the journal is written last."""
+        settings.check()
+        is_test = insecure_test_key is not None
+        key = NoiseKey.insecure_for_tests(insecure_test_key) if is_test else NoiseKey.generate()
+        file = RunFile(run=os.urandom(16).hex(), settings=settings, test_key=is_test)
+        folder.make()
+        with ExitStack() as held:
+            lock = Lock(folder.lock)
+            held.callback(lock.close)
+            if folder.exists:
+                raise InvalidInput(f"a run has begun in {folder.root}; resume it")
+            chain = _chain(folder, file.run, key, lock, state_folder, held)
+            replace_file(folder.key, memoryview(key.secret_bytes()), private=True)
+            save_dataset_plan(plan, folder.plan)
+            content = msgspec.json.format(msgspec.json.encode(file))
+            replace_file(folder.settings, content, private=True)
+            replace_file(folder.checkpoint(0), checkpoint, private=True)
+            store = cls(folder, file, plan, key, chain, RunState(), held)
+            chain.begin()
+            store._append(
+                Created(
+                    run=file.run,
+                    settings_sha256=sha256_of(folder.settings),
+                    plan_sha256=sha256_of(folder.plan),
+                    key_fingerprint=key.fingerprint(),
+                    checkpoint_sha256=hashlib.sha256(checkpoint).hexdigest(),
+                )
+            )
+            store._held = held.pop_all()
+            return store
+
+    @classmethod
+    def resume(cls, folder: RunFolder, state_folder: Path | None, trust_folder: bool) -> Self:
+        """Check all files and read the journal."""
+        with ExitStack() as held:
+            folder.check_owner()
+            lock = Lock(folder.lock)
+            held.callback(lock.close)
+            key = folder.read_key()
+            _check_created(folder, key)
+            file = read_json(folder.settings, RunFile, "centralized run")
+            # The plan is sealed by the journal, so its certificate need not be computed again.
+            plan = load_dataset_plan(folder.plan, certify=False)
+            state = RunState()
+            chain = _chain(folder, file.run, key, lock, state_folder, held)
+            for record in chain.read(folder.root, trust_folder):
+                state.follow(record)
+            chain.resume()
+            folder.tidy(state.saved)
+            return cls(folder, file, plan, key, chain, state, held.pop_all())
+
+    def close(self) -> None:
+        """Release the locks, so that another process can resume the run."""
+        self._poisoned = True
+        self._held.close()
+
+    def check_usable(self) -> None:
+        """Raise an error in a forked copy, after `close`, or after a step that failed."""
+        if os.getpid() != self._process:  # forked copies share the lock of the run
+            raise UnsafeState(
+                f"this is a copy, by fork, of the training of process {self._process}; train there"
+            )
+        if self._poisoned:
+            raise UnsafeState(
+                "this training was closed, or stopped within a step; resume it from its folder"
+            )
+
+    @contextmanager
+    def all_or_nothing(self) -> Generator[None]:
+        """Run a block of code; if it raises, the store refuses every further step."""
+        self.check_usable()
+        self._poisoned = True
+        yield
+        self._poisoned = False
+
+    def record_step(self, step: int, digest: Secret) -> None:
+        """Journal a step, or check that a repeated step is the same as before.
+
+        Raises:
+            UnsafeState: The step was done before, with another sum.
+        """
+        if step < len(self.state.digests):
+            if digest_of(self.state.digests[step]) != digest:
+                raise UnsafeState(
+                    f"step {step:,} was done before, with other gradients. The data, the model, "
+                    "the loss function or the settings of the library (number of threads, "
+                    "precision) are not what they were; resume with those of the first time. "
+                    "Nothing was changed"
+                )
+            return
+        self._append(Step(step, msgspec.Raw(digest.json_string())))
+
+    def save(self, steps: int, checkpoint: bytes, noise: NoiseStream, epsilon: float) -> None:
+        """Write model, optimizer and noise after some steps; then they are durable together."""
+        if steps <= self.state.saved:
+            return
+        replace_file(self.folder.checkpoint(steps), checkpoint, private=True)
+        noise.save(self.folder.noise(steps))
+        self.publish(steps)
+        self._append(Saved(steps, hashlib.sha256(checkpoint).hexdigest(), epsilon))
+        self.folder.tidy(steps)
+
+    def publish(self, steps: int) -> None:
+        """Write `guarantee.json`."""
+        content = msgspec.json.encode(guarantee_file(self.plan, self.file, steps, self._mechanism))
+        replace_file(self.folder.guarantee, msgspec.json.format(content, indent=2) + b"\n")
+
+    def checkpoint(self) -> bytes:
+        """The content of the newest checkpoint.
+
+        Raises:
+            UnsafeState: The file is missing or was changed.
+        """
+        path = self.folder.checkpoint(self.state.saved)
+        if not path.exists():
+            raise UnsafeState(f"{path} is missing: the model after {self.state.saved} steps")
+        content = read_file(path, MOST_CHECKPOINT_BYTES, own=True)
+        if hashlib.sha256(content).hexdigest() != self.state.checkpoint_sha256:
+            raise UnsafeState(f"{path} was changed since it was written: its digest differs")
+        return content
+
+    def noise_at_checkpoint(self, fresh: NoiseStream) -> NoiseStream:
+        """The noise stream after the steps of the newest checkpoint.
+
+        Args:
+            fresh: A stream before the first step; used if the saved one is missing or damaged.
+        """
+        saved, stream = self.state.saved, fresh
+        path = self.folder.noise(saved)
+        if path.exists():
+            with contextlib.suppress(InvalidInput):  # it can be recomputed from the journal
+                stream = NoiseStream.load(path, self.plan, key=self.key, at_least=saved)
+        is_right = stream.round == saved and (
+            saved == 0 or stream.last_digest() == digest_of(self.state.digests[saved - 1])
+        )
+        if not is_right:
+            stream = fresh
+            for digest in self.state.digests[:saved]:
+                stream.replay(digest_of(digest))
+        return stream
+
+    def _append(self, record: AnyRecord) -> None:
+        self.state.follow(record)
+        self._chain.append(record)
+
+
+def _chain(
+    folder: RunFolder,
+    run: str,
+    key: NoiseKey,
+    lock: Lock,
+    state_folder: Path | None,
+    held: ExitStack,
+) -> Chain[AnyRecord]:
+    """A journal that has not been read yet, with its witness; `held` closes the witness."""
+    witness = Witness(witness_folder(folder.root, state_folder), run)
+    held.callback(witness.close)
+    return Chain(Journal[AnyRecord](folder.journal, key, AnyRecord), witness, lock)
+
+
+def _check_created(folder: RunFolder, key: NoiseKey) -> None:
+    """Check, before they are used, that `run.json` and `plan.json` are those of the first day."""
+    journal = Journal[AnyRecord](folder.journal, key, AnyRecord)
+    created = next((record for record, _ in journal.read()), None)
+    if not isinstance(created, Created):
+        raise UnsafeState(f"{folder.journal} has no first line that belongs to this noise key")
+    for path, known in (
+        (folder.settings, created.settings_sha256),
+        (folder.plan, created.plan_sha256),
+    ):
+        if sha256_of(path) != known:
+            raise UnsafeState(f"{path} is not what it was when the run began")
