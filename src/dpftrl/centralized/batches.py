@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast, final
+from typing import Any, Literal, NamedTuple, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +70,7 @@ class Units:
         return f"Units({self.count:,} {self.kind}s, {self.examples:,} examples)"
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> Literal["example", "user"]:
         """Whose data is protected: `example` or `user`."""
         return "example" if self.is_example_level else "user"
 

@@ -10,9 +10,15 @@ from dpftrl.cli.files import check_target, force_option, kind_of
 from dpftrl.cli.options import Count, no_witness_option, state_folder_option
 from dpftrl.cli.output import progress_bar, say
 from dpftrl.errors import InvalidInput
+from dpftrl.statement.centralized import (
+    CentralizedStatement,
+    centralized_statement,
+    is_centralized,
+    write_centralized_statement,
+)
 from dpftrl.statement.facts import Details
 from dpftrl.statement.from_files import GUARANTEE, LEDGER, statement_of_files
-from dpftrl.statement.statement import save_statement, statement_paths
+from dpftrl.statement.statement import Statement, save_statement, statement_paths
 
 
 @click.command("statement")
@@ -86,6 +92,25 @@ def statement_command(
     """
     checked_date = _check_date(date)
     details = Details(organisation, model_name, contact, public_data, shipped_checkpoint)
+    if kind_of(str(promised)) == "run" and is_centralized(promised):
+        if run is not None or devices is not None:
+            raise InvalidInput(f"{promised} is a centralized run; leave out --run and --devices")
+        stem = out or promised / "statement"
+        for path in statement_paths(stem):
+            check_target(path, "statement", force=force)
+        with progress_bar("verifying the run"):
+            one = centralized_statement(
+                promised,
+                state_folder=state_folder,
+                witness=not no_witness,
+                details=details,
+                date=checked_date,
+            )
+        paths = write_centralized_statement(one, stem)
+        _print_statement(one, paths, as_json)
+        if one.evidence == "failed":
+            context.exit(1)
+        return
     if kind_of(str(promised)) == "run":
         if run is not None:
             raise InvalidInput(f"{promised} is a run already; leave out --run")
@@ -111,14 +136,20 @@ def statement_command(
             details=details,
         )
     paths = save_statement(statement, stem)
+    _print_statement(statement, paths, as_json)
+    if statement.facts.stated.kept_limits is False or statement.facts.evidence == "failed":
+        context.exit(1)
+
+
+def _print_statement(
+    statement: Statement | CentralizedStatement, paths: tuple[Path, ...], as_json: bool
+) -> None:
     if as_json:
         click.echo(statement.json_bytes(), nl=False)
     else:
         say(statement.summary)
         for path in paths:
             say(path)
-    if statement.facts.stated.kept_limits is False or statement.facts.evidence == "failed":
-        context.exit(1)
 
 
 def _check_overwrite(targets: tuple[Path, ...], promised: Path, run: Path | None) -> None:

@@ -1,0 +1,248 @@
+"""What the owner objects of `dpftrl.torch` and `dpftrl.jax` share: opening a run, and metrics."""
+
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sized
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl._internal.progress import Progress
+from dpftrl.centralized.batches import Units
+from dpftrl.centralized.run import TrainingRun
+from dpftrl.centralized.settings import Settings
+from dpftrl.centralized.store import RunFolder
+from dpftrl.errors import InvalidInput
+from dpftrl.plan import Dataset, DatasetPlan, SamplingName, make_dataset_plan
+
+PathLike = str | os.PathLike[str]
+# Seconds of planning before the first message, and between two messages.
+PATIENCE: Final = 2.0
+
+
+class PrivacyWarning(UserWarning):
+    """Something that the guarantee does not cover was given to the caller."""
+
+
+class Target(NamedTuple):
+    """The target of a training and its data: the arguments from which a plan is made."""
+
+    epsilon: float | None
+    delta: float | None
+    epochs: int | None
+    batch_size: int | None
+    sampling: SamplingName | None
+    mechanism: str | None
+    max_batch_size: int | None
+
+    def plan(self, units: int, on_progress: Progress) -> DatasetPlan:
+        """The plan for this number of units."""
+        epsilon, delta, epochs, batch_size = self[:4]
+        if epsilon is None or delta is None or epochs is None or batch_size is None:
+            missing = [
+                name
+                for name in ("epsilon", "delta", "epochs", "batch_size")
+                if getattr(self, name) is None
+            ]
+            raise InvalidInput(f"give {', '.join(missing)}, or a plan")
+        dataset = Dataset(units, batch_size, epochs, self.max_batch_size)
+        return make_dataset_plan(
+            dataset,
+            epsilon,
+            delta,
+            sampling=self.sampling,
+            mechanism_name=self.mechanism,
+            on_progress=on_progress,
+        )
+
+    def differences(self, plan: DatasetPlan) -> Iterator[str]:
+        """What differs from the plan of a run that is to be resumed."""
+        for name, kept in (
+            ("delta", plan.guarantee.delta),
+            ("epochs", plan.dataset.epochs),
+            ("batch_size", plan.dataset.batch_size),
+            ("sampling", plan.sampling),
+            ("max_batch_size", plan.dataset.max_batch_size),
+        ):
+            given = getattr(self, name)
+            if given is not None and given != kept:
+                yield f"{name} {given} instead of {kept}"
+        promised = plan.guarantee.epsilon
+        if self.epsilon is not None and not abs(self.epsilon - promised) <= 1e-6 * promised:
+            yield f"epsilon {self.epsilon:g} instead of {promised:g}"
+
+
+def _check_same(
+    run: TrainingRun, settings: Settings, plan: DatasetPlan | None, target: Target
+) -> None:
+    """Refuse to resume a run with other arguments than those it was created with."""
+    differences = list(target.differences(run.plan))
+    if plan is not None and (plan.dataset, plan.noise_multiplier) != (
+        run.plan.dataset,
+        run.plan.noise_multiplier,
+    ):
+        differences.append("another plan")
+    for name in ("clip_norm", "size", "names", "examples_per_unit", "commit_every"):
+        given, kept = getattr(settings, name), getattr(run.settings, name)
+        if given != kept:
+            what = "other parameters" if name == "names" else f"{name} {given} instead of {kept}"
+            differences.append(what)
+    if differences:
+        raise InvalidInput(
+            f"the folder holds a run with other arguments: {'; '.join(differences)}; resume it "
+            "with the same arguments, or choose another folder"
+        )
+
+
+def open_run(
+    folder: PathLike | None,
+    target: Target,
+    plan: DatasetPlan | None,
+    settings: Settings,
+    units: Units,
+    checkpoint: Callable[[], bytes],
+    *,
+    state_folder: PathLike | None,
+    trust_folder: bool,
+    insecure_test_key: int | None,
+    on_progress: Progress | None,
+) -> TrainingRun:
+    """Create a run in a folder, or resume the run that is there.
+
+    Args:
+        folder: Folder for the files of the run; None keeps nothing.
+        target: Epsilon, delta, epochs and batch size, from which the plan is made.
+        plan: The plan, in place of the target.
+        settings: All settings that are not in the plan.
+        units: The privacy units of the data set.
+        checkpoint: Returns the content of the checkpoint before the first step.
+        state_folder: Folder for the witness.
+        trust_folder: Resume even if the witness is missing.
+        insecure_test_key: Seed of a noise key that anybody can guess. For tests only.
+        on_progress: Called during long planning; by default there are messages on stderr.
+
+    Raises:
+        InvalidInput: The run in the folder was created with other arguments.
+    """
+    if folder is None or not RunFolder(Path(folder)).exists:
+        plan = plan or target.plan(units.count, on_progress or _Messages())
+        if plan.dataset.size != units.count:
+            raise InvalidInput(
+                f"the plan is for {plan.dataset.size:,} units, and the data set has "
+                f"{units.count:,} {units.kind}s"
+            )
+        return TrainingRun.create(
+            folder,
+            plan,
+            settings,
+            units,
+            checkpoint,
+            state_folder=state_folder,
+            insecure_test_key=insecure_test_key,
+        )
+    run = TrainingRun.resume(folder, units, state_folder=state_folder, trust_folder=trust_folder)
+    try:
+        _check_same(run, settings, plan, target)
+    except BaseException:
+        run.close()
+        raise
+    return run
+
+
+def length_of(dataset: Any) -> int:
+    """The number of examples of a data set that numbers them."""
+    if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
+        raise InvalidInput(
+            "the data set must have a length and numbered examples, which decide who is in a "
+            f"batch; got {type(dataset).__name__}. Put a stream of examples into a list first"
+        )
+    return len(dataset)
+
+
+class WarnOnce:
+    """Warns once about private metrics."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def warn(self) -> None:
+        """Warn, unless this was done before."""
+        if not self.done:
+            self.done = True
+            warnings.warn(
+                "losses and clipped fractions are computed from private data, and epsilon does "
+                "not cover them: look at them, but do not publish them or choose a model by them",
+                PrivacyWarning,
+                stacklevel=3,
+            )
+
+
+class Stats(Protocol):
+    """What the gradients of a batch tell."""
+
+    @property
+    def losses(self) -> NDArray[np.float64]:
+        """The loss of each unit."""
+        ...
+
+    @property
+    def clipped(self) -> int:
+        """Number of units whose gradient was scaled down."""
+        ...
+
+    @property
+    def not_finite(self) -> int:
+        """Number of units whose gradient was not finite, and counted as zero."""
+        ...
+
+
+@final
+class Metrics:
+    """What happened in a step. It is computed from private data, and the guarantee ignores it.
+
+    The first look at a number gives a `PrivacyWarning`.
+    """
+
+    def __init__(self, stats: Stats, warned: WarnOnce):
+        self._stats, self._warned = stats, warned
+
+    def __repr__(self) -> str:
+        return "Metrics(private)"
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of the units in the batch; NaN for an empty batch."""
+        self._warned.warn()
+        losses = self._stats.losses
+        return float(losses.mean()) if len(losses) else float("nan")
+
+    @property
+    def clipped(self) -> float:
+        """The share of units whose gradient was clipped; NaN for an empty batch."""
+        self._warned.warn()
+        losses = self._stats.losses
+        return self._stats.clipped / len(losses) if len(losses) else float("nan")
+
+    @property
+    def not_finite(self) -> int:
+        """Number of units whose gradient was not finite, and counted as zero."""
+        self._warned.warn()
+        return self._stats.not_finite
+
+
+class _Messages:
+    """Writes what planning is doing to stderr, if it takes long."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + PATIENCE
+
+    def __call__(self, fraction: float | None, message: str) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + PATIENCE
+            done = "" if fraction is None else f" ({fraction:.0%})"
+            sys.stderr.write(f"dpftrl: planning: {message}{done}\n")

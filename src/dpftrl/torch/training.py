@@ -1,0 +1,323 @@
+"""`make_private`: one object that owns batches, clipping, noise, checkpoints and guarantee."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (the types of PyTorch are partial)
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils.data import DataLoader, default_collate
+
+from dpftrl._internal.progress import Progress
+from dpftrl.accounting import Guarantee, SampledGuarantee
+from dpftrl.centralized import Settings, TrainingRun, Units
+from dpftrl.centralized.owner import Metrics, PathLike, Target, WarnOnce, length_of, open_run
+from dpftrl.errors import InvalidInput
+from dpftrl.plan import DatasetPlan, SamplingName
+from dpftrl.torch.checkpoint import read_checkpoint, write_checkpoint
+from dpftrl.torch.gradients import ClippedSums, LossFn, check_gradients, check_layers
+from dpftrl.torch.loader import PrivateLoader, seeded
+
+
+def make_private(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    dataset: Any,
+    *,
+    folder: PathLike | None,
+    clip_norm: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    plan: DatasetPlan | None = None,
+    sampling: SamplingName | None = None,
+    mechanism: str | None = None,
+    max_batch_size: int | None = None,
+    units: Sequence[Any] | None = None,
+    examples_per_unit: int = 1,
+    scheduler: Any = None,
+    micro_batch: int | None = None,
+    commit_every: int = 100,
+    collate_fn: Callable[[list[Any]], Any] = default_collate,
+    num_workers: int = 0,
+    state_folder: PathLike | None = None,
+    trust_folder: bool = False,
+    insecure_test_key: int | None = None,
+    on_progress: Progress | None = None,
+) -> "PrivateTraining":
+    """Make the training of a model private. Create the run in `folder`, or resume it.
+
+    The model stays what it is: nothing is wrapped, and there are no hooks. Frozen parameters
+    (`requires_grad` is False) get no noise.
+
+    Args:
+        model: The model. It must not depend on the data set before the first step.
+        optimizer: Its optimizer. Optimizers that add up gradients (SGD, with momentum too) profit
+            most from correlated noise; see docs/centralised.md about Adam.
+        dataset: A data set with a length and numbered examples.
+        folder: Folder for the files of the run. If it holds a run, that run is resumed: call
+            `make_private` with the same arguments after a crash. None keeps nothing on the disk.
+        clip_norm: The gradient of every unit is clipped to this L2 norm.
+        epsilon: The target epsilon.
+        delta: The target delta; it should be far below 1 / number of units.
+        epochs: How often every unit takes part.
+        batch_size: Expected number of units per batch. Sums are divided by this number.
+        plan: A plan, in place of epsilon, delta, epochs, batch_size, sampling and mechanism.
+        sampling: `none` (the same shuffled order in all epochs), `poisson`, `cyclic-poisson` or
+            `balls-in-bins`; by default the one that needs the least noise.
+        mechanism: The name of a mechanism; it needs `sampling`. By default the best one.
+        max_batch_size: Largest number of units in a sampled batch.
+        units: The user of each example, for user-level privacy: a unit is then a user, and its
+            gradient is that of its mean loss. By default every example is a unit.
+        examples_per_unit: Largest number of a user's examples in one step.
+        scheduler: A learning-rate scheduler of the optimizer. It is stepped after every step, and
+            saved with the model.
+        micro_batch: Number of units whose gradients are computed at a time; by default as many as
+            fit into the memory.
+        commit_every: Number of steps between two checkpoints.
+        collate_fn: Makes a batch of a list of examples.
+        num_workers: Number of processes that load examples.
+        state_folder: Folder for the witness of the run, outside `folder`; by default $DPFTRL_STATE,
+            or the user's state folder.
+        trust_folder: Resume even if the witness is missing.
+        insecure_test_key: Seed of a noise key that anybody can guess. For tests only.
+        on_progress: Called during long planning; by default there are messages on stderr.
+
+    Raises:
+        InvalidInput: The arguments do not fit together, or not to the run in the folder.
+        UnsafeState: The run must not be resumed: it was rolled back, edited or is in use.
+    """
+    check_layers(model)
+    _check_optimizer(model, optimizer, scheduler)
+    if isinstance(dataset, DataLoader):
+        raise InvalidInput("give the data set itself, not a DataLoader: make_private makes batches")
+    data_units = Units(length_of(dataset), units, examples_per_unit)
+    names, size = _trainable(model)
+    settings = Settings(
+        clip_norm=float(clip_norm),
+        unit=data_units.kind,
+        examples=data_units.examples,
+        examples_per_unit=data_units.examples_per_unit,
+        units_sha256=data_units.fingerprint(),
+        size=size,
+        names=names,
+        commit_every=commit_every,
+        clipping=(
+            f"The gradient of every {data_units.kind} is clipped to the clip norm, in L2, with "
+            "room for all rounding errors, and added on a grid of whole numbers; one that is not "
+            "finite counts as zero."
+        ),
+        framework="torch",
+    )
+    run = open_run(
+        folder,
+        Target(epsilon, delta, epochs, batch_size, sampling, mechanism, max_batch_size),
+        plan,
+        settings,
+        data_units,
+        lambda: write_checkpoint(model, optimizer, scheduler, {"micro_batch": micro_batch}),
+        state_folder=state_folder,
+        trust_folder=trust_folder,
+        insecure_test_key=insecure_test_key,
+        on_progress=on_progress,
+    )
+    try:
+        if run.store is not None:
+            extra = read_checkpoint(run.saved_checkpoint(), model, optimizer, scheduler)
+            micro_batch = extra["micro_batch"]
+        loader = PrivateLoader(run, dataset, collate_fn, num_workers)
+        return PrivateTraining(run, model, optimizer, scheduler, loader, micro_batch)
+    except BaseException:
+        run.close()
+        raise
+
+
+@final
+class PrivateTraining:
+    """A private training of a PyTorch model; `make_private` creates it.
+
+    Guarantees:
+        See `dpftrl.centralized.TrainingRun` for batches, noise and files, and
+        `dpftrl.torch.gradients.ClippedSums` for clipping.
+
+    Attributes:
+        loader: The batches of all remaining steps, of all epochs. Pass each batch to `step`.
+    """
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any,
+        loader: PrivateLoader,
+        micro_batch: int | None,
+    ):
+        """Call `make_private` instead."""
+        self._run, self._model = run, model
+        self._optimizer, self._scheduler = optimizer, scheduler
+        self._sums = ClippedSums(
+            model,
+            run.grid,
+            largest_batch=run.batches.largest,
+            examples_per_unit=run.settings.examples_per_unit,
+            micro_batch=micro_batch,
+        )
+        self.loader = loader
+        self._checked = False
+        self._warned = WarnOnce()
+
+    def __repr__(self) -> str:
+        return f"PrivateTraining({self._run})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the run, so that it can be resumed."""
+        self._run.close()
+
+    @property
+    def run(self) -> TrainingRun:
+        """Batches, noise and files of the run."""
+        return self._run
+
+    @property
+    def plan(self) -> DatasetPlan:
+        """Mechanism, noise, sampling and promised guarantee."""
+        return self._run.plan
+
+    @property
+    def steps(self) -> int:
+        """Number of steps done."""
+        return self._run.steps
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, counted from 0."""
+        return min(self.steps, self.plan.dataset.steps - 1) // self.plan.dataset.steps_per_epoch
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon of all steps so far. With sampling it is the planned epsilon, an upper bound."""
+        return self._run.epsilon
+
+    @property
+    def delta(self) -> float:
+        """The delta at which epsilon is stated."""
+        return self.plan.guarantee.delta
+
+    def guarantee(self) -> Guarantee | SampledGuarantee:
+        """The guarantee of all steps so far. With sampling, this can take seconds."""
+        return self._run.guarantee()
+
+    def step(self, loss_fn: LossFn, batch: Any) -> "Metrics":
+        """Do one step: clip and sum gradients, add correlated noise, and step the optimizer.
+
+        Args:
+            loss_fn: Called as `loss_fn(model, batch)`; returns the mean loss of a batch of any
+                size, or the loss of every example.
+            batch: The batch that `loader` has just yielded. It may have been moved or transformed,
+                but its rows must be the same examples.
+
+        Returns:
+            What happened in this step. The guarantee does not cover it: do not publish it.
+
+        Raises:
+            InvalidInput: The batch is not that of this step, or its examples are mixed.
+            RoundsExceeded: All planned steps are done.
+        """
+        run = self._run
+        run.check_usable()
+        handed_out = self.loader.check(batch)
+        self._check_no_gradients()
+        with seeded(run.seed(run.steps)):
+            if not self._checked and handed_out.examples > 1:
+                check_gradients(self._sums, loss_fn, batch)
+                self._checked = True
+        with seeded(run.seed(run.steps)):
+            stats = self._sums.add(loss_fn, batch, handed_out.counts)
+        run.step(self._sums.steps, handed_out.units, self._apply)
+        run.save_if_due(self._checkpoint)
+        return Metrics(stats, self._warned)
+
+    def save(self) -> None:
+        """Write a checkpoint now; otherwise there is one every `commit_every` steps."""
+        self._run.save(self._checkpoint)
+
+    def statement(self, path: PathLike) -> Any:
+        """Write the privacy statement of all steps so far.
+
+        Args:
+            path: Path of the files to write, without suffix.
+        """
+        from dpftrl.statement.centralized import save_centralized_statement
+
+        return save_centralized_statement(self._run, path)
+
+    def _checkpoint(self) -> bytes:
+        extra = {"micro_batch": self._sums.micro_batch}
+        return write_checkpoint(self._model, self._optimizer, self._scheduler, extra)
+
+    def _apply(self, mean: NDArray[np.float64]) -> None:
+        """Change the model by one step of the optimizer."""
+        parameters = dict(self._model.named_parameters())
+        start = 0
+        for name in self._sums.names:
+            parameter = parameters[name]
+            end = start + parameter.numel()
+            values = torch.from_numpy(mean[start:end]).to(parameter.dtype).to(parameter.device)
+            parameter.grad = values.view_as(parameter)
+            start = end
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._scheduler is not None:
+            self._scheduler.step()
+
+    def _check_no_gradients(self) -> None:
+        for name, parameter in self._model.named_parameters():
+            if parameter.grad is not None:
+                raise InvalidInput(
+                    f"{name} has a gradient already: something else called backward(), and this "
+                    "gradient is not private; `step` computes all gradients itself"
+                )
+
+
+def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+    """Refuse an optimizer that cannot be used, or that does not belong to the model."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidInput("LBFGS evaluates the loss several times per step; use another optimizer")
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise InvalidInput(
+            "ReduceLROnPlateau depends on a loss, which the guarantee does not cover; use a "
+            "scheduler that counts steps"
+        )
+    if scheduler is not None and getattr(scheduler, "optimizer", None) is not optimizer:
+        raise InvalidInput("the scheduler belongs to another optimizer")
+    held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    known = dict[int, str]()
+    for name, parameter in model.named_parameters():
+        known[id(parameter)] = name
+        if parameter.requires_grad and id(parameter) not in held:
+            raise InvalidInput(
+                f"{name} is trainable, but the optimizer does not have it; freeze it with "
+                "requires_grad_(False), or give it to the optimizer"
+            )
+    if held - set(known):
+        raise InvalidInput("the optimizer has parameters that are not of this model")
+
+
+def _trainable(model: nn.Module) -> tuple[tuple[str, ...], int]:
+    """Names and total size of the trainable parameters."""
+    found = [(name, one.numel()) for name, one in model.named_parameters() if one.requires_grad]
+    if not found:
+        raise InvalidInput("the model has no trainable parameter")
+    return tuple(name for name, _ in found), sum(size for _, size in found)
