@@ -1,0 +1,1036 @@
+"""The sum of clipped per-unit gradients of a PyTorch model, with a proven sensitivity.
+
+A unit is what the privacy guarantee protects: an example, or all examples of a user. `ClippedSums`
+computes the gradient of each unit's loss, scales it down to the clip norm, and adds up the results
+on a grid of whole numbers.
+
+Most gradients are never written out. The gradient of a linear layer's weight is a product of the
+layer's input and of the gradient at its output, and so are its norm and the sum over units.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+from dpftrl._internal.checks import whole_number
+from dpftrl._internal.threads import parallel_map
+from dpftrl.clipping import Grid, Steps
+from dpftrl.errors import InvalidInput
+from dpftrl.torch import _kernels as kernels
+from dpftrl.torch._taps import PlanMismatch, Recorder, Use, gradient, positions, unpadded
+
+# The loss of a batch of any size: the mean over the rows, or one loss per row.
+LossFn = Callable[[nn.Module, Any], Tensor]
+FloatVector = NDArray[np.float64]
+
+ROUNDING: Final = 2.0**-53  # the largest relative rounding error of a float64 operation
+# Added to every norm. It exceeds what is lost if squares of tiny numbers underflow to zero.
+TINY: Final = 2.0**-480
+# The clipped gradient of a unit is a sum of products whose norms add up to at most this many clip
+# norms. Only a unit whose products cancel almost completely is scaled down further by this.
+MOST_CANCELLATION: Final = 1000.0
+# If rounding errors would take more than this part of the clip norm, all gradients are written out.
+LARGEST_MARGIN: Final = 0.01
+# Memory for the activations and written-out gradients of a micro-batch.
+MICRO_BATCH_BYTES: Final = 256 * 2**20
+# Memory for the large written-out gradients of a few units: they should stay in the CPU's cache.
+CHUNK_BYTES: Final = 8 * 2**20
+# Memory for copies in float64 when products are summed.
+PIECE_BYTES: Final = 64 * 2**20
+# Parameters up to this size are small: their gradients are written out for a whole micro-batch.
+SMALL: Final = 4096
+# The time to take the norm of a written-out coordinate and to add it, in float32 multiply-adds.
+WRITTEN_OUT_COST: Final = 30
+# Coordinates times units that a thread should at least have to work on.
+WORK_PER_THREAD: Final = 100_000
+
+
+@final
+@dataclass(frozen=True)
+class BatchStats:
+    """What happened to the units of a batch. These numbers are private: they have no noise.
+
+    Attributes:
+        losses: The loss of each unit.
+        norms: The norm of each unit's gradient before clipping.
+        clipped: How many gradients were scaled down.
+        not_finite: How many units had a gradient that is not finite. They contributed zero.
+    """
+
+    losses: FloatVector
+    norms: FloatVector
+    clipped: int
+    not_finite: int
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How the gradient of each parameter is computed, for batches of one shape.
+
+    Attributes:
+        explicit: Parameters whose per-unit gradients are computed by autograd.
+        uses: The uses of the other parameters, in the order of the forward pass.
+        outputs: The shape and dtype of each tapped output.
+        small: Parameters whose gradients are written out for a whole micro-batch.
+        large: Parameters whose gradients are written out for a few units at a time.
+        sparse: Parameters of which a unit uses a few rows (embeddings).
+        factored: Parameters whose gradients are never written out.
+        chunk: The number of units whose large gradients are written out at a time.
+        margin: The part of the clip norm that is kept free for rounding errors.
+        loop: Whether units are differentiated one by one, because vmap does not support the model.
+    """
+
+    explicit: tuple[int, ...]
+    uses: tuple[Use, ...] = ()
+    outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...] = ()
+    small: tuple[int, ...] = ()
+    large: tuple[int, ...] = ()
+    sparse: tuple[int, ...] = ()
+    factored: tuple[int, ...] = ()
+    chunk: int = 1
+    margin: float = 0.0
+    loop: bool = False
+
+    def uses_of(self, parameter: int) -> list[Use]:
+        """The uses of one parameter."""
+        return [use for use in self.uses if use.parameter == parameter]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """The forward and backward pass of a micro-batch. The examples of a unit are neighbours."""
+
+    losses: Tensor
+    records: Sequence[Tensor]
+    signals: Sequence[Tensor]
+    explicit: Sequence[Tensor]
+
+
+@final
+class ClippedSums:
+    """Computes the sum of clipped per-unit gradients of a batch.
+
+    The gradient of a unit is the gradient of the mean loss of its examples, with respect to all
+    parameters that require a gradient. The model is not changed: there are no hooks and no
+    wrappers, and `.grad`, buffers and modes stay as they are.
+
+    Guarantees:
+        If the data of one unit are replaced by nothing, so that it contributes zero and the other
+        units keep their places, then `steps` changes by at most `grid.clip_norm / grid.step` in L2
+        norm. This holds for every input and whatever is rounded:
+
+        - All micro-batches have the same shape, and vmap computes each unit on its own. So the
+          bits of a unit's gradient do not depend on the other units.
+        - A gradient that is written out is scaled by a factor that uses an upper bound of its
+          norm, and is cut off toward zero to the grid. The sum of such gradients is exact.
+        - The gradients of other parameters are products of recorded inputs and gradients at
+          outputs. Their norm is bounded from above in float64. The sums over a micro-batch are
+          float64 matrix products, whose rounding errors are at most (number of terms) * 2^-53 *
+          (sum of the norms of the products), and are then rounded to the grid. The clip norm is
+          lowered by `margin`, which exceeds these errors for both batches that are compared, for
+          all micro-batches of a largest batch.
+        - A unit with a gradient that is not finite contributes zero, and no error reveals it.
+
+        It is assumed that the values of one unit do not change how torch computes another row of
+        the same operation: its operations are deterministic functions of the row and the shapes.
+
+    Attributes:
+        names: The names of the trainable parameters, in the order of `named_parameters()`. A
+            shared parameter has one name.
+        size: The number of coordinates of these parameters.
+        micro_batch: The number of units that are differentiated at a time. It is chosen at the
+            first batch if it is not given. Results may differ in their last bits between sizes.
+        steps: The sum of the last batch, in steps of the grid. The parameters are raveled and
+            concatenated in the order of `names`. The next batch overwrites it.
+        margin: The part of the clip norm that the last batch kept free for rounding errors.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        grid: Grid,
+        *,
+        largest_batch: int,
+        examples_per_unit: int = 1,
+        micro_batch: int | None = None,
+    ):
+        """Prepare for a model.
+
+        Args:
+            model: The model.
+            grid: The grid of the sum, which also has the clip norm.
+            largest_batch: The largest number of units of a batch.
+            examples_per_unit: The largest number of examples of a unit.
+            micro_batch: The number of units to differentiate at a time.
+        """
+        check_layers(model)
+        self.grid = grid
+        self.largest_batch = whole_number("largest_batch", largest_batch)
+        self.examples_per_unit = whole_number("examples_per_unit", examples_per_unit)
+        self.micro_batch = None if micro_batch is None else whole_number("micro_batch", micro_batch)
+        if self.largest_batch > grid.most_updates:
+            raise InvalidInput(
+                f"a sum on this grid holds {grid.most_updates:,} units, and largest_batch is "
+                f"{self.largest_batch:,}; use a larger step"
+            )
+        self.model = model
+        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not trainable:
+            raise InvalidInput("the model has no parameter that requires a gradient")
+        for name, parameter in trainable.items():
+            if not parameter.is_floating_point():
+                raise InvalidInput(f"parameter {name!r} must be real, got {parameter.dtype}")
+        self.names = tuple(trainable)
+        self._parameters: list[Tensor] = list(trainable.values())
+        ends = np.cumsum([p.numel() for p in self._parameters]).tolist()
+        self.spans = [(end - p.numel(), end) for end, p in zip(ends, self._parameters, strict=True)]
+        self.size = int(ends[-1])
+        self.steps: Steps = np.zeros(self.size, dtype=np.int64)
+        self.margin = 0.0
+        self._slots = list(_slots(model, self._parameters))
+        self._longest = max(max(p.shape, default=1) for p in self._parameters)
+        self._plans: dict[Any, _Plan] = {}
+        self._buffers: dict[int, Tensor] = {}
+        self._warned = False
+
+    def __repr__(self) -> str:
+        return f"ClippedSums({len(self.names)} parameters of {self.size:,} coordinates)"
+
+    @property
+    def tolerance(self) -> float:
+        """The relative error of a gradient that rounding explains, for `check_gradients`."""
+        dtypes = {parameter.dtype for parameter in self._parameters}
+        dtypes |= {dtype for plan in self._plans.values() for _, dtype in plan.outputs}
+        return 0.05 if any(dtype.itemsize < 4 for dtype in dtypes) else 1e-3
+
+    def add(self, loss_fn: LossFn, batch: Any, counts: Sequence[int] | None = None) -> BatchStats:
+        """Compute the sum of the clipped gradients of a batch and leave it in `steps`.
+
+        Args:
+            loss_fn: Called with the model and a batch of one row; returns its loss.
+            batch: A tensor, or nested tuples, lists and dicts of tensors, all with the same first
+                dimension: the rows.
+            counts: The number of rows of each unit, if units have several. The rows of a unit
+                are next to each other. By default, each row is a unit.
+
+        Returns:
+            Losses, norms and counts. They are private.
+
+        Raises:
+            InvalidInput: The batch is not valid, or the model changes its buffers.
+        """
+        leaves, structure = _leaves(batch)
+        rows = _UnitRows.of(leaves[0].shape[0], counts, self.examples_per_unit)
+        if rows.units > self.largest_batch:
+            raise InvalidInput(
+                f"the batch has {rows.units:,} units, and largest_batch is {self.largest_batch:,}"
+            )
+        self.steps[:] = 0
+        losses, norms = np.zeros(rows.units), np.zeros(rows.units)
+        clipped = not_finite = start = 0
+        try:
+            with self._swapped():
+                while start < rows.units:
+                    task = _Task(loss_fn, leaves, structure, rows, start)
+                    plan, result, size = self._differentiate(task)
+                    real = min(size, rows.units - start)
+                    own = slice(start, start + real)
+                    squares, factors = self._sum(plan, result, size, real)
+                    losses[own] = _unit_losses(result.losses, size)[:real]
+                    norms[own] = np.sqrt(squares[:real])
+                    clipped += int(((factors[:real] > 0) & (factors[:real] < 1)).sum())
+                    not_finite += int((factors[:real] == 0).sum())
+                    start += size
+        except BaseException:
+            self.steps[:] = 0  # nobody should use a part of a sum
+            raise
+        return BatchStats(losses, norms, clipped, not_finite)
+
+    # ------------------------------------------------------------------ forward and backward
+
+    @contextmanager
+    def _swapped(self) -> Iterator[None]:
+        """Give the model detached parameters and copies of its buffers; put all back at the end."""
+        for values, key, parameter in self._slots:
+            if values[key] is not self._parameters[parameter]:
+                raise InvalidInput(
+                    f"parameter {self.names[parameter]!r} of the model was replaced; "
+                    "create a new ClippedSums"
+                )
+        own = [
+            (module, key, buffer)
+            for module in self.model.modules()
+            for key, buffer in module._buffers.items()  # pyright: ignore[reportPrivateUsage]
+            if buffer is not None
+        ]
+        copies = [buffer.clone() for _, _, buffer in own]
+        versions = [copy._version for copy in copies]  # pyright: ignore[reportPrivateUsage]
+        try:
+            self._place([parameter.detach() for parameter in self._parameters])
+            for (module, key, _), copy in zip(own, copies, strict=True):
+                module._buffers[key] = copy  # pyright: ignore[reportPrivateUsage]
+            yield
+            for (module, key, _), copy, version in zip(own, copies, versions, strict=True):
+                now = module._buffers[key]  # pyright: ignore[reportPrivateUsage]
+                if now is not copy or copy._version != version:  # pyright: ignore[reportPrivateUsage]
+                    raise InvalidInput(
+                        f"the forward pass changes buffer {key!r} of a {type(module).__name__}, "
+                        "which carries data from one example to others; use a layer without it"
+                    )
+        finally:
+            self._place(self._parameters)
+            for module, key, buffer in own:
+                module._buffers[key] = buffer  # pyright: ignore[reportPrivateUsage]
+            for module in self.model.modules():
+                if isinstance(module, nn.RNNBase):
+                    module._init_flat_weights()  # pyright: ignore[reportPrivateUsage]
+
+    def _place(self, tensors: Sequence[Tensor]) -> None:
+        """Put tensors in the places of the model's trainable parameters."""
+        for values, key, parameter in self._slots:
+            values[key] = tensors[parameter]
+
+    def _current(self) -> list[Tensor]:
+        """The tensors that are in the places of the trainable parameters."""
+        tensors: dict[int, Tensor] = {
+            parameter: values[key] for values, key, parameter in self._slots
+        }
+        return [tensors[parameter] for parameter in range(len(self.names))]
+
+    def _differentiate(self, task: "_Task") -> tuple[_Plan, _Pass, int]:
+        """Differentiate a micro-batch: the plan, the results, and the number of units."""
+        key = task.key(self.model)
+        detached = self._current()
+        forced: frozenset[int] = frozenset()  # parameters that must be explicit
+        for _ in range(len(self.names) + 2):
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self._plans[key] = self._make_plan(task, forced)
+            self.margin = plan.margin
+            size = cast("int", self.micro_batch)
+            leaves, weights = task.examples(size)
+            state = torch.get_rng_state()
+            try:
+                if plan.loop:
+                    return plan, self._loop(task, leaves, weights), size
+                return plan, self._vmap(plan, task, leaves, weights), size
+            except InvalidInput:
+                raise
+            except PlanMismatch as mismatch:
+                forced |= mismatch.parameters
+                del self._plans[key]
+                torch.set_rng_state(state)
+            except Exception as error:
+                if plan.loop:
+                    raise
+                if not self._warned:
+                    warnings.warn(
+                        "gradients are computed one example at a time, which is slow, since "
+                        f"torch.func.vmap cannot run this model: {error!s:.300}",
+                        stacklevel=3,
+                    )
+                    self._warned = True
+                self._plans[key] = self._loop_plan()
+                torch.set_rng_state(state)
+            finally:
+                self._place(detached)
+        raise InvalidInput(
+            "the model uses its parameters in another way each time it is called; "
+            "its gradients cannot be planned"
+        )
+
+    def _loss(self, task: "_Task", leaves: Sequence[Tensor]) -> Tensor:
+        """The loss of one row, as a number."""
+        row = pytree.tree_unflatten([leaf.unsqueeze(0) for leaf in leaves], task.structure)
+        loss = task.loss_fn(self.model, row)
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():  # pyright: ignore[reportUnnecessaryIsInstance]
+            shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidInput(
+                f"loss_fn must return the mean loss or one loss per row; for one row, got {shape}"
+            )
+        return loss.reshape(())
+
+    def _vmap(
+        self, plan: _Plan, task: "_Task", leaves: list[Tensor], weights: list[Tensor]
+    ) -> _Pass:
+        """Differentiate all examples of a micro-batch at once."""
+        examples = leaves[0].shape[0]
+        tensors = self._current()
+        tapped = {id(t): (k, t) for k, t in enumerate(tensors) if k not in plan.explicit}
+        taps = [
+            torch.zeros((), dtype=dtype).expand(examples, *shape).requires_grad_()
+            for shape, dtype in plan.outputs
+        ]
+        explicit = [
+            tensors[k].expand(examples, *tensors[k].shape).requires_grad_() for k in plan.explicit
+        ]
+
+        def one_example(
+            leaves: list[Tensor], weights: list[Tensor], taps: list[Tensor], explicit: list[Tensor]
+        ) -> tuple[Tensor, list[Tensor]]:
+            own = list(tensors)
+            for k, tensor in zip(plan.explicit, explicit, strict=True):
+                own[k] = tensor
+            self._place(own)
+            recorder = Recorder(tapped, taps)
+            with recorder:
+                loss = self._loss(task, leaves)
+            if tuple(recorder.uses) != plan.uses or len(recorder.outputs) != len(taps):
+                raise PlanMismatch("another number of operations")
+            return loss * weights[0] if weights else loss, recorder.records
+
+        with torch.enable_grad():
+            losses, records = vmap(one_example, randomness="different")(
+                leaves, weights, taps, explicit
+            )
+            inputs = [*taps, *explicit]
+            if losses.requires_grad:
+                gradients = torch.autograd.grad(
+                    losses.sum(), inputs, allow_unused=True, materialize_grads=True
+                )
+            else:
+                gradients = [torch.zeros_like(value) for value in inputs]
+        wide = [_at_least_float32(value) for value in gradients]
+        records = [_at_least_float32(value) for value in records]
+        return _Pass(losses.detach(), records, wide[: len(taps)], wide[len(taps) :])
+
+    def _loop(self, task: "_Task", leaves: list[Tensor], weights: list[Tensor]) -> _Pass:
+        """Differentiate the examples of a micro-batch one by one, by autograd alone."""
+        detached = self._current()
+        losses: list[Tensor] = []
+        rows: list[Sequence[Tensor]] = []
+        for example in range(leaves[0].shape[0]):
+            own = [tensor.detach().requires_grad_() for tensor in detached]
+            self._place(own)
+            with torch.enable_grad():
+                loss = self._loss(task, [leaf[example] for leaf in leaves])
+                loss = loss * weights[0][example] if weights else loss
+                if loss.requires_grad:
+                    rows.append(
+                        torch.autograd.grad(loss, own, allow_unused=True, materialize_grads=True)
+                    )
+                else:
+                    rows.append([torch.zeros_like(tensor) for tensor in own])
+            losses.append(loss.detach())
+        explicit = [_at_least_float32(torch.stack(column)) for column in zip(*rows, strict=True)]
+        return _Pass(torch.stack(losses), [], [], explicit)
+
+    # ------------------------------------------------------------------ planning
+
+    def _loop_plan(self) -> _Plan:
+        return _Plan(explicit=tuple(range(len(self.names))), loop=True)
+
+    def _make_plan(self, task: "_Task", forced: frozenset[int]) -> _Plan:
+        """Run the model on one example, and decide how to compute the gradient of each parameter.
+
+        A parameter is explicit if the loss still depends on it when all supported uses are taken
+        out of the graph of autograd. So no use is overlooked, wherever it is.
+        """
+        explicit = forced | self._dry_run(task, forced)[0]
+        _, recorder = self._dry_run(task, explicit)
+        bytes_per_example = sum(
+            4 * math.prod(shape) * dtype.itemsize  # output, tapped output, gradient, and one more
+            for shape, dtype in recorder.outputs
+        ) + sum(record.nbytes for record in recorder.records)
+        sizes = [p.numel() for p in self._parameters]
+        written = sum(sizes[k] for k in explicit)
+        plan = _Plan(tuple(sorted(explicit)), tuple(recorder.uses), tuple(recorder.outputs))
+        small: list[int] = []
+        large: list[int] = []
+        sparse: list[int] = []
+        factored: list[int] = []
+        patches = 0
+        for k, parameter in enumerate(self._parameters):
+            uses = plan.uses_of(k)
+            kinds = {use.kind for use in uses}
+            if not uses:
+                continue
+            if kinds == {"embedding"}:
+                sparse.append(k)
+            elif self._cheaper_factored(parameter, plan, uses):
+                factored.append(k)
+            elif "conv" in kinds or (parameter.numel() > SMALL and not kinds <= {"sum", "scale"}):
+                large.append(k)
+                for use in uses:
+                    if use.kind == "conv":
+                        length = math.prod(plan.outputs[use.tap][0][-use.options[-1] :])
+                        patches += parameter[0].numel() * use.options[-2] * length
+            else:
+                small.append(k)
+                written += parameter.numel()
+        micro_batch = self.micro_batch
+        if micro_batch is None:
+            per_unit = self.examples_per_unit * bytes_per_example + 4 * written
+            most = max(1, min(task.rows.units, MICRO_BATCH_BYTES // max(1, per_unit)))
+            micro_batch = self.micro_batch = 2 ** int(math.log2(most))
+        margin = self._margin(plan, factored, micro_batch)
+        if not margin <= LARGEST_MARGIN:
+            large, factored, margin = sorted([*large, *factored]), [], 0.0
+        chunk_bytes = 4 * (sum(sizes[k] for k in large) + self.examples_per_unit * patches)
+        chunk = min(micro_batch, max(1, CHUNK_BYTES // max(1, chunk_bytes)))
+        return replace(
+            plan,
+            small=tuple(small),
+            large=tuple(large),
+            sparse=tuple(sparse),
+            factored=tuple(factored),
+            chunk=chunk,
+            margin=margin,
+        )
+
+    def _dry_run(self, task: "_Task", explicit: frozenset[int]) -> tuple[frozenset[int], Recorder]:
+        """Run the model on one example.
+
+        Returns:
+            The parameters on which the loss depends other than by supported uses, and the uses.
+        """
+        state = torch.get_rng_state()
+        detached = self._current()
+        own = [tensor.detach().requires_grad_() for tensor in detached]
+        tapped = {
+            id(leaf): (k, raw)
+            for k, (leaf, raw) in enumerate(zip(own, detached, strict=True))
+            if k not in explicit
+        }
+        recorder = Recorder(tapped)
+        try:
+            self._place(own)
+            leaves, _ = task.examples(1)
+            with torch.enable_grad(), recorder:
+                loss = self._loss(task, [leaf[0] for leaf in leaves])
+            gradients: Sequence[Tensor | None] = [None] * len(own)
+            if loss.requires_grad:
+                gradients = torch.autograd.grad(loss, own, allow_unused=True)
+        finally:
+            self._place(detached)
+            torch.set_rng_state(state)
+        return frozenset(k for k, value in enumerate(gradients) if value is not None), recorder
+
+    def _positions(self, plan: _Plan, uses: Sequence[Use]) -> int:
+        """The number of outer products that add up to a unit's gradient."""
+        outputs = [plan.outputs[use.tap][0] for use in uses]
+        return self.examples_per_unit * sum(math.prod(shape[:-1]) for shape in outputs)
+
+    def _cheaper_factored(self, parameter: Tensor, plan: _Plan, uses: Sequence[Use]) -> bool:
+        """Whether norms and sums from products take less time than written-out gradients."""
+        kinds = {use.kind for use in uses}
+        if not (kinds <= {"linear", "embedding"} or kinds == {"transposed"}):
+            return False
+        length, size = self._positions(plan, uses), parameter.numel()
+        written_out = size * (length + WRITTEN_OUT_COST)
+        # Float64 takes twice the time.
+        products = 2 * length * (length * sum(parameter.shape) + size)
+        return length == 1 or products < written_out
+
+    def _margin(self, plan: _Plan, factored: Sequence[int], micro_batch: int) -> float:
+        """The part of the clip norm that covers rounding errors of sums of products."""
+        if not factored:
+            return 0.0
+        length = max(self._positions(plan, plan.uses_of(k)) for k in factored)
+        cancellation = 1.0 if length == 1 else MOST_CANCELLATION
+        # Each of the two compared batches has these errors. 1.01 covers terms of second order.
+        terms = micro_batch * length + 8
+        products = 2 * 1.01 * terms * ROUNDING * self.largest_batch * cancellation
+        size = sum(self._parameters[k].numel() for k in factored)
+        micro_batches = -(-self.largest_batch // micro_batch)
+        rounding = micro_batches * math.sqrt(size) * (self.grid.step / self.grid.clip_norm)
+        return products + rounding
+
+    # ------------------------------------------------------------------ clipping and summing
+
+    def _sum(
+        self, plan: _Plan, result: _Pass, units: int, real: int
+    ) -> tuple[FloatVector, FloatVector]:
+        """Add the clipped gradients of a micro-batch to `steps`.
+
+        Args:
+            plan: How the gradients are computed.
+            result: The results of the forward and backward pass.
+            units: The number of units of the micro-batch.
+            real: How many of them are real; the rest only fills up the micro-batch.
+
+        Returns:
+            The squared norm and the factor of each unit.
+        """
+        squares, products = np.zeros(units), np.zeros(units)
+        small = [
+            (k, _rows(_per_unit(value, units), units))
+            for k, value in zip(plan.explicit, result.explicit, strict=True)
+        ]
+        small += [(k, self._gradient(plan, result, k, units, slice(0, units))) for k in plan.small]
+        _add_squares([rows for _, rows in small], squares)
+        embeddings = [(k, *_embedding_rows(plan, result, k, units)) for k in plan.sparse]
+        for _, tokens, rows in embeddings:
+            _split(units, rows.size, kernels.merge_rows, (tokens, rows), (squares,))
+        pairs = [
+            (k, _Products.of(plan.uses_of(k), self._parameters[k], result, units))
+            for k in plan.factored
+        ]
+        for _, pair in pairs:
+            pair.add_squares(squares, products)
+        factors = np.zeros(units)
+        chunk = plan.chunk if plan.large else units
+        for start in range(0, units, chunk):
+            own = slice(start, min(start + chunk, units))
+            large = [(k, self._gradient(plan, result, k, units, own)) for k in plan.large]
+            _add_squares([rows for _, rows in large], squares[own])
+            factors[own] = self._factors(squares[own], products[own], plan.margin)
+            if own.stop > real:
+                factors[max(start, real) : own.stop] = 0
+            self._add_rows(large, factors[own])
+        self._add_rows(small, factors)
+        scale = 1 / self.grid.step
+        for k, tokens, rows in embeddings:
+            steps = self._steps(k).reshape(self._parameters[k].shape)
+            work = (tokens, rows, factors, scale)
+            _split(rows.shape[2], rows.size, kernels.add_rows, work, (steps,))
+        for k, pair in pairs:
+            total = pair.weighted_sum(factors)
+            _split(total.size, total.size, kernels.add_rounded, (total, scale), (self._steps(k),))
+        return squares, factors
+
+    def _factors(self, squares: FloatVector, products: FloatVector, margin: float) -> FloatVector:
+        """The factors that clip the gradients; 0 for those that are not finite."""
+        # Sums of squares have at most size / LANES + LANES terms in a row, or as many as the
+        # largest dimension of a parameter; the rest is for a few single operations.
+        terms = self.size / kernels.LANES + kernels.LANES + self._longest + 100
+        norms = np.sqrt(squares) * (1 + terms * ROUNDING) + TINY
+        limit = self.grid.clip_norm * (1 - margin)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            factors = np.minimum(1.0, limit / norms)
+            most = MOST_CANCELLATION * self.grid.clip_norm
+            factors = np.minimum(factors, most / np.sqrt(products))
+        return np.where(np.isfinite(norms) & np.isfinite(products), factors, 0.0)
+
+    def _steps(self, parameter: int) -> Steps:
+        start, stop = self.spans[parameter]
+        return self.steps[start:stop]
+
+    def _gradient(
+        self, plan: _Plan, result: _Pass, parameter: int, units: int, own: slice
+    ) -> NDArray[Any]:
+        """The written-out gradients of some units, one per row."""
+        shape = tuple(self._parameters[parameter].shape)
+        count = own.stop - own.start
+        total: Tensor | None = None
+        for use in plan.uses_of(parameter):
+            signal = _of_units(result.signals[use.tap], units, own)
+            record = None if use.record < 0 else _of_units(result.records[use.record], units, own)
+            memory = None
+            if total is None and use.kind in {"linear", "transposed"}:
+                memory = self._memory(parameter, count, signal.dtype)
+            value = gradient(use, shape, record, signal, count, memory)
+            total = value if total is None else total.add_(value)
+        return _rows(cast("Tensor", total), count)
+
+    def _memory(self, parameter: int, count: int, dtype: torch.dtype) -> Tensor:
+        """Memory for gradients, used again and again: new memory takes longer than the product."""
+        memory = self._buffers.get(parameter)
+        if memory is None or memory.shape[0] < count or memory.dtype != dtype:
+            shape = self._parameters[parameter].shape
+            memory = self._buffers[parameter] = torch.empty((count, *shape), dtype=dtype)
+        return memory[:count]
+
+    def _add_rows(
+        self, gradients: Sequence[tuple[int, NDArray[Any]]], factors: FloatVector
+    ) -> None:
+        """Add written-out gradients to the sum, exactly."""
+        threads = torch.get_num_threads()
+        most = self.grid.clip_norm / self.grid.step
+        pieces = [
+            (k, rows, start, min(start + width, rows.shape[1]))
+            for k, rows in gradients
+            for width in [max(kernels.TILE, -(-rows.shape[1] // threads))]
+            for start in range(0, rows.shape[1], width)
+        ]
+
+        def work(piece: tuple[int, NDArray[Any], int, int]) -> None:
+            k, rows, start, stop = piece
+            kernels.add_units(rows, factors, 1 / self.grid.step, most, start, stop, self._steps(k))
+
+        size = sum(rows.size for _, rows in gradients)
+        parallel_map(work, pieces, threads if size > WORK_PER_THREAD else 1)
+
+
+@dataclass(frozen=True)
+class _UnitRows:
+    """Which rows of a batch belong to which unit.
+
+    Attributes:
+        units: The number of units.
+        index: For each unit, `examples_per_unit` rows; rows are repeated to fill up.
+        weights: The weight of each of these rows: 1 / (rows of the unit), and 0 for repetitions.
+    """
+
+    units: int
+    index: NDArray[np.int64]
+    weights: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, rows: int, counts: Sequence[int] | None, most: int) -> "_UnitRows":
+        if counts is None:
+            sizes = np.ones(rows, dtype=np.int64)
+        else:
+            sizes = np.array([whole_number("counts", count) for count in counts], dtype=np.int64)
+            if sizes.size and sizes.max() > most:
+                raise InvalidInput(
+                    f"a unit has {sizes.max():,} examples, and examples_per_unit is {most:,}"
+                )
+            if sizes.sum() != rows:
+                raise InvalidInput(
+                    f"counts add up to {sizes.sum():,}, and the batch has {rows:,} rows"
+                )
+        place = np.arange(most)
+        first = np.cumsum(sizes) - sizes
+        index = first[:, None] + np.minimum(place, sizes[:, None] - 1)
+        weights = (place < sizes[:, None]) / sizes[:, None]
+        return cls(sizes.size, index, weights)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A micro-batch: the units of a batch from `start` on."""
+
+    loss_fn: LossFn
+    leaves: Sequence[Tensor]
+    structure: Any
+    rows: _UnitRows
+    start: int
+
+    def key(self, model: nn.Module) -> Any:
+        """What a plan depends on. The forward pass is compared with the plan each time."""
+        code = getattr(self.loss_fn, "__code__", self.loss_fn)
+        shapes = tuple((leaf.shape[1:], leaf.dtype) for leaf in self.leaves)
+        return code, shapes, tuple(module.training for module in model.modules())
+
+    def examples(self, units: int) -> tuple[list[Tensor], list[Tensor]]:
+        """The rows of the next `units` units, filled up with copies, and their weights, if any."""
+        index = self.rows.index[self.start : self.start + units]
+        weights = self.rows.weights[self.start : self.start + units]
+        missing = units - len(index)
+        if index.shape[1] == 1 and not missing:
+            return [leaf[self.start : self.start + units] for leaf in self.leaves], []
+        if missing:
+            index = np.concatenate([index, np.repeat(index[:1], missing, axis=0)])
+            weights = np.concatenate([weights, np.zeros((missing, weights.shape[1]))])
+        places = torch.from_numpy(np.ascontiguousarray(index.reshape(-1)))
+        chosen = [leaf.index_select(0, places) for leaf in self.leaves]
+        if index.shape[1] == 1:
+            return chosen, []
+        return chosen, [torch.from_numpy(weights.reshape(-1)).to(torch.float32)]
+
+
+@dataclass(frozen=True)
+class _Products:
+    """Gradients of a weight matrix, each a sum of products that is never written out.
+
+    The gradient of unit u is the sum over positions t of the outer products of `left[u, t]` and
+    `right[u, t]`, plus `rows[u, s]` at row `tokens[u, s]` for each s.
+    """
+
+    shape: tuple[int, ...]
+    left: Tensor
+    right: Tensor
+    tokens: Tensor
+    rows: Tensor
+
+    @classmethod
+    def of(cls, uses: Sequence[Use], parameter: Tensor, result: _Pass, units: int) -> "_Products":
+        shape = tuple(parameter.shape)
+        left: list[Tensor] = []
+        right: list[Tensor] = []
+        tokens: list[Tensor] = []
+        rows: list[Tensor] = []
+        for use in uses:
+            record, signal = result.records[use.record], result.signals[use.tap]
+            if use.kind == "embedding":
+                tokens.append(record.reshape(units, -1))
+                rows.append(positions(unpadded(use, record, signal), units, shape[1]))
+            else:
+                first, second = (signal, record) if use.kind == "linear" else (record, signal)
+                left.append(positions(first, units, shape[0]))
+                right.append(positions(second, units, shape[1]))
+        none = right[0][:, :0]
+        return cls(
+            shape,
+            _joined(left),
+            _joined(right),
+            _joined(tokens) if tokens else none[..., 0].long(),
+            _joined(rows) if rows else none,
+        )
+
+    def pieces(self) -> Iterator[slice]:
+        """Slices of units whose copies in float64 have a limited size."""
+        per_unit = 8 * (self.left[0].numel() + self.right[0].numel() + self.rows[0].numel())
+        length = max(1, PIECE_BYTES // per_unit)
+        for start in range(0, self.left.shape[0], length):
+            yield slice(start, start + length)
+
+    def add_squares(self, squares: FloatVector, products: FloatVector) -> None:
+        """Add upper bounds of the squared norms, and the squared sums of the products' norms."""
+        length = self.left.shape[1] + self.rows.shape[1]
+        for piece in self.pieces():
+            left, right = self.left[piece].double(), self.right[piece].double()
+            if length == 1:
+                square = (_squares(left) * _squares(right)).sum(1)
+                squares[piece] += square.numpy()
+                continue
+            rows, tokens = self.rows[piece].double(), self.tokens[piece]
+            left_gram = torch.bmm(left, left.transpose(1, 2))
+            square = (left_gram.mul_(torch.bmm(right, right.transpose(1, 2)))).sum((1, 2))
+            norms = (_squares(left) * _squares(right)).sqrt().sum(1)
+            if rows.shape[1]:
+                equal = tokens[:, :, None] == tokens[:, None, :]
+                gram = torch.bmm(rows, rows.transpose(1, 2))
+                square += (gram * equal).sum((1, 2))
+                places = tokens[:, None, :].expand(-1, left.shape[1], -1)
+                crossing = left.gather(2, places)
+                square += 2 * (crossing * torch.bmm(right, rows.transpose(1, 2))).sum((1, 2))
+                norms += _squares(rows).sqrt().sum(1)
+            # The rounding errors of scalar products of vectors, and of their sum.
+            error = 4 * (sum(self.shape) + length**2) * ROUNDING
+            spread = norms.square_()
+            squares[piece] += (square.clamp_(min=0) + error * spread).numpy()
+            products[piece] += spread.numpy()
+
+    def weighted_sum(self, factors: FloatVector) -> FloatVector:
+        """The sum of the gradients times their factors, raveled. Units with factor 0 are skipped."""
+        total = torch.zeros(self.shape, dtype=torch.float64)
+        weights = torch.from_numpy(factors)[:, None, None]
+        for piece in self.pieces():
+            left, right = self.left[piece].double(), self.right[piece].double()
+            rows, own = self.rows[piece].double(), weights[piece]
+            skipped = own[:, 0, 0] == 0
+            left = left * own
+            rows = rows * own
+            if skipped.any():  # zero times infinity is not zero
+                left[skipped], rows[skipped] = 0, 0
+                right = right.masked_fill(skipped[:, None, None], 0)
+            total.addmm_(left.reshape(-1, self.shape[0]).T, right.reshape(-1, self.shape[1]))
+            if rows.shape[1]:
+                total.index_add_(0, self.tokens[piece].reshape(-1), rows.reshape(-1, self.shape[1]))
+        return total.view(-1).numpy()
+
+
+def _squares(vectors: Tensor) -> Tensor:
+    """Squared norms of float64 vectors, from above if squares underflow."""
+    return vectors.square().sum(-1) + TINY**2
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), 1)
+
+
+def _at_least_float32(values: Tensor) -> Tensor:
+    low = values.is_floating_point() and values.dtype.itemsize < 4
+    return values.float() if low else values
+
+
+def _rows(values: Tensor, units: int) -> NDArray[Any]:
+    """The values as a contiguous array with one row per unit."""
+    return values.reshape(units, -1).contiguous().numpy()
+
+
+def _per_unit(values: Tensor, units: int) -> Tensor:
+    """The sum over the examples of each unit."""
+    examples = values.shape[0] // units
+    return values if examples == 1 else values.view(units, examples, *values.shape[1:]).sum(1)
+
+
+def _of_units(values: Tensor, units: int, own: slice) -> Tensor:
+    """The values of the examples of some units."""
+    examples = values.shape[0] // units
+    return values[own.start * examples : own.stop * examples]
+
+
+def _unit_losses(losses: Tensor, units: int) -> FloatVector:
+    return losses.double().view(units, -1).sum(1).numpy()
+
+
+def _embedding_rows(
+    plan: _Plan, result: _Pass, parameter: int, units: int
+) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """The tokens of each unit, -1 for padding, and the gradients of their rows; both are copies."""
+    tokens: list[Tensor] = []
+    rows: list[Tensor] = []
+    for use in plan.uses_of(parameter):
+        record, signal = result.records[use.record], result.signals[use.tap]
+        ids = record.reshape(units, -1).long()
+        if use.options[0] is not None:
+            ids = ids.masked_fill(ids == use.options[0], -1)
+        tokens.append(ids)
+        rows.append(positions(signal, units, signal.shape[-1]))
+    return torch.cat(tokens, 1).numpy(), torch.cat(rows, 1).contiguous().numpy()
+
+
+def _add_squares(gradients: Sequence[NDArray[Any]], squares: FloatVector) -> None:
+    """Add the squared norms of written-out gradients, one per row."""
+
+    def work(own: tuple[int, int]) -> None:
+        for rows in gradients:
+            kernels.add_squares(rows, *own, squares)
+
+    size = sum(rows.size for rows in gradients)
+    parallel_map(work, _ranges(squares.size, size), torch.get_num_threads())
+
+
+def _split(
+    length: int,
+    size: int,
+    kernel: Callable[..., None],
+    inputs: tuple[Any, ...],
+    outputs: tuple[Any, ...],
+) -> None:
+    """Call a kernel with ranges of 0..length, on several threads if `size` is large."""
+    parallel_map(
+        lambda own: kernel(*inputs, *own, *outputs), _ranges(length, size), torch.get_num_threads()
+    )
+
+
+def _ranges(length: int, size: int) -> list[tuple[int, int]]:
+    """0..length as one range, or as one range per thread if there is enough work."""
+    threads = torch.get_num_threads() if size > WORK_PER_THREAD else 1
+    width = max(1, -(-length // threads))
+    return [(start, min(start + width, length)) for start in range(0, length, width)]
+
+
+def _slots(
+    model: nn.Module, parameters: Sequence[Tensor]
+) -> Iterator[tuple[dict[str, Any], str, int]]:
+    """The places of parameters in a model; a shared parameter has several."""
+    numbers = {id(parameter): k for k, parameter in enumerate(parameters)}
+    for module in model.modules():
+        own = cast("dict[str, Any]", module._parameters)  # pyright: ignore[reportPrivateUsage]
+        for key, parameter in own.items():
+            if id(parameter) in numbers:
+                yield own, key, numbers[id(parameter)]
+
+
+def _leaves(batch: Any) -> tuple[list[Tensor], Any]:
+    """The tensors of a batch and their structure."""
+    values, structure = pytree.tree_flatten(batch)
+    for value in values:
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            raise InvalidInput(
+                "a batch consists of tuples, lists and dicts of tensors with a first dimension, "
+                f"got {type(value).__name__}"
+            )
+    rows = {value.shape[0] for value in values}
+    if len(rows) != 1:
+        raise InvalidInput(
+            "all tensors of a batch must have the same first dimension, "
+            f"got {sorted(rows) if rows else 'no tensor'}"
+        )
+    return [value.detach() for value in values], structure
+
+
+def check_layers(model: nn.Module) -> None:
+    """Refuse layers that mix the examples of a batch or keep statistics of them.
+
+    Raises:
+        InvalidInput: There is such a layer. The message says where, and what to use instead.
+    """
+    for path, module in model.named_modules():
+        batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)  # pyright: ignore[reportPrivateUsage]
+        running = [key for key, _ in module.named_buffers(recurse=False) if "running_" in key]
+        if batch_norm or running:
+            what = "mixes the examples of a batch" if batch_norm else f"keeps {running[0]!r}"
+            raise InvalidInput(
+                f"layer {path or type(module).__name__!r} ({type(module).__name__}) {what}, so one "
+                "example changes the gradients of others; use nn.GroupNorm or nn.LayerNorm"
+            )
+
+
+def check_gradients(sums: ClippedSums, loss_fn: LossFn, batch: Any) -> None:
+    """Compare the per-unit gradients of the first two rows of a batch with those of autograd.
+
+    The model is in evaluation mode meanwhile, so that dropout does not disturb the comparison.
+
+    Args:
+        sums: Computes the gradients; its own sum stays as it is.
+        loss_fn: The loss.
+        batch: A batch of at least two rows that are not equal.
+
+    Raises:
+        InvalidInput: The gradients differ, or the loss of both rows together is not a weighted mean
+            of their losses, for example since the model or the loss mixes examples.
+    """
+    leaves, structure = _leaves(batch)
+    if leaves[0].shape[0] < 2:
+        raise InvalidInput("the check needs a batch of at least two rows")
+    modes = [(module, module.training) for module in sums.model.modules()]
+    state = torch.get_rng_state()
+    try:
+        sums.model.eval()
+        _check_gradients(sums, loss_fn, leaves, structure)
+    finally:
+        torch.set_rng_state(state)
+        for module, training in modes:
+            module.training = training
+
+
+def _check_gradients(
+    sums: ClippedSums, loss_fn: LossFn, leaves: Sequence[Tensor], structure: Any
+) -> None:
+    parameters = dict(sums.model.named_parameters())
+    trainable = [parameters[name] for name in sums.names]
+
+    def batch_of(start: int, stop: int) -> Any:
+        return pytree.tree_unflatten([leaf[start:stop] for leaf in leaves], structure)
+
+    def autograd(start: int, stop: int) -> FloatVector:
+        with torch.enable_grad():
+            loss = loss_fn(sums.model, batch_of(start, stop)).mean()
+            found = torch.autograd.grad(loss, trainable, allow_unused=True, materialize_grads=True)
+        return torch.cat([value.reshape(-1).double() for value in found]).numpy()
+
+    single = [autograd(0, 1), autograd(1, 2)]
+    tolerance = 0.0
+    for row, expected in enumerate(single):
+        norm = float(np.linalg.norm(expected))
+        if not math.isfinite(norm):
+            raise InvalidInput("the gradient of a row is not finite; check with other rows")
+        clip_norm = 2.0 ** math.ceil(math.log2(max(norm, 2.0**-100)) + 1)
+        own = ClippedSums(
+            sums.model,
+            Grid(clip_norm * 2.0**-45, clip_norm),
+            largest_batch=2,
+            examples_per_unit=sums.examples_per_unit,
+            micro_batch=2,
+        )
+        own.add(loss_fn, batch_of(row, row + 1))
+        actual = own.grid.values(own.steps)
+        tolerance = max(tolerance, own.tolerance)
+        for name, (start, stop) in zip(sums.names, sums.spans, strict=True):
+            difference = float(np.linalg.norm(actual[start:stop] - expected[start:stop]))
+            size = float(np.linalg.norm(expected[start:stop]))
+            if not difference <= tolerance * size + 0.01 * tolerance * norm:
+                raise InvalidInput(
+                    f"the gradient of {name!r} for one row differs from that of autograd by "
+                    f"{difference:.3g}, where its norm is {size:.3g}; the model or the loss must "
+                    "give the same result each time"
+                )
+    together = autograd(0, 2)
+    first, second = single
+    # The loss may weight rows, such as a mean over all tokens; so find the weights.
+    apart = first - second
+    share = float(apart @ (together - second) / max(apart @ apart, 1e-300))
+    share = min(max(share, 0.0), 1.0)
+    difference = float(np.linalg.norm(together - share * first - (1 - share) * second))
+    size = max(float(np.linalg.norm(first)), float(np.linalg.norm(second)))
+    if not difference <= 10 * tolerance * size:
+        raise InvalidInput(
+            "the gradient for two rows together is not a mean of their gradients (it differs by "
+            f"{difference:.3g}, where the larger one has norm {size:.3g}); the model or the loss "
+            "mixes examples, or the loss is not a mean over rows"
+        )
