@@ -257,6 +257,12 @@ class GradientRecord:
         return [total]
 
 
+def _by_position(values: Tensor, features: int) -> Tensor:
+    """The same values as examples x positions, with `features` dimensions after them."""
+    last = values.dim() - features  # the dimensions of examples and positions
+    return values.unsqueeze(1) if last == 1 else values.flatten(1, last - 1)
+
+
 def _zeros(examples: int, like: Tensor) -> Tensor:
     return torch.zeros(examples, dtype=torch.float64, device=like.device)
 
@@ -441,7 +447,6 @@ class GhostClippingModule(GradSampleModuleFastGradientClipping):
 
     def _keep(self, layer: Any, inputs: Any, derivatives: Tensor) -> None:
         """Keep what the sums need of one layer."""
-        examples = len(derivatives)
         for tensor in (derivatives, *inputs):
             if tensor.is_floating_point() and tensor.dtype not in SMALL_FLOATS:
                 raise InvalidInput(
@@ -449,15 +454,14 @@ class GhostClippingModule(GradSampleModuleFastGradientClipping):
                     "hooks"
                 )
         if type(layer) is nn.Linear:
-            b = derivatives.reshape(examples, -1, layer.out_features)
-            a = inputs[0].reshape(examples, -1, layer.in_features)
-            self._records.append(LinearRecord(layer, a, b))
+            inputs, derivatives = _by_position(inputs[0], 1), _by_position(derivatives, 1)
+            self._records.append(LinearRecord(layer, inputs, derivatives))
         elif type(layer) is nn.Embedding:
-            x = inputs[0].reshape(examples, -1)
-            b = derivatives.reshape(examples, -1, layer.embedding_dim)
+            indices, derivatives = _by_position(inputs[0], 0), _by_position(derivatives, 1)
             if layer.padding_idx is not None:
-                b = torch.where((x == layer.padding_idx)[:, :, None], 0, b)
-            self._records.append(EmbeddingRecord(layer, x, b))
+                padding = (indices == layer.padding_idx)[:, :, None]
+                derivatives = torch.where(padding, 0, derivatives)
+            self._records.append(EmbeddingRecord(layer, indices, derivatives))
         else:
             by_hooks = self.GRAD_SAMPLERS.get(type(layer), ft_compute_per_sample_gradient)
             for parameter, gradients in by_hooks(layer, inputs, derivatives).items():

@@ -8,7 +8,9 @@ from typing import Any
 
 import numba
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dpftrl._internal.arrays import Array, Vector
 from dpftrl._internal.compiled import TILE, compiled
@@ -18,6 +20,10 @@ from dpftrl.errors import InvalidInput
 
 # Coordinates that one thread adds at a time: enough to be worth a thread.
 SHARE = 32 * TILE
+# Numbers in float64 that a device holds at a time: 64 MB.
+PIECE = 2**23
+# The unit roundoff of float64.
+ROUNDOFF = 2.0**-53
 
 
 def add_examples(total: ExactSum, gradients: Sequence[NDArray[Any]], threads: int = 1) -> None:
@@ -33,12 +39,7 @@ def add_examples(total: ExactSum, gradients: Sequence[NDArray[Any]], threads: in
         does the same for one example. An example whose gradient has a NaN, an infinity or a norm
         that overflows adds zero.
     """
-    examples = len(gradients[0])
-    if any(len(rows) != examples for rows in gradients):
-        counts = sorted({len(rows) for rows in gradients})
-        raise InvalidInput(f"the parameters have gradients of {counts} examples; all need the same")
-    if total.updates + examples > total.grid.most_updates:
-        raise InvalidInput(f"a sum on this grid holds {total.grid.most_updates:,} examples")
+    examples = _examples(total, [len(rows) for rows in gradients])
     factors = clipping_factors(gradients, total.grid.clip_norm)
     unit, most = 1 / total.grid.step, total.grid.clip_norm / total.grid.step
     end = 0
@@ -48,6 +49,50 @@ def add_examples(total: ExactSum, gradients: Sequence[NDArray[Any]], threads: in
         add_share = partial(_add_share, rows, factors, unit, most, part)
         parallel_map(add_share, range(0, rows.shape[1], SHARE), threads)
     total.updates += examples
+
+
+def add_examples_on_device(total: ExactSum, gradients: Sequence[Tensor]) -> None:
+    """Do the same as `add_examples`, on the device of the gradients, such as a GPU.
+
+    Only the sums are copied to the CPU. The norm is computed in float64, with a margin for the
+    rounding of a sum of so many squares in any order.
+    """
+    examples = _examples(total, [len(rows) for rows in gradients])
+    slack = SLACK + 2 * total.steps.size * ROUNDOFF
+    limit = total.grid.clip_norm / (1 + slack)
+    device = gradients[0].device
+    squares = torch.zeros(examples, dtype=torch.float64, device=device)
+    for rows in gradients:
+        for columns in _columns(rows):
+            squares += rows[:, columns].double().square().sum(1).to(device)
+    norms = squares.sqrt()
+    factors = torch.where(torch.isfinite(norms), (limit / norms).clamp(max=1), 0.0)[:, None]
+    end = 0
+    for rows in gradients:
+        start, end = end, end + rows.shape[1]
+        scale = factors.to(rows.device)
+        for columns in _columns(rows):
+            clipped = torch.where(scale > 0, rows[:, columns].double() * scale, 0.0)
+            steps = (clipped / total.grid.step).trunc().to(torch.int64).sum(0)
+            total.steps[start:end][columns] += steps.cpu().numpy()
+    total.updates += examples
+
+
+def _columns(rows: Tensor) -> list[slice]:
+    """Slices of columns that fit into memory in float64."""
+    width = max(1, PIECE // max(1, len(rows)))
+    return [slice(first, first + width) for first in range(0, rows.shape[1], width)]
+
+
+def _examples(total: ExactSum, counts: list[int]) -> int:
+    """The number of examples; raises if it is not the same for all parameters, or too large."""
+    if len(set(counts)) != 1:
+        raise InvalidInput(
+            f"the parameters have gradients of {sorted(set(counts))} examples; all need the same"
+        )
+    if total.updates + counts[0] > total.grid.most_updates:
+        raise InvalidInput(f"a sum on this grid holds {total.grid.most_updates:,} examples")
+    return counts[0]
 
 
 def clipping_factors(gradients: Sequence[NDArray[Any]], clip_norm: float) -> Vector:

@@ -31,7 +31,6 @@ from typing import Any, NoReturn, cast, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -52,7 +51,7 @@ from dpftrl.torch._opacus_ghost import (
     LayerRecord,
     check_records,
 )
-from dpftrl.torch._opacus_sums import add_examples
+from dpftrl.torch._opacus_sums import add_examples, add_examples_on_device
 
 __all__ = [
     "DPFTRLOptimizer",
@@ -132,6 +131,8 @@ class _CorrelatedNoise(DPOptimizer):
         self._batches = Batches(plan, Units(plan.dataset.size), key)
         self._handed_out = HandedOut(self._discard)
         self._opacus_sampling = False
+        self._accounted: Guarantee | SampledGuarantee | None = None
+        self._accounted_steps = 0
 
     # --- What users read ---------------------------------------------------------------------
 
@@ -152,15 +153,18 @@ class _CorrelatedNoise(DPOptimizer):
 
     @property
     def hypotheses(self) -> tuple[Hypothesis, ...]:
-        """The conditions of the guarantee: those of the plan, and those of Opacus' gradients."""
-        planned = self._plan.guarantee.hypotheses
+        """The conditions of `get_epsilon`: those of the plan, and those of Opacus' gradients."""
+        accounted = (self.guarantee() or self._plan.guarantee).hypotheses
         if self._opacus_sampling:
-            planned = (*(one for one in planned if one.name != "sampling"), OPACUS_SAMPLING)
-        return (*planned, OWN_GRADIENT)
+            accounted = (*(one for one in accounted if one.name != "sampling"), OPACUS_SAMPLING)
+        return (*accounted, OWN_GRADIENT)
 
     def guarantee(self) -> Guarantee | SampledGuarantee | None:
-        """The guarantee of the steps done so far; None before the first step."""
-        return self._plan.after(self.steps) if self.steps else None
+        """The guarantee of the steps done so far, without `hypotheses`; None before the first."""
+        if self.steps and self._accounted_steps != self.steps:
+            self._accounted = self._plan.after(self.steps)  # with balls-in-bins, it takes seconds
+            self._accounted_steps = self.steps
+        return self._accounted if self.steps else None
 
     def get_epsilon(self, delta: float | None = None) -> float:
         """The epsilon of the steps done so far, at the delta of the plan.
@@ -335,6 +339,12 @@ class _CorrelatedNoise(DPOptimizer):
             path.touch(mode=0o600)
             path.write_bytes(content.cpu().numpy().tobytes())
             stream = NoiseStream.load(path, self._plan, key=self._key, at_least=0)
+        size, clip_norm = stream._size, stream._clip_norm  # pyright: ignore[reportPrivateUsage]
+        if (size, clip_norm) != (self._size, self._clip_norm):
+            raise InvalidInput(
+                f"the state is of a model with {size:,} coordinates and clip norm {clip_norm!r}, "
+                f"this one has {self._size:,} and {self._clip_norm!r}"
+            )
         if stream.round < self.steps:
             raise UnsafeState(
                 f"the state is of step {stream.round:,}, and this optimizer has released "
@@ -471,7 +481,11 @@ class DPFTRLOptimizer(_CorrelatedNoise):
             )
         for part in zip(*map(_as_list, given), strict=True):
             gradients = [_rows(s, p) for s, p in zip(part, self._parameters, strict=True)]
-            add_examples(self._total, gradients, torch.get_num_threads())
+            if all(rows.device.type == "cpu" for rows in gradients):
+                arrays = [rows.numpy() for rows in gradients]
+                add_examples(self._total, arrays, torch.get_num_threads())
+            else:
+                add_examples_on_device(self._total, gradients)
         for p in self._parameters:
             cast("Any", p).grad_sample = None
 
@@ -591,8 +605,8 @@ def _check_not_wrapped(optimizer: Optimizer) -> None:
     if any(hasattr(p, "summed_grad") for group in groups for p in group["params"]):
         raise InvalidInput(
             "another optimizer of Opacus has these parameters, as after "
-            "PrivacyEngine.make_private; its accountant does not see this noise. Start from a new model, wrap it in "
-            "GradSampleModule, and leave out PrivacyEngine"
+            "PrivacyEngine.make_private; its accountant does not see this noise. Start from a new "
+            "model, wrap it in GradSampleModule, and leave out PrivacyEngine"
         )
 
 
@@ -620,12 +634,12 @@ def _as_list(samples: Any) -> list[Tensor]:
     return list(samples) if isinstance(samples, list) else [samples]
 
 
-def _rows(samples: Tensor, parameter: nn.Parameter) -> NDArray[Any]:
-    """Gradients of single examples as a numpy array with one row per example."""
+def _rows(samples: Tensor, parameter: nn.Parameter) -> Tensor:
+    """Gradients of single examples as a matrix of float32 or float64, one row per example."""
     if samples.shape[1:] != parameter.shape:
         raise InvalidInput(
             f"the gradients of a parameter of shape {tuple(parameter.shape)} have the shape "
             f"{tuple(samples.shape)}; the first dimension must be that of the examples"
         )
     wide = samples.detach() if samples.dtype == torch.float64 else samples.detach().float()
-    return wide.reshape(len(samples), parameter.numel()).contiguous().cpu().numpy()
+    return wide.reshape(len(samples), parameter.numel()).contiguous()
