@@ -86,7 +86,7 @@ class Recorder(TorchFunctionMode):
         named = kwargs or {}
         watched = self._watched(args) | self._watched(named.values())
         if not watched:
-            return func(*args, **named)
+            return REPLACED.get(func, func)(*args, **named)
         handler = HANDLERS.get(func)
         if handler is not None:
             output = handler(self, *args, **named)
@@ -309,6 +309,60 @@ def _attention(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
         return _open_attention(*args, **kwargs)
 
 
+class _FoldedAttention(torch.autograd.Function):
+    """Scaled dot-product attention that vmap runs as one operation on a larger batch.
+
+    Without this, vmap would run the fast operation for one example at a time.
+    """
+
+    @staticmethod
+    def forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Any) -> Any:
+        """Compute attention, outside of vmap."""
+        return F.scaled_dot_product_attention(query, key, value, mask, **options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: only `vmap` is used with gradients."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        """Compute attention for all examples."""
+        *tensors, mask, options = args
+        batched = [
+            _in_front(tensor, dim, info.batch_size)
+            for tensor, dim in zip(tensors, in_dims[:3], strict=True)
+        ]
+        shape = batched[0].shape
+        if mask is not None and (in_dims[3] is not None or mask.dim() > 2):
+            mask = _in_front(mask, in_dims[3], info.batch_size)
+            missing = len(shape) - mask.dim()
+            mask = mask.reshape(shape[0], *[1] * missing, *mask.shape[1:])
+            mask = mask.expand(*shape[:-3], *mask.shape[-3:]).flatten(0, -4)
+        folded = [tensor.flatten(0, -4) for tensor in batched]
+        output = F.scaled_dot_product_attention(*folded, mask, **options)
+        return output.reshape(*shape[:-1], output.shape[-1]), 0
+
+
+def _in_front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """A tensor with vmap's dimension as the first one."""
+    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+def _scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **more: Any,
+) -> Any:
+    options = {"dropout_p": dropout_p, "is_causal": is_causal, **more}
+    if not torch._C._functorch.is_batchedtensor(query) or query.dim() < 3:  # pyright: ignore
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
+    return _FoldedAttention.apply(query, key, value, attn_mask, options)
+
+
 def _recurrent(step: str, gates: int) -> Handler:
     """Recurrent layers as linear layers, step by step: vmap does not support the fused ones."""
 
@@ -421,6 +475,8 @@ HANDLERS: dict[Any, Handler] = {
     _torch.rnn_tanh: _recurrent("tanh", 1),
     _torch.rnn_relu: _recurrent("relu", 1),
 }
+# Operations that are computed in another way, since vmap does not support them well.
+REPLACED: dict[Any, Handler] = {F.scaled_dot_product_attention: _scaled_dot_product_attention}
 # What reads a tensor's description, but not its values.
 METADATA: frozenset[Any] = frozenset(
     [getattr(Tensor, name).__get__ for name in (
