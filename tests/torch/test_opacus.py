@@ -274,6 +274,27 @@ def test_an_example_that_is_not_finite_counts_as_zero(mode, bad):
     assert run.optimizer._total.updates == BATCH
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_replacing_an_example_by_zero_changes_the_sum_by_at_most_the_clip_norm(mode):
+    def total_without(position):
+        """The sum in steps; an example that is not finite counts as zero."""
+        run = Training(mode)
+        x, y = next(iter(run.optimizer.loader(data_of())))
+        if position is not None:
+            x[position] = math.nan
+        run.backward((x, y))
+        run.optimizer.clip_and_accumulate()
+        return run.optimizer._total
+
+    whole = total_without(None)
+    most = (Fraction(CLIP) / Fraction(whole.grid.step)) ** 2
+    changes = []
+    for position in range(BATCH):
+        steps = (whole.steps - total_without(position).steps).tolist()
+        changes.append(sum(step**2 for step in steps) / most)
+    assert 0.99 < max(changes) <= 1
+
+
 # --- The bound of ghost clipping ------------------------------------------------------------
 
 
@@ -725,6 +746,12 @@ def test_the_hypotheses_name_the_margin():
     assert "gradients" in {one.name for one in hooks.hypotheses}
     assert "ghost clipping" not in {one.name for one in hooks.hypotheses}
     assert any("0.99 times the clip norm" in one.text for one in ghost.hypotheses)
+    assert hooks.guarantee() is None
+    run = Training("ghost")
+    for batch in run.optimizer.loader(data_of()):
+        run.step(batch)
+    assert run.optimizer.guarantee().hypotheses == run.optimizer.hypotheses
+    assert run.optimizer.guarantee().epsilon == run.optimizer.get_epsilon()
 
 
 def test_accountants_and_schedulers_of_opacus_are_refused():

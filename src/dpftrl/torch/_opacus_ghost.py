@@ -145,10 +145,8 @@ class LinearRecord:
     def bounds(self) -> Bounds:
         t, k, o = self.positions, self._features, self.layer.out_features
         by_inner_products = t * t <= k * o
-        squares, sizes = (
-            _zeros(self.examples, self.derivatives),
-            _zeros(self.examples, self.derivatives),
-        )
+        squares = _zeros(self.examples, self.derivatives)
+        sizes = squares.clone()
         for rows, a, b in self._pieces(t * (k + o) + (2 * t * t if by_inner_products else k * o)):
             sizes[rows] = (a.square().sum(2).sqrt() * b.square().sum(2).sqrt()).sum(1).square()
             if t == 1:
@@ -203,10 +201,8 @@ class EmbeddingRecord:
 
     def bounds(self) -> Bounds:
         t, o = self.positions, self.layer.embedding_dim
-        squares, sizes = (
-            _zeros(self.examples, self.derivatives),
-            _zeros(self.examples, self.derivatives),
-        )
+        squares = _zeros(self.examples, self.derivatives)
+        sizes = squares.clone()
         for rows in _slices(self.examples, t * (o + 3 * t)):
             b, x = self.derivatives[rows].double(), self.indices[rows]
             sizes[rows] = b.square().sum(2).sqrt().sum(1).square()
@@ -286,13 +282,17 @@ def _root_of_sum(squares: list[Tensor]) -> Tensor:
 
 def _kept(values: Tensor, factors: Tensor) -> Tensor:
     """The values of examples whose factor is above 0, and zeros for the others."""
-    shape = (-1,) + (1,) * (values.dim() - 1)
-    return torch.where((factors > 0).view(shape), values, 0)
+    return torch.where(_per_example(factors, values) > 0, values, 0)
 
 
 def _scaled(values: Tensor, factors: Tensor) -> Tensor:
     """Values times the factor of their example; 0 for factor 0, even times infinity."""
-    return _kept(values, factors) * factors.view((-1,) + (1,) * (values.dim() - 1))
+    return _kept(values, factors) * _per_example(factors, values)
+
+
+def _per_example(factors: Tensor, values: Tensor) -> Tensor:
+    """The factors on the device of the values, with as many dimensions."""
+    return factors.to(values.device).view((-1,) + (1,) * (values.dim() - 1))
 
 
 @final

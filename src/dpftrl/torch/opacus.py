@@ -26,6 +26,7 @@ of `GradSampleModule` and `DPFTRLOptimizer`, with the loss `GhostClippingLoss`. 
 import functools
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, cast, final
 
@@ -73,8 +74,9 @@ NOISE_STATE = "dpftrl_noise_state"
 OWN_GRADIENT = Hypothesis(
     "gradients",
     "The gradient of an example, as it is computed in floating point, depends on this example, the "
-    "model and the shape of the batch only. No layer and no loss mixes examples: no batch "
-    "normalization, and no mean over a number of words that other examples decide.",
+    "model and the shape of the batch only. The inputs of every layer have the examples in the "
+    "same dimension, and no layer and no loss mixes examples: no batch normalization, and no mean "
+    "over a number of words that other examples decide.",
 )
 OPACUS_SAMPLING = Hypothesis(
     "sampling",
@@ -88,9 +90,8 @@ def _ghost_hypothesis(margin: float) -> Hypothesis:
     return Hypothesis(
         "ghost clipping",
         f"Examples are clipped to {1 - margin:.6g} times the clip norm. The rest covers the "
-        "rounding of sums and norms in float64, if products of matrices are computed from sums of "
-        "products in any order, in IEEE 754 float64, as BLAS libraries do.",
-        basis="enforced",
+        "rounding of sums and norms, provided that products of matrices in float64 are sums of "
+        "products in some order, rounded as IEEE 754 says, as in BLAS libraries.",
     )
 
 
@@ -131,7 +132,7 @@ class _CorrelatedNoise(DPOptimizer):
         self._batches = Batches(plan, Units(plan.dataset.size), key)
         self._handed_out = HandedOut(self._discard)
         self._opacus_sampling = False
-        self._accounted: Guarantee | SampledGuarantee | None = None
+        self._accounted: Guarantee | SampledGuarantee = plan.guarantee
         self._accounted_steps = 0
 
     # --- What users read ---------------------------------------------------------------------
@@ -154,17 +155,21 @@ class _CorrelatedNoise(DPOptimizer):
     @property
     def hypotheses(self) -> tuple[Hypothesis, ...]:
         """The conditions of `get_epsilon`: those of the plan, and those of Opacus' gradients."""
-        accounted = (self.guarantee() or self._plan.guarantee).hypotheses
+        accounted = self._account().hypotheses
         if self._opacus_sampling:
             accounted = (*(one for one in accounted if one.name != "sampling"), OPACUS_SAMPLING)
         return (*accounted, OWN_GRADIENT)
 
     def guarantee(self) -> Guarantee | SampledGuarantee | None:
-        """The guarantee of the steps done so far, without `hypotheses`; None before the first."""
+        """The guarantee of the steps done so far, with `hypotheses`; None before the first step."""
+        return replace(self._account(), hypotheses=self.hypotheses) if self.steps else None
+
+    def _account(self) -> Guarantee | SampledGuarantee:
+        """The guarantee of the steps done so far; before the first step, that of the plan."""
         if self.steps and self._accounted_steps != self.steps:
             self._accounted = self._plan.after(self.steps)  # with balls-in-bins, it takes seconds
             self._accounted_steps = self.steps
-        return self._accounted if self.steps else None
+        return self._accounted
 
     def get_epsilon(self, delta: float | None = None) -> float:
         """The epsilon of the steps done so far, at the delta of the plan.
@@ -181,8 +186,7 @@ class _CorrelatedNoise(DPOptimizer):
                 f"the guarantee of this plan is for delta {planned!r}, got {delta!r}; plan with "
                 "the delta that you need"
             )
-        done = self.guarantee()
-        return 0.0 if done is None else done.epsilon
+        return self._account().epsilon if self.steps else 0.0
 
     def loader(self, data: Any, *, per_epoch: bool = False, **options: Any) -> DataLoader[Any]:
         """The data loader that hands out the batches of the plan, from the step that is due.
@@ -303,8 +307,8 @@ class _CorrelatedNoise(DPOptimizer):
     def state_dict(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The state of the wrapped optimizer, and of the noise as a tensor.
 
-        The state is as secret as the key: whoever has both states of two steps can remove noise
-        from the model. Do not publish it beside a model. It has no key; store that elsewhere.
+        The state is as secret as the key: whoever reads it can remove noise from the model. Never
+        publish it beside a model. The key is not part of it; store the key elsewhere.
 
         A checkpoint protects against a planned stop. If a run may be killed at any time, a step can
         be released that no checkpoint knows; `dpftrl.torch.make_private` keeps a durable record of
