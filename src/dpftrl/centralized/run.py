@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Self, final
 
@@ -14,7 +15,7 @@ from dpftrl.centralized.batches import Batch, Batches, Units
 from dpftrl.centralized.guarantee import epsilon_after, hypotheses
 from dpftrl.centralized.settings import RunFile, Settings
 from dpftrl.centralized.store import RunFolder, RunStore
-from dpftrl.clipping import Steps
+from dpftrl.clipping import Grid, Steps
 from dpftrl.errors import InvalidInput, RoundsExceeded, UnsafeState
 from dpftrl.noise import NoiseKey, NoiseStream
 from dpftrl.plan import DatasetPlan
@@ -143,6 +144,12 @@ class TrainingRun:
             self.store.close()
 
     @property
+    def epoch(self) -> int:
+        """The current epoch, counted from 0."""
+        dataset = self.plan.dataset
+        return min(self.steps, dataset.steps - 1) // dataset.steps_per_epoch
+
+    @property
     def repeating(self) -> int:
         """How many of the next steps were done before, and are repeated after a crash."""
         return 0 if self.store is None else max(0, len(self.store.state.digests) - self.steps)
@@ -187,27 +194,31 @@ class TrainingRun:
                 "a further one; plan a new run with more epochs"
             )
 
-    def step(self, total: Steps, units: int, apply: Callable[[NDArray[np.float64]], None]) -> None:
+    def step(
+        self,
+        total: Steps,
+        units: int,
+        apply: Callable[[NDArray[np.float64]], None],
+        grid: Grid | None = None,
+    ) -> None:
         """Do one step: add the noise, journal the step, and let the caller change the model.
 
         Args:
-            total: The sum of clipped gradients on `grid`; the noise is added in place.
+            total: The sum of clipped gradients in steps of the grid; the noise is added in place.
             units: Number of units in the sum.
             apply: Changes the model, given the noisy mean.
+            grid: The grid of the sum; by default that of the run.
 
         Raises:
             UnsafeState: The step is repeated after a crash, and its sum differs.
         """
         self.check_usable()
-        if self.store is None:
-            self._noise.add_to(total, self.grid, updates=units)
-            apply(self._mean(total))
-            self.steps += 1
-            return
-        with self.store.all_or_nothing():
-            self._noise.add_to(total, self.grid, updates=units)
-            self.store.record_step(self.steps, self._noise.last_digest())
-            apply(self._mean(total))
+        with nullcontext() if self.store is None else self.store.all_or_nothing():
+            on = grid or self.grid
+            self._noise.add_to(total, on, updates=units)
+            if self.store is not None:
+                self.store.record_step(self.steps, self._noise.last_digest())
+            apply(on.values(total, divisor=self.plan.dataset.batch_size))
             self.steps += 1
 
     def save_if_due(self, checkpoint: Callable[[], bytes]) -> None:
@@ -224,9 +235,6 @@ class TrainingRun:
             return  # the state on the disk is newer
         with self.store.all_or_nothing():
             self.store.save(self.steps, checkpoint(), self._noise, self.epsilon)
-
-    def _mean(self, total: Steps) -> NDArray[np.float64]:
-        return self.grid.values(total, divisor=self.plan.dataset.batch_size)
 
     def saved_checkpoint(self) -> bytes:
         """The content of the newest checkpoint."""

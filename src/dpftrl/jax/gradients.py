@@ -145,13 +145,15 @@ def clipped_sum(
     the function again.
 
     Guarantees:
-        If the rows of one example or user are changed or masked, the sum changes by at most
-        `clip_norm` in L2 norm for a row that is left out, and twice that for a row that is
-        replaced. This includes all rounding. It rests on: the norm of the float32 gradient is
-        computed with an upper bound on its rounding error, as a sum in blocks of 256 that XLA adds
-        in any order; the gradient is scaled below the clip norm by this bound; cutting off toward
-        zero makes no coordinate larger; whole numbers are added without overflow, in any order.
-        The gradient of a row must depend on that row only: the loss must not have side effects.
+        Masking one row changes the sum by at most `clip_norm` in L2 norm, and replacing one by at
+        most twice that. This includes all rounding after the gradient, and rests on four facts.
+        The norm of a float32 gradient is an upper bound: squares are added in blocks of 256, and
+        the bound holds for any order within a block. The gradient is scaled below the clip norm by
+        this bound. Cutting off toward zero makes no coordinate larger. Whole numbers are added
+        without overflow, so that their order does not matter.
+        The gradient of a row must depend on this row only, as it does for a function without side
+        effects. With `micro_batch=1` this is exact. Otherwise a matrix product may round a row in
+        another way at another place of the batch; a masked row keeps the place of all others.
 
     Args:
         loss_fn: The mean loss of a batch. It is called with the parameters and with a batch of one
@@ -165,7 +167,7 @@ def clipped_sum(
 
     >>> grad_sum = clipped_sum(lambda w, x: jnp.mean(x @ w), clip_norm=1.0)
     >>> total, info = jax.jit(grad_sum)(jnp.zeros(2), jnp.array([[3.0, 4.0], [0.5, 0.0]]))
-    >>> info.norms.tolist(), np.round(total.to_float32(), 4)
+    >>> info.norms.tolist(), np.asarray(total.to_float32()).round(4)
     ([5.0, 0.5], array([1.1, 0.8], dtype=float32))
     """
     limit = positive_number("clip_norm", clip_norm)

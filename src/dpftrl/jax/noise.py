@@ -100,9 +100,9 @@ def correlated_noise(
         threads: Number of threads for the noise; by default one per core.
 
     Raises:
-        InvalidInput: An argument is invalid. In a compiled function, errors of the input such as a
-            NaN or a step after the last are reported as `jax.errors.JaxRuntimeError`, with the
-            message of the original error.
+        InvalidInput: An argument is invalid. Errors of a step, such as a NaN or a step after the
+            last, come from compiled code: JAX reports them as `jax.errors.JaxRuntimeError` or
+            `ValueError`, with the original message at the end.
     """
     if isinstance(plan, DatasetPlan):
         batch_size = plan.dataset.batch_size if batch_size is None else batch_size

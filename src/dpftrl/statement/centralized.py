@@ -8,7 +8,7 @@ from typing import Any, Final, final
 import msgspec
 
 from dpftrl import __version__
-from dpftrl._internal.formatting import probability_in_words, rounded_down, rounded_up
+from dpftrl._internal.formatting import probability_in_words, rounded_down, rounded_up, short_up
 from dpftrl._internal.storage import read_json, replace_file
 from dpftrl.centralized import TrainingRun
 from dpftrl.centralized.guarantee import TEST_KEY, GuaranteeFile
@@ -112,7 +112,7 @@ class CentralizedStatement:
         one = self.guarantee
         return (
             f"All {one.steps:,} noisy steps of the training, and with them all its models, are "
-            f"({rounded_up(one.epsilon)}, {rounded_up(one.delta)})-differentially private, for "
+            f"({rounded_up(one.epsilon)}, {short_up(one.delta)})-differentially private, for "
             f"each {one.unit}."
         )
 
@@ -128,7 +128,7 @@ class CentralizedStatement:
         one = self.guarantee
         words = probability_in_words(one.delta)
         return (
-            f"A delta of {rounded_up(one.delta)} means {words}. Except for an event with at most "
+            f"A delta of {short_up(one.delta)} means {words}. Except for an event with at most "
             f"this probability, epsilon bounds what anybody can learn from the releases about one "
             f"{one.unit}."
         )
@@ -141,7 +141,7 @@ class CentralizedStatement:
             "If all hypotheses hold, then for any two data sets D and D' that are neighbors by "
             f"{one.adjacency} of one {one.unit}, and for any set S of outputs, the noisy steps M "
             f"satisfy Pr[M(D) in S] ≤ exp({rounded_up(one.epsilon)}) Pr[M(D') in S] + "
-            f"{rounded_up(one.delta)}."
+            f"{short_up(one.delta)}."
         )
 
     @property
@@ -274,7 +274,7 @@ class CentralizedStatement:
             ("steps", f"{one.steps:,} of {one.dataset.steps:,} planned"),
             ("batches", sampling),
             ("epsilon", rounded_up(one.epsilon)),
-            ("delta", rounded_up(one.delta)),
+            ("delta", short_up(one.delta)),
         ]
         if one.failure:
             rows.append(("probability that the certificate is wrong", rounded_up(one.failure)))

@@ -203,7 +203,7 @@ class PrivateTraining:
     @property
     def epoch(self) -> int:
         """The current epoch, counted from 0."""
-        return min(self.steps, self.plan.dataset.steps - 1) // self.plan.dataset.steps_per_epoch
+        return self._run.epoch
 
     @property
     def epsilon(self) -> float:
