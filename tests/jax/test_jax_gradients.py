@@ -148,14 +148,15 @@ def test_a_clipped_sum_is_the_sum_of_a_loop_over_examples(name):
     assert jax.tree.structure(total.to_float32()) == jax.tree.structure(params)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_gradients_that_need_no_clipping_agree_to_a_millionth(name):
+@pytest.mark.parametrize("name", ["mlp", "transformer"])
+def test_gradients_that_need_no_clipping_are_only_cut_off_to_the_grid(name):
     params, loss, batch = MODELS[name]()
     singles = [rows(batch, slice(i, i + 1)) for i in range(BATCH)]
-    expected, norms = reference(loss, params, singles, clip=100.0)
-    assert norms.max() < 100
-    total, _ = jax.jit(clipped_sum(loss, 32.0))(params, batch)
-    assert distance(values(total), expected) < 1e-6 * np.sqrt(32)  # the grid is for norms of 32
+    expected, norms = reference(loss, params, singles, clip=128.0)
+    assert norms.max() < 128
+    total, _ = jax.jit(clipped_sum(loss, 128.0))(params, batch)
+    for one, other in zip(values(total), expected, strict=True):
+        assert np.abs(one - other).max() <= BATCH * total.grid.step + 1e-6 * norms.sum()
 
 
 def test_the_comparison_detects_a_sum_without_clipping():
@@ -166,12 +167,11 @@ def test_the_comparison_detects_a_sum_without_clipping():
     assert distance(values(total), unclipped) > 0.1
 
 
-@pytest.mark.parametrize("name", ["mlp", "transformer"])
+@pytest.mark.parametrize("name", ["cnn", "transformer"])
 def test_all_micro_batch_sizes_give_the_same_sum(name):
     params, loss, batch = MODELS[name]()
     totals = [
-        jax.jit(clipped_sum(loss, CLIP, micro_batch=size))(params, batch)[0]
-        for size in (1, 2, 3, 5, 7, 100)
+        jax.jit(clipped_sum(loss, CLIP, micro_batch=size))(params, batch)[0] for size in (1, 3)
     ]
     for total in totals[1:]:
         # The gradients themselves differ in the last bits, because matrix products do.
@@ -184,25 +184,19 @@ def linear_loss(params, batch):
     return jnp.mean(sum(jnp.sum(w * x) for w, x in zip(params, batch, strict=True)))
 
 
-def test_the_same_gradients_have_the_same_sum_to_the_last_bit_with_any_micro_batch():
+def test_the_same_clipped_gradients_have_the_same_sum_to_the_last_bit_in_any_order():
     count = 150  # more than fit into one word, so that micro-batches are split
-    batch = [normal(0, count, 3, 300), normal(1, count, 5)]
+    batch = [normal(0, count, 3, 300) / 100, normal(1, count, 5) / 100]
     params = [jnp.zeros((3, 300)), jnp.zeros(5)]
     order = np.random.default_rng(2).permutation(count)
-    first, _ = jax.jit(clipped_sum(linear_loss, CLIP, micro_batch=150))(params, batch)
-    for size in (1, 7, 64, 65):
-        total, _ = jax.jit(clipped_sum(linear_loss, CLIP, micro_batch=size))(params, batch)
-        assert_same(total, first)
-    assert_same(jax.jit(clipped_sum(linear_loss, CLIP))(params, rows(batch, order))[0], first)
-    expected = sum_of_single_rows(params, batch, count)
-    for steps, exact in zip(jax.tree.leaves(first.steps()), expected, strict=True):
-        np.testing.assert_array_equal(steps, exact)
-
-
-def sum_of_single_rows(params, batch, count):
-    one_row = jax.jit(clipped_sum(linear_loss, CLIP))
-    singles = [one_row(params, rows(batch, slice(i, i + 1)))[0].steps() for i in range(count)]
-    return [sum(parts) for parts in zip(*singles, strict=True)]
+    first, info = jax.jit(clipped_sum(linear_loss, CLIP, micro_batch=150))(params, batch)
+    assert 0.2 < info.norms.min() < info.norms.max() < CLIP  # no rounding except that to the grid
+    for size in (1, 65):
+        add = jax.jit(clipped_sum(linear_loss, CLIP, micro_batch=size))
+        assert_same(add(params, batch)[0], first)
+        assert_same(add(params, rows(batch, order))[0], first)
+    expected = [np.trunc(np.asarray(x) / first.grid.step).astype(int).sum(0) for x in batch]
+    assert_same(first.steps(), expected)
 
 
 def test_leaving_out_one_example_changes_the_sum_by_exactly_its_contribution():
@@ -241,18 +235,22 @@ def test_no_single_contribution_is_above_the_clip_norm(clip, scale, relative, se
     assert int(total.count) + int(info.non_finite) == 1
     if relative and 1e-3 <= scale <= 1e10 and np.abs(wide).max() < 1e38:
         length = np.linalg.norm(values(total)[0])
-        assert length == pytest.approx(min(scale, 1.0) * clip, rel=1e-4)
+        cut_off = total.grid.step * np.sqrt(700)
+        assert length == pytest.approx(min(scale, 1.0) * clip, rel=1e-4, abs=cut_off)
 
 
-def test_many_equal_coordinates_stay_below_the_clip_norm():
-    """With 10 million equal squares, a sum of float32 in a row would stop growing."""
-    size = 10_000_000
-    add = jax.jit(clipped_sum(linear_loss, 1.0))
-    total, info = add([jnp.zeros(size)], [jnp.ones((1, size))])
+def test_the_norm_of_many_equal_coordinates_is_not_underestimated():
+    """Added up one after another in float32, these squares would give 5 % less."""
+    size = 6_000_000
+    value = np.float32(0.13)
+    assert np.cumsum(np.full(size, value * value))[-1] < 0.98 * size * float(value) ** 2
+    total, info = jax.jit(clipped_sum(linear_loss, 1.0))(
+        [jnp.zeros(size)], [jnp.full((1, size), value)]
+    )
     steps = total.steps()[0]
-    assert int((steps.astype(object)[:1] ** 2)[0]) * size <= 2**48
     assert (steps == steps[0]).all()
-    assert float(info.norms[0]) == pytest.approx(np.sqrt(size), rel=1e-4)
+    assert int(steps[0]) ** 2 * size <= 2**48
+    assert float(info.norms[0]) == pytest.approx(np.sqrt(size) * value, rel=1e-4)
 
 
 def test_the_check_of_norms_detects_a_contribution_that_is_rounded_up():
@@ -274,7 +272,7 @@ def test_gradients_are_read_from_memory_for_their_norm_and_their_sum():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
-@pytest.mark.parametrize("size", [1, 3, 9])
+@pytest.mark.parametrize("size", [1, 4])
 def test_an_example_that_is_not_finite_contributes_zero_and_is_counted(bad, size):
     batch, params = [normal(0, 9, 40)], [jnp.zeros(40)]
     add = jax.jit(clipped_sum(linear_loss, CLIP, micro_batch=size))
@@ -318,14 +316,14 @@ def test_the_gradient_of_a_user_is_that_of_the_mean_loss_of_the_user():
     spoiled = {"x": jnp.where(mask[..., None], batch["x"], jnp.nan), "y": batch["y"]}
     users = [rows(batch, (u, slice(0, count))) for u, count in enumerate(counts) if count]
     expected, norms = reference(loss, params, users)
-    for size in (1, 3, 4):
-        add = jax.jit(clipped_sum(loss, CLIP, unit="user", micro_batch=size))
-        total, info = add(params, spoiled, mask)
-        assert distance(values(total), expected) < 5e-5
-        assert (int(total.count), int(info.non_finite)) == (3, 0)
-        np.testing.assert_allclose(info.norms, np.insert(norms, 2, 0.0), rtol=1e-5)
-        single, _ = add(params, rows(batch, slice(0, 1)))
-        assert exact_excess(single) <= 0
+    add = jax.jit(clipped_sum(loss, CLIP, unit="user", micro_batch=3))
+    total, info = add(params, spoiled, mask)
+    assert distance(values(total), expected) < 5e-5
+    assert (int(total.count), int(info.non_finite)) == (3, 0)
+    np.testing.assert_allclose(info.norms, np.insert(norms, 2, 0.0), rtol=1e-5)
+    single, _ = add(params, spoiled, mask & (jnp.arange(4) == 0)[:, None])
+    assert exact_excess(single) <= 0
+    assert_same(single.count, 1)
 
 
 def test_users_without_any_examples_have_a_sum_of_zero():
