@@ -6,11 +6,11 @@ that no line can be changed, removed or inserted without the noise key.
 
 import hmac
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Final, final
+from typing import Annotated, Any, Final, NamedTuple, Protocol, final
 
 import msgspec
 import numpy as np
@@ -172,6 +172,25 @@ class Journal:
         return bool(self.attempts) and self.attempts[-1].end is None
 
 
+class AnyJournal(Protocol):
+    """What the journals of federated and of centralized runs have in common."""
+
+    @property
+    def created(self) -> Created:
+        """The first record."""
+        ...
+
+    @property
+    def macs(self) -> tuple[str, ...]:
+        """The MAC of each complete line, in hexadecimal."""
+        ...
+
+    @property
+    def torn(self) -> bool:
+        """Whether the file ends with an incomplete line."""
+        ...
+
+
 def read_journal(path: Path, key: memoryview) -> Journal:
     """Read a journal and check every line.
 
@@ -183,22 +202,56 @@ def read_journal(path: Path, key: memoryview) -> Journal:
         InvalidInput: The file cannot be read.
         UnsafeState: A line was changed, or a record cannot follow the records before it.
     """
-    history, torn = _History(), False
+    history = _History()
+    lines = read_lines(path, key, RECORD_DECODER, history.append)
+    if history.created is None:
+        raise UnsafeState("the journal has no complete line")
+    return Journal(history.created, tuple(history.attempts), lines.macs, lines.torn)
+
+
+class Lines(NamedTuple):
+    """The lines of a journal.
+
+    Attributes:
+        macs: The MAC of each complete line, in hexadecimal.
+        torn: Whether the file ends with an incomplete line.
+    """
+
+    macs: tuple[str, ...]
+    torn: bool
+
+
+def read_lines(
+    path: Path,
+    key: memoryview,
+    decoder: msgspec.json.Decoder[Any],
+    append: Callable[[Any], None],
+) -> Lines:
+    """Read a journal, check the MAC of every line, and pass on the records.
+
+    Args:
+        path: The journal file.
+        key: The noise key of the run.
+        decoder: Decodes the records.
+        append: Is called with each record, in order. It raises `InvalidInput` if the record cannot
+            follow the records before it.
+
+    Raises:
+        InvalidInput: The file cannot be read.
+        UnsafeState: A line was changed, or a record cannot follow the records before it.
+    """
     macs: list[str] = []
     for number, (mac, record) in enumerate(_lines(path, derive_key(key, b"journal")), start=1):
         if mac is None:
-            torn = True
-            break
+            return Lines(tuple(macs), torn=True)
         macs.append(mac)
         try:
-            history.append(RECORD_DECODER.decode(record))
+            append(decoder.decode(record))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise UnsafeState(f"line {number} is not a valid journal record: {error}") from None
         except InvalidInput as error:
             raise UnsafeState(f"line {number}: {error}") from None
-    if history.created is None:
-        raise UnsafeState("the journal has no complete line")
-    return Journal(history.created, tuple(history.attempts), tuple(macs), torn)
+    return Lines(tuple(macs), torn=False)
 
 
 def _lines(path: Path, key: memoryview) -> Iterator[tuple[str | None, memoryview]]:

@@ -17,7 +17,8 @@ from dpftrl._internal.storage import read_json
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.mechanisms import Mechanism
 from dpftrl.mechanisms.registry import MechanismFile, mechanism_from
-from dpftrl.verify.journal import Journal
+from dpftrl.verify.journal import AnyJournal, Journal
+from dpftrl.verify.verdict import Check, run_check
 
 
 class SettingsContent(msgspec.Struct, frozen=True):
@@ -244,7 +245,29 @@ def witness_folder() -> Path:
     return Path(base) / "dpftrl"
 
 
-def check_witness(journal: Journal, folder: Path, root: Path) -> str:
+def witness_checks(journal: AnyJournal, folder: Path | None, root: Path) -> tuple[Check, ...]:
+    """Compare the journal with its witness, and check an incomplete last line.
+
+    Args:
+        journal: The journal of the run.
+        folder: The folder of witnesses; None to leave out the comparison.
+        root: The folder of the run.
+    """
+    if folder is None:
+        text = "not compared: this may be an older copy of the run"
+        witness = Check("witness", "warning", text)
+    else:
+        witness = run_check("witness", lambda: check_witness(journal, folder, root))
+    if not journal.torn:
+        return (witness,)
+    text = "the journal ends with half a line"
+    if witness.outcome == "passed":
+        text += "; it had no effect, and resuming the run removes it"
+    outcome = "warning" if witness.outcome == "passed" else "failed"
+    return witness, Check("journal's end", outcome, text)
+
+
+def check_witness(journal: AnyJournal, folder: Path, root: Path) -> str:
     """Compare the journal with the witness of the run.
 
     Args:

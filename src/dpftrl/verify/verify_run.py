@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final, final
 
 from dpftrl.errors import InvalidInput, UnsafeState
+from dpftrl.verify.centralized import CentralizedVerification, is_centralized
 from dpftrl.verify.check_guarantee import ReleasedRounds, check_guarantee_in_flight
 from dpftrl.verify.contacts import (
     Contacts,
@@ -22,7 +23,7 @@ from dpftrl.verify.run_files import (
     check_checkpoints,
     check_digest,
     check_modes,
-    check_witness,
+    witness_checks,
     witness_folder,
 )
 from dpftrl.verify.verdict import Check, Verdict, run_check
@@ -63,10 +64,9 @@ def verify_run(
         raise InvalidInput(
             f"{root} holds no run: it has neither run.json nor private/journal.jsonl"
         )
-    if not witness:
-        return _Verification(root, None).verdict()
     state = witness_folder() if state_folder is None else Path(state_folder)
-    return _Verification(root, state).verdict()
+    verification = CentralizedVerification if is_centralized(root) else _Verification
+    return verification(root, state if witness else None).verdict()
 
 
 @final
@@ -123,7 +123,7 @@ class _Verification:
 
     def _check_other_files(self, journal: Journal) -> None:
         """Run the checks that compare other files with the journal."""
-        self._check_witness(journal)
+        self.checks += witness_checks(journal, self.witness_folder, self.root)
         self._check("settings and plan", lambda: self._read_run_files(journal))
         if self.earlier is not None:
             self._check("start model", self.earlier.check)
@@ -144,21 +144,6 @@ class _Verification:
         if run_files.test_key:
             text = "NOT PRIVATE: the noise key is a fixed key for tests, which anybody can guess"
             self._warn("noise key", text)
-
-    def _check_witness(self, journal: Journal) -> None:
-        """Compare the journal with its witness, and check an incomplete last line."""
-        folder = self.witness_folder
-        if folder is None:
-            self._warn("witness", "not compared: this may be an older copy of the run")
-        else:
-            self._check("witness", lambda: check_witness(journal, folder, self.root))
-        if not journal.torn:
-            return
-        witness_passed = folder is not None and self.checks[-1].outcome == "passed"
-        text = "the journal ends with half a line"
-        if witness_passed:
-            text += "; it had no effect, and resuming the run removes it"
-        self.checks.append(Check("journal's end", "warning" if witness_passed else "failed", text))
 
     def _read_run_files(self, journal: Journal) -> str | Check:
         created = journal.created
