@@ -133,3 +133,18 @@ def add_rounded(values: Array, steps_per_unit: float, start: int, stop: int, ste
     """Round the values from `start` to `stop` to whole steps and add them to `steps`."""
     for i in range(start, stop):
         steps[i] += np.int64(np.rint(values[i] * steps_per_unit))
+
+
+@numba.njit(**compiled)
+def widen(rows: Array, factors: Array, start: int, stop: int, scaled: Array) -> None:
+    """Write the rows from `start` to `stop` times their factors to `scaled`, in float64.
+
+    Rows with factor 0 become 0, whatever they contain.
+    """
+    for unit in range(start, stop):
+        factor = factors[unit]
+        if factor == 0:
+            scaled[unit] = 0
+        else:
+            for i in range(rows.shape[1]):
+                scaled[unit, i] = np.float64(rows[unit, i]) * factor

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from dpftrl.errors import InvalidInput
@@ -316,7 +316,7 @@ class _FoldedAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Any) -> Any:
+    def forward(query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Any) -> Any:
         """Compute attention, outside of vmap."""
         return F.scaled_dot_product_attention(query, key, value, mask, **options)
 

@@ -44,7 +44,7 @@ LARGEST_MARGIN: Final = 0.01
 # Memory for the activations and written-out gradients of a micro-batch.
 MICRO_BATCH_BYTES: Final = 256 * 2**20
 # Memory for the large written-out gradients of a few units: they should stay in the CPU's cache.
-CHUNK_BYTES: Final = 8 * 2**20
+CHUNK_BYTES: Final = 16 * 2**20
 # Memory for copies in float64 when products are summed.
 PIECE_BYTES: Final = 64 * 2**20
 # Parameters up to this size are small: their gradients are written out for a whole micro-batch.
@@ -52,7 +52,7 @@ SMALL: Final = 4096
 # The time to take the norm of a written-out coordinate and to add it, in float32 multiply-adds.
 WRITTEN_OUT_COST: Final = 30
 # Coordinates times units that a thread should at least have to work on.
-WORK_PER_THREAD: Final = 100_000
+WORK_PER_THREAD: Final = 1_000_000
 
 
 @final
@@ -200,7 +200,7 @@ class ClippedSums:
         self._slots = list(_slots(model, self._parameters))
         self._longest = max(max(p.shape, default=1) for p in self._parameters)
         self._plans: dict[Any, _Plan] = {}
-        self._buffers: dict[int, Tensor] = {}
+        self._memory = _Memory()
         self._warned = False
 
     def __repr__(self) -> str:
@@ -471,8 +471,7 @@ class ClippedSums:
         micro_batch = self.micro_batch
         if micro_batch is None:
             per_unit = self.examples_per_unit * bytes_per_example + 4 * written
-            most = max(1, min(task.rows.units, MICRO_BATCH_BYTES // max(1, per_unit)))
-            micro_batch = self.micro_batch = 2 ** int(math.log2(most))
+            micro_batch = self.micro_batch = self._choose_micro_batch(task.rows.units, per_unit)
         margin = self._margin(plan, factored, micro_batch)
         if not margin <= LARGEST_MARGIN:
             large, factored, margin = sorted([*large, *factored]), [], 0.0
@@ -487,6 +486,18 @@ class ClippedSums:
             chunk=chunk,
             margin=margin,
         )
+
+    def _choose_micro_batch(self, units: int, bytes_per_unit: int) -> int:
+        """The number of units per micro-batch: few micro-batches, of a limited size.
+
+        All micro-batches are filled up to the same size. Sizes of random batches differ by a few
+        square roots, so there is room for this; else many batches would need one more micro-batch.
+        """
+        expected = min(self.largest_batch, units + 4 * math.isqrt(units))
+        if self.largest_batch <= 1.25 * units:
+            expected = self.largest_batch
+        most = max(1, MICRO_BATCH_BYTES // max(1, bytes_per_unit))
+        return -(-expected // -(-expected // most))
 
     def _dry_run(self, task: "_Task", explicit: frozenset[int]) -> tuple[frozenset[int], Recorder]:
         """Run the model on one example.
@@ -595,7 +606,7 @@ class ClippedSums:
             work = (tokens, rows, factors, scale)
             _split(rows.shape[2], rows.size, kernels.add_rows, work, (steps,))
         for k, pair in pairs:
-            total = pair.weighted_sum(factors)
+            total = pair.weighted_sum(factors, self._memory)
             _split(total.size, total.size, kernels.add_rounded, (total, scale), (self._steps(k),))
         return squares, factors
 
@@ -628,18 +639,10 @@ class ClippedSums:
             record = None if use.record < 0 else _of_units(result.records[use.record], units, own)
             memory = None
             if total is None and use.kind in {"linear", "transposed"}:
-                memory = self._memory(parameter, count, signal.dtype)
+                memory = self._memory.get(str(parameter), (count, *shape), signal.dtype)
             value = gradient(use, shape, record, signal, count, memory)
             total = value if total is None else total.add_(value)
         return _rows(cast("Tensor", total), count)
-
-    def _memory(self, parameter: int, count: int, dtype: torch.dtype) -> Tensor:
-        """Memory for gradients, used again and again: new memory takes longer than the product."""
-        memory = self._buffers.get(parameter)
-        if memory is None or memory.shape[0] < count or memory.dtype != dtype:
-            shape = self._parameters[parameter].shape
-            memory = self._buffers[parameter] = torch.empty((count, *shape), dtype=dtype)
-        return memory[:count]
 
     def _add_rows(
         self, gradients: Sequence[tuple[int, NDArray[Any]]], factors: FloatVector
@@ -779,12 +782,14 @@ class _Products:
     def add_squares(self, squares: FloatVector, products: FloatVector) -> None:
         """Add upper bounds of the squared norms, and the squared sums of the products' norms."""
         length = self.left.shape[1] + self.rows.shape[1]
+        if length == 1:
+            left, right = np.zeros_like(squares), np.zeros_like(squares)
+            _add_squares([_rows(self.left, left.size)], left)
+            _add_squares([_rows(self.right, right.size)], right)
+            squares += (left + TINY**2) * (right + TINY**2)
+            return
         for piece in self.pieces():
             left, right = self.left[piece].double(), self.right[piece].double()
-            if length == 1:
-                square = (_squares(left) * _squares(right)).sum(1)
-                squares[piece] += square.numpy()
-                continue
             rows, tokens = self.rows[piece].double(), self.tokens[piece]
             left_gram = torch.bmm(left, left.transpose(1, 2))
             square = (left_gram.mul_(torch.bmm(right, right.transpose(1, 2)))).sum((1, 2))
@@ -803,23 +808,44 @@ class _Products:
             squares[piece] += (square.clamp_(min=0) + error * spread).numpy()
             products[piece] += spread.numpy()
 
-    def weighted_sum(self, factors: FloatVector) -> FloatVector:
-        """The sum of the gradients times their factors, raveled. Units with factor 0 are skipped."""
-        total = torch.zeros(self.shape, dtype=torch.float64)
-        weights = torch.from_numpy(factors)[:, None, None]
+    def weighted_sum(self, factors: FloatVector, memory: "_Memory") -> FloatVector:
+        """The sum of the gradients times their factors, raveled; factor 0 leaves a unit out."""
+        total = memory.get("total", self.shape, torch.float64)
+        kept = (factors != 0).astype(np.float64)
         for piece in self.pieces():
-            left, right = self.left[piece].double(), self.right[piece].double()
-            rows, own = self.rows[piece].double(), weights[piece]
-            skipped = own[:, 0, 0] == 0
-            left = left * own
-            rows = rows * own
-            if skipped.any():  # zero times infinity is not zero
-                left[skipped], rows[skipped] = 0, 0
-                right = right.masked_fill(skipped[:, None, None], 0)
-            total.addmm_(left.reshape(-1, self.shape[0]).T, right.reshape(-1, self.shape[1]))
-            if rows.shape[1]:
-                total.index_add_(0, self.tokens[piece].reshape(-1), rows.reshape(-1, self.shape[1]))
+            left = _widened(self.left[piece], factors[piece], memory, "left")
+            right = _widened(self.right[piece], kept[piece], memory, "right")
+            if piece.start == 0:
+                torch.mm(left.T, right, out=total)
+            else:
+                total.addmm_(left.T, right)
+            if self.rows.shape[1]:
+                rows = _widened(self.rows[piece], factors[piece], memory, "rows")
+                total.index_add_(0, self.tokens[piece].reshape(-1), rows)
         return total.view(-1).numpy()
+
+
+class _Memory:
+    """Memory that is used again and again: getting new memory often takes longer than its use."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def get(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory for one tensor. Its content is that of the last tensor with this name."""
+        size = math.prod(shape)
+        tensor = self._tensors.get((name, dtype))
+        if tensor is None or tensor.numel() < size:
+            tensor = self._tensors[name, dtype] = torch.empty(size, dtype=dtype)
+        return tensor[:size].view(*shape)
+
+
+def _widened(values: Tensor, factors: FloatVector, memory: _Memory, name: str) -> Tensor:
+    """The values of each unit times its factor in float64, as one vector per position."""
+    rows = _rows(values, factors.size)
+    scaled = memory.get(name, rows.shape, torch.float64)
+    _split(factors.size, rows.size, kernels.widen, (rows, factors), (scaled.numpy(),))
+    return scaled.view(-1, values.shape[-1])
 
 
 def _squares(vectors: Tensor) -> Tensor:
@@ -881,7 +907,7 @@ def _add_squares(gradients: Sequence[NDArray[Any]], squares: FloatVector) -> Non
             kernels.add_squares(rows, *own, squares)
 
     size = sum(rows.size for rows in gradients)
-    parallel_map(work, _ranges(squares.size, size), torch.get_num_threads())
+    _run(work, _ranges(squares.size, size))
 
 
 def _split(
@@ -892,9 +918,15 @@ def _split(
     outputs: tuple[Any, ...],
 ) -> None:
     """Call a kernel with ranges of 0..length, on several threads if `size` is large."""
-    parallel_map(
-        lambda own: kernel(*inputs, *own, *outputs), _ranges(length, size), torch.get_num_threads()
-    )
+    _run(lambda own: kernel(*inputs, *own, *outputs), _ranges(length, size))
+
+
+def _run(work: Callable[[tuple[int, int]], None], ranges: list[tuple[int, int]]) -> None:
+    """Work on ranges, each on a thread of its own."""
+    if len(ranges) == 1:
+        work(ranges[0])
+    else:
+        parallel_map(work, ranges, len(ranges))
 
 
 def _ranges(length: int, size: int) -> list[tuple[int, int]]:
