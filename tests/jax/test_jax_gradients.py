@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpftrl.errors import InvalidInput, TooLarge
-from dpftrl.jax import clipped_sum
+from dpftrl.jax import clipped_sum, pad_batch
 
 CLIP = 0.37
 BATCH = 7
@@ -303,6 +303,22 @@ def test_a_batch_without_rows_has_a_sum_of_zero():
     assert (int(total.count), int(info.non_finite), info.losses.shape) == (0, 0, (0,))
     same, _ = jax.jit(clipped_sum(loss, CLIP))(params, batch, jnp.zeros(BATCH, bool))
     assert_same(same, total)
+
+
+@pytest.mark.parametrize("count", [0, 3, 7])
+def test_a_padded_batch_has_the_same_sum(count):
+    data, params = np.asarray(normal(0, count, 40)), [jnp.zeros(40)]
+    padded, mask = pad_batch([data], 4)
+    assert padded[0].shape == (8 if count == 7 else 4, 40)
+    total, _ = clipped_sum(linear_loss, 128.0)(params, padded, mask)
+    assert_same(total.steps()[0], np.trunc(data / total.grid.step).astype(int).sum(0))
+    assert int(total.count) == count
+
+
+def test_an_array_without_elements_is_no_problem():
+    batch, params = [normal(0, 3, 4), jnp.zeros((3, 0))], [jnp.zeros(4), jnp.zeros(0)]
+    total, _ = clipped_sum(linear_loss, CLIP)(params, batch)
+    assert [leaf.shape for leaf in total.steps()] == [(4,), (0,)]
 
 
 # --- Users ---------------------------------------------------------------------------------------

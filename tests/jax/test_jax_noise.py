@@ -1,5 +1,7 @@
 """Correlated noise as an optax transformation: the noise of NoiseStream, under jit and scan."""
 
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import jax
@@ -264,6 +266,14 @@ def test_arguments_that_are_not_valid_are_refused_at_once():
     noise = transformation(PLAN)
     with pytest.raises(InvalidInput, match="must be float32, got bfloat16"):
         noise.update(jnp.zeros(3, jnp.bfloat16), noise.init(jnp.zeros(3)))
+    total, _ = clipped_sum(lambda w, x: jnp.mean(x @ w), 2 * CLIP)(jnp.zeros(3), jnp.ones((2, 3)))
+    with pytest.raises(InvalidInput, match="were clipped to 1.0, the noise is for 0.5"):
+        noise.update(total, noise.init(jnp.zeros(3)))
+
+
+def test_importing_dpftrl_does_not_import_jax():
+    program = "import dpftrl, sys; dpftrl.NoiseStream; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 # --- Secrets -------------------------------------------------------------------------------------

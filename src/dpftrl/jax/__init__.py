@@ -5,7 +5,13 @@
 """
 
 from dpftrl.centralized.owner import Metrics, PrivacyWarning
-from dpftrl.jax.gradients import ClippedSum, ClippingInfo, ExactGradientSum, clipped_sum
+from dpftrl.jax.gradients import (
+    ClippedSum,
+    ClippingInfo,
+    ExactGradientSum,
+    clipped_sum,
+    pad_batch,
+)
 from dpftrl.jax.noise import CorrelatedNoiseState, correlated_noise
 from dpftrl.jax.training import PrivateTraining, make_private
 
@@ -20,4 +26,5 @@ __all__ = [
     "clipped_sum",
     "correlated_noise",
     "make_private",
+    "pad_batch",
 ]

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, final, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from dpftrl._internal.checks import positive_number, whole_number
 from dpftrl.clipping import Grid
@@ -30,6 +31,8 @@ from dpftrl.errors import InvalidInput, TooLarge
 PyTree = Any
 # The mean loss of a batch: called with the parameters and a batch of one example.
 LossFunction = Callable[[PyTree, PyTree], jax.Array]
+# Which rows of a batch count.
+Mask = jax.Array | NDArray[np.bool_]
 # What is clipped and protected: one example, or all examples of one user.
 Unit = Literal["example", "user"]
 
@@ -123,7 +126,7 @@ class ClippedSum(Protocol):
     """A function that adds up clipped gradients; see `clipped_sum`."""
 
     def __call__(
-        self, params: PyTree, batch: PyTree, mask: jax.Array | None = None
+        self, params: PyTree, batch: PyTree, mask: Mask | None = None
     ) -> tuple[ExactGradientSum, ClippingInfo]:
         """Return the sum of the clipped gradients of a batch, and what was measured."""
         ...
@@ -141,8 +144,8 @@ def clipped_sum(
     The result is a function of the parameters, a batch and a mask. It works in `jax.jit`, which
     makes it much faster. Every array of the batch has one row per example, or for `unit="user"`
     the shape [users, examples, ...]. The mask has the shape [examples] or [users, examples]; rows
-    where it is False do not count. Pad batches to the same size and use a mask: a new size compiles
-    the function again.
+    where it is False do not count. Pad batches to the same size with `pad_batch`: a new size
+    compiles the function again.
 
     Guarantees:
         Masking one row changes the sum by at most `clip_norm` in L2 norm, and replacing one by at
@@ -181,12 +184,12 @@ def clipped_sum(
     gradients = jax.vmap(jax.value_and_grad(row_loss), in_axes=(None, 0, 0))
 
     def sum_of_batch(
-        params: PyTree, batch: PyTree, mask: jax.Array | None = None
+        params: PyTree, batch: PyTree, mask: Mask | None = None
     ) -> tuple[ExactGradientSum, ClippingInfo]:
         rows, mask = _checked_mask(batch, mask, 1 if unit == "example" else 2)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(np.shape(leaf), jnp.int32), params)
         if mask.size == 0:  # no examples at all
-            nothing, none = jnp.zeros(rows), jnp.zeros((), jnp.int32)
+            nothing, none = jnp.zeros(rows, jnp.float32), jnp.zeros((), jnp.int32)
             total = ExactGradientSum(zeros, zeros, none, clip.grid)
             return total, ClippingInfo(nothing, nothing, none)
         at_once = min(rows, _automatic_size(params) if size is None else size)
@@ -209,6 +212,31 @@ def clipped_sum(
         return total, ClippingInfo(losses, norms, jnp.sum(left_out, dtype=jnp.int32))
 
     return sum_of_batch
+
+
+def pad_batch(batch: PyTree, multiple_of: int) -> tuple[PyTree, NDArray[np.bool_]]:
+    """Pad a batch with rows of zeros, so that batches of random size have few different shapes.
+
+    A compiled function is compiled again for every new shape.
+
+    Args:
+        batch: A pytree of NumPy arrays with one row per example.
+        multiple_of: The number of rows becomes a multiple of this, and at least this.
+
+    Returns:
+        The batch, and the mask for `clipped_sum`: False for the new rows.
+
+    >>> pad_batch(np.array([5, 6, 7]), 4)
+    (array([5, 6, 7, 0]), array([ True,  True,  True, False]))
+    """
+    rows, _ = _checked_mask(batch, None, 1)
+    step = whole_number("multiple_of", multiple_of)
+    size = max(1, -(-rows // step)) * step
+
+    def padded(leaf: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate([leaf, np.zeros((size - rows, *leaf.shape[1:]), leaf.dtype)])
+
+    return jax.tree.map(padded, batch), np.arange(size) < rows
 
 
 class _Words(NamedTuple):
@@ -320,7 +348,7 @@ def _sum_of_squares(grads: PyTree, scale: np.float32) -> tuple[jax.Array, int]:
     """
     sums, most = list[jax.Array](), 0
     for leaf in jax.tree.leaves(grads):
-        scaled = (leaf * scale).reshape(leaf.shape[0], -1)
+        scaled = (leaf * scale).reshape(leaf.shape[0], math.prod(leaf.shape[1:]))
         one, additions = _sum_in_blocks(scaled * scaled)
         sums.append(one)
         most = max(most, additions)
@@ -342,7 +370,7 @@ def _sum_in_blocks(values: jax.Array) -> tuple[jax.Array, int]:
     return jnp.sum(values, axis=1), additions + values.shape[1]
 
 
-def _checked_mask(batch: PyTree, mask: jax.Array | None, dimensions: int) -> tuple[int, jax.Array]:
+def _checked_mask(batch: PyTree, mask: Mask | None, dimensions: int) -> tuple[int, jax.Array]:
     """The number of rows and a mask of bools; raises if the arrays of the batch do not fit."""
     shapes = {np.shape(leaf)[:dimensions] for leaf in jax.tree.leaves(batch)}
     rows = "[examples, ...]" if dimensions == 1 else "[users, examples, ...]"
@@ -360,7 +388,7 @@ def _checked_mask(batch: PyTree, mask: jax.Array | None, dimensions: int) -> tup
         raise InvalidInput(
             f"mask must be an array of bool of shape {shape}, got {mask.dtype} of {mask.shape}"
         )
-    return shape[0], mask
+    return shape[0], jnp.asarray(mask)
 
 
 def _split(batch: tuple[PyTree, jax.Array], rows: int, at_once: int) -> tuple[PyTree, jax.Array]:

@@ -114,7 +114,7 @@ def correlated_noise(
         )
     settings = _Settings(
         plan,
-        clip_norm,
+        positive_number("clip_norm", clip_norm),
         positive_number("batch_size", batch_size),
         whole_number("max_batch_size", max_batch_size),
         mode,
@@ -145,6 +145,11 @@ def correlated_noise(
         noise = noise_for(sum(int(np.size(leaf)) for leaf in leaves))
         words = jax.ShapeDtypeStruct((DIGEST_WORDS,), jnp.uint32)
         if isinstance(updates, ExactGradientSum):
+            if updates.grid.clip_norm != settings.clip_norm:
+                raise InvalidInput(
+                    f"the gradients were clipped to {updates.grid.clip_norm!r}, the noise is for "
+                    f"{settings.clip_norm!r}; give both the same clip_norm"
+                )
             results = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), sums)
             noisy, digest, tag = jax.pure_callback(
                 noise.add_to_exact_sum, (results, words, words), given, updates,
@@ -199,7 +204,7 @@ class _Noise:
         self._lock = Lock()
         plan = settings.plan
         identity = stream_identity(
-            plan.mechanism, size, plan.noise_multiplier, float(settings.clip_norm), plan.buffers
+            plan.mechanism, size, plan.noise_multiplier, settings.clip_norm, plan.buffers
         )
         self._tag_key = key.derive(b"state of an optax transformation", identity)
 
