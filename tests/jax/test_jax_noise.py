@@ -267,7 +267,7 @@ def test_arguments_that_are_not_valid_are_refused_at_once():
     with pytest.raises(InvalidInput, match="must be float32, got bfloat16"):
         noise.update(jnp.zeros(3, jnp.bfloat16), noise.init(jnp.zeros(3)))
     total, _ = clipped_sum(lambda w, x: jnp.mean(x @ w), 2 * CLIP)(jnp.zeros(3), jnp.ones((2, 3)))
-    with pytest.raises(InvalidInput, match="were clipped to 1.0, the noise is for 0.5"):
+    with pytest.raises(InvalidInput, match=r"were clipped to 1\.0, the noise is for 0\.5"):
         noise.update(total, noise.init(jnp.zeros(3)))
 
 

@@ -1,8 +1,7 @@
 """Correlated noise as an optax transformation.
 
 The noise is computed by `dpftrl.noise.NoiseStream` on the host, which a compiled JAX function calls
-through `jax.pure_callback`. That is ten times as fast as noise from JAX operations on a CPU, and it
-is the same noise to the last bit.
+through `jax.pure_callback`. So it is the same noise, to the last bit, as without JAX.
 
 The call is a pure function of the state and the sums. The state holds one keyed digest per step,
 from which the noise of every earlier step can be computed again. The model-sized noise buffers are
