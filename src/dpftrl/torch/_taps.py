@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from dpftrl.errors import InvalidInput
@@ -156,7 +156,7 @@ Handler = Callable[..., Any]
 def _linear(recorder: Recorder, input: Tensor, weight: Tensor, bias: Any = None) -> Any:  # noqa: A002
     if recorder.watched(input):
         return NotImplemented
-    output = F.linear(input, recorder.raw(weight), recorder.raw(bias))
+    output = functional.linear(input, recorder.raw(weight), recorder.raw(bias))
     return recorder.tap_linear(input, weight, bias, output)
 
 
@@ -196,7 +196,7 @@ def _embedding(
         return NotImplemented
     if padding_idx is not None and padding_idx < 0:
         padding_idx += weight.shape[0]
-    output = recorder.tap(F.embedding(input, recorder.raw(weight)))
+    output = recorder.tap(functional.embedding(input, recorder.raw(weight)))
     recorder.use("embedding", weight, input, padding_idx)
     return output
 
@@ -251,10 +251,12 @@ def _layer_norm(
     if recorder.watched(input):
         return NotImplemented
     shape = list(normalized_shape)
-    output = F.layer_norm(input, shape, recorder.raw(weight), recorder.raw(bias), eps)
+    output = functional.layer_norm(input, shape, recorder.raw(weight), recorder.raw(bias), eps)
     output = recorder.tap(output)
     if recorder.watched(weight):
-        recorder.use("scale", weight, F.layer_norm(input.detach(), shape, None, None, eps), 0)
+        recorder.use(
+            "scale", weight, functional.layer_norm(input.detach(), shape, None, None, eps), 0
+        )
     recorder.use("sum", bias, None, 0)
     return output
 
@@ -269,8 +271,8 @@ def _rms_norm(
     if recorder.watched(input):
         return NotImplemented
     shape = list(normalized_shape)
-    output = recorder.tap(F.rms_norm(input, shape, recorder.raw(weight), eps))
-    recorder.use("scale", weight, F.rms_norm(input.detach(), shape, None, eps), 0)
+    output = recorder.tap(functional.rms_norm(input, shape, recorder.raw(weight), eps))
+    recorder.use("scale", weight, functional.rms_norm(input.detach(), shape, None, eps), 0)
     return output
 
 
@@ -284,29 +286,36 @@ def _group_norm(
 ) -> Any:
     if recorder.watched(input):
         return NotImplemented
-    output = F.group_norm(input, num_groups, recorder.raw(weight), recorder.raw(bias), eps)
+    output = functional.group_norm(input, num_groups, recorder.raw(weight), recorder.raw(bias), eps)
     output = recorder.tap(output)
     behind = input.dim() - 2
     if recorder.watched(weight):
-        normalized = F.group_norm(input.detach(), num_groups, None, None, eps)
+        normalized = functional.group_norm(input.detach(), num_groups, None, None, eps)
         recorder.use("scale", weight, normalized, behind)
     recorder.use("sum", bias, None, behind)
     return output
 
 
+def _never(_: Any) -> bool:
+    return False
+
+
 # The same code as in torch, but without the test for a mode such as Recorder: the operations inside
 # go through the mode instead.
 _open_attention = types.FunctionType(
-    F.multi_head_attention_forward.__code__,
-    {**vars(F), "has_torch_function": lambda _: False},
+    functional.multi_head_attention_forward.__code__,
+    {**vars(functional), "has_torch_function": _never},
     "multi_head_attention_forward",
-    F.multi_head_attention_forward.__defaults__,
+    functional.multi_head_attention_forward.__defaults__,
 )
 
 
 def _attention(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
     with recorder:
         return _open_attention(*args, **kwargs)
+
+
+_plain_attention: Any = functional.scaled_dot_product_attention
 
 
 class _FoldedAttention(torch.autograd.Function):
@@ -318,7 +327,7 @@ class _FoldedAttention(torch.autograd.Function):
     @staticmethod
     def forward(query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Any) -> Any:
         """Compute attention, outside of vmap."""
-        return F.scaled_dot_product_attention(query, key, value, mask, **options)
+        return _plain_attention(query, key, value, mask, **options)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -339,7 +348,7 @@ class _FoldedAttention(torch.autograd.Function):
             mask = mask.reshape(shape[0], *[1] * missing, *mask.shape[1:])
             mask = mask.expand(*shape[:-3], *mask.shape[-3:]).flatten(0, -4)
         folded = [tensor.flatten(0, -4) for tensor in batched]
-        output = F.scaled_dot_product_attention(*folded, mask, **options)
+        output = _plain_attention(*folded, mask, **options)
         return output.reshape(*shape[:-1], output.shape[-1]), 0
 
 
@@ -359,8 +368,8 @@ def _scaled_dot_product_attention(
 ) -> Any:
     options = {"dropout_p": dropout_p, "is_causal": is_causal, **more}
     if not torch._C._functorch.is_batchedtensor(query) or query.dim() < 3:  # pyright: ignore
-        return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
-    return _FoldedAttention.apply(query, key, value, attn_mask, options)
+        return _plain_attention(query, key, value, attn_mask, **options)
+    return cast("Any", _FoldedAttention).apply(query, key, value, attn_mask, options)
 
 
 def _recurrent(step: str, gates: int) -> Handler:
@@ -397,7 +406,7 @@ def _recurrent(step: str, gates: int) -> Handler:
                 last.append(end)
             x = torch.cat(outputs, -1) if directions == 2 else outputs[0]
             if dropout and training and layer < layers - 1:
-                x = F.dropout(x, dropout)
+                x = functional.dropout(x, dropout)
         output = x.transpose(0, 1) if batch_first else x
         return output, *(torch.stack(state) for state in zip(*last, strict=True))
 
@@ -417,7 +426,7 @@ def _run_layer(
     w_input, w_hidden, *biases = weights
     b_input, b_hidden = biases or (None, None)
     raw_hidden = recorder.raw(w_hidden), recorder.raw(b_hidden)
-    projected = F.linear(x, recorder.raw(w_input), recorder.raw(b_input))
+    projected = functional.linear(x, recorder.raw(w_input), recorder.raw(b_input))
     projected = recorder.tap_linear(x, w_input, b_input, projected)
     # In a GRU, the projection of the hidden state has a gradient of its own. In the others, it is
     # added to that of the input and so has the same gradient, at the same tap.
@@ -430,7 +439,7 @@ def _run_layer(
     times = range(x.shape[0])
     for t in reversed(times) if reverse else times:
         inputs.append(h)
-        recurrent = F.linear(h, *raw_hidden)
+        recurrent = functional.linear(h, *raw_hidden)
         if own_tap is not None:
             recurrent = recurrent + own_tap[t]
             r, z = torch.sigmoid(projected[t][..., : 2 * size] + recurrent[..., : 2 * size]).chunk(
@@ -456,27 +465,29 @@ def _run_layer(
 
 _torch: Any = torch  # these functions have no complete types
 HANDLERS: dict[Any, Handler] = {
-    F.linear: _linear,
+    functional.linear: _linear,
     torch.matmul: _matmul,
     torch.mm: _matmul,
     Tensor.matmul: _matmul,
     Tensor.mm: _matmul,
     Tensor.__matmul__: _matmul,
     torch.addmm: _addmm,
-    F.embedding: _embedding,
+    functional.embedding: _embedding,
     _torch.conv1d: _convolution(1, _torch.conv1d),
     _torch.conv2d: _convolution(2, _torch.conv2d),
-    F.layer_norm: _layer_norm,
-    F.rms_norm: _rms_norm,
-    F.group_norm: _group_norm,
-    F.multi_head_attention_forward: _attention,
+    functional.layer_norm: _layer_norm,
+    functional.rms_norm: _rms_norm,
+    functional.group_norm: _group_norm,
+    functional.multi_head_attention_forward: _attention,
     _torch.lstm: _recurrent("lstm", 4),
     _torch.gru: _recurrent("gru", 3),
     _torch.rnn_tanh: _recurrent("tanh", 1),
     _torch.rnn_relu: _recurrent("relu", 1),
 }
 # Operations that are computed in another way, since vmap does not support them well.
-REPLACED: dict[Any, Handler] = {F.scaled_dot_product_attention: _scaled_dot_product_attention}
+REPLACED: dict[Any, Handler] = {
+    functional.scaled_dot_product_attention: _scaled_dot_product_attention
+}
 # What reads a tensor's description, but not its values.
 METADATA: frozenset[Any] = frozenset(
     [getattr(Tensor, name).__get__ for name in (
@@ -559,7 +570,9 @@ def _convolution_gradient(
     kernel, dilation, padding, stride, groups, dimensions = use.options
     image = record.shape[-dimensions:] if dimensions == 2 else (1, record.shape[-1])
     channels = shape[1] * groups
-    patches = F.unfold(record.reshape(-1, channels, *image), kernel, dilation, padding, stride)
+    patches = functional.unfold(
+        record.reshape(-1, channels, *image), kernel, dilation, padding, stride
+    )
     examples, length = patches.shape[0], patches.shape[-1]
     patches = patches.view(examples * groups, -1, length)
     signal = signal.reshape(examples * groups, shape[0] // groups, length)

@@ -10,7 +10,7 @@ layer's input and of the gradient at its output, and so are its norm and the sum
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast, final
@@ -33,6 +33,7 @@ from dpftrl.torch._taps import PlanMismatch, Recorder, Use, gradient, positions,
 LossFn = Callable[[nn.Module, Any], Tensor]
 FloatVector = NDArray[np.float64]
 
+BATCH_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 ROUNDING: Final = 2.0**-53  # the largest relative rounding error of a float64 operation
 # Added to every norm. It exceeds what is lost if squares of tiny numbers underflow to zero.
 TINY: Final = 2.0**-480
@@ -106,7 +107,7 @@ class _Plan:
         return [use for use in self.uses if use.parameter == parameter]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Pass:
     """The forward and backward pass of a micro-batch. The examples of a unit are neighbours."""
 
@@ -259,7 +260,7 @@ class ClippedSums:
     # ------------------------------------------------------------------ forward and backward
 
     @contextmanager
-    def _swapped(self) -> Iterator[None]:
+    def _swapped(self) -> Generator[None]:
         """Give the model detached parameters and copies of its buffers; put all back at the end."""
         for values, key, parameter in self._slots:
             if values[key] is not self._parameters[parameter]:
@@ -665,7 +666,7 @@ class ClippedSums:
         parallel_map(work, pieces, threads if size > WORK_PER_THREAD else 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _UnitRows:
     """Which rows of a batch belong to which unit.
 
@@ -700,7 +701,7 @@ class _UnitRows:
         return cls(sizes.size, index, weights)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Task:
     """A micro-batch: the units of a batch from `start` on."""
 
@@ -726,14 +727,14 @@ class _Task:
         if missing:
             index = np.concatenate([index, np.repeat(index[:1], missing, axis=0)])
             weights = np.concatenate([weights, np.zeros((missing, weights.shape[1]))])
-        places = torch.from_numpy(np.ascontiguousarray(index.reshape(-1)))
+        places = torch.as_tensor(np.ascontiguousarray(index.reshape(-1)))
         chosen = [leaf.index_select(0, places) for leaf in self.leaves]
         if index.shape[1] == 1:
             return chosen, []
-        return chosen, [torch.from_numpy(weights.reshape(-1)).to(torch.float32)]
+        return chosen, [torch.as_tensor(weights.reshape(-1)).to(torch.float32)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Products:
     """Gradients of a weight matrix, each a sum of products that is never written out.
 
@@ -972,9 +973,10 @@ def check_layers(model: nn.Module) -> None:
     Raises:
         InvalidInput: There is such a layer. The message says where, and what to use instead.
     """
-    for path, module in model.named_modules():
-        batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)  # pyright: ignore[reportPrivateUsage]
+    modules = cast("list[tuple[str, nn.Module]]", list(model.named_modules()))
+    for path, module in modules:
         running = [key for key, _ in module.named_buffers(recurse=False) if "running_" in key]
+        batch_norm = isinstance(module, BATCH_NORMS)
         if batch_norm or running:
             what = "mixes the examples of a batch" if batch_norm else f"keeps {running[0]!r}"
             raise InvalidInput(
