@@ -10,6 +10,7 @@ from dpftrl._internal.formatting import rounded_up
 from dpftrl.cli.options import json_option, no_witness_option, state_folder_option
 from dpftrl.cli.output import print_json, print_table, say, working
 from dpftrl.verify import Verdict, verify_run
+from dpftrl.verify.centralized import ESTIMATE
 
 COLORS = {"passed": "green", "failed": "bold red", "warning": "yellow"}
 
@@ -25,9 +26,11 @@ def verify_command(
 ) -> None:
     """Check that the files of a run were not changed, and that its epsilon is correct.
 
-    RUN is the folder of a run that no server is working on. The command compares journal, ledger,
-    plan, checkpoints and witness with each other, checks the contacts of every client against its
-    timer, and recomputes the guarantee with code that is independent of the server.
+    RUN is the folder of a federated or a centralized run that no process is working on. The command
+    compares journal, plan, checkpoints and witness with each other, and recomputes the guarantee
+    with code that is independent of the run. In a federated run, it also compares the ledger, and
+    checks the contacts of every client against its timer. In a centralized run with balls-in-bins
+    sampling, delta is estimated by Monte Carlo, which is no certificate.
 
     The exit code is 0 if no check failed, 1 if a check failed, and 2 if there is no run.
     """
@@ -73,7 +76,10 @@ def _summary(verdict: Verdict) -> str:
         return f"passed{warnings}"
     if any(check.name == "noise key" for check in verdict.checks):
         warnings += ", NOT PRIVATE (the noise key is one for tests)"
+    names = {check.name for check in verdict.checks}
+    rounds = "steps" if "steps" in names else "rounds"
+    basis = "confirmed by an estimate" if ESTIMATE in names else "recomputed"
     return (
-        f"passed{warnings}: {verdict.rounds:,} rounds, epsilon {rounded_up(verdict.epsilon)} "
-        f"at delta {verdict.delta:g}, recomputed"
+        f"passed{warnings}: {verdict.rounds:,} {rounds}, epsilon {rounded_up(verdict.epsilon)} "
+        f"at delta {verdict.delta:g}, {basis}"
     )

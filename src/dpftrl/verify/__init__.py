@@ -1,8 +1,7 @@
 """Verification of a run: recompute its guarantee from its files, with independent code.
 
 The package follows the file formats in `docs/runs.md`. It shares no code with `dpftrl.federated`,
-`dpftrl.accounting` or `dpftrl.accounting.logs`, so that a mistake in the server is not repeated
-here.
+`dpftrl.centralized` or `dpftrl.accounting`, so that a mistake there is not repeated here.
 """
 
 from dpftrl.verify.verdict import Check, Verdict

@@ -37,7 +37,7 @@ def verify_run(
     *,
     witness: bool = True,
 ) -> Verdict:
-    """Verify a run from its files. No server may be using the run at the same time.
+    """Verify a federated or centralized run from its files. No process may be using the run.
 
     Args:
         folder: The folder of the run.
@@ -47,7 +47,9 @@ def verify_run(
             the run cannot be recognized.
 
     Returns:
-        The results of all checks, and the recomputed epsilon. A failed check does not raise.
+        The results of all checks, and the recomputed epsilon. A failed check does not raise. For
+        sampled batches, epsilon is the stated one, once a check has confirmed it; with
+        balls-in-bins sampling, this check is an estimate and no certificate.
 
     Raises:
         InvalidInput: The folder does not contain a run.
@@ -57,7 +59,9 @@ def verify_run(
         plan, the settings or the kept checkpoints after they were written, unless whoever did it
         had the noise key and the witness. Whatever the files say, they pass only if no client was
         contacted too early or too often, and if the stated epsilon follows from their content,
-        composed with the earlier runs that are recorded for the start model.
+        composed with the earlier runs that are recorded for the start model. For a centralized
+        run, that no step was repeated with other noise, that there are no more steps than planned,
+        and that the stated epsilon and hypotheses follow from the plan and the settings.
     """
     root = Path(folder)
     if not any((root / name).exists() for name in ("run.json", "private/journal.jsonl")):
