@@ -20,6 +20,7 @@ from dpftrl.centralized.store import RunFolder
 from dpftrl.noise import NoiseKey
 from dpftrl.participation import Poisson
 from dpftrl.plan import Dataset, DatasetPlan
+from dpftrl.verify import verify_run
 
 SIZE = 5  # coordinates of the model
 EXAMPLES = 20
@@ -186,6 +187,16 @@ def journal_records(place: Place) -> list[dict[str, Any]]:
     steps = [record["step"] for record in records if record["kind"] == "step"]
     assert steps == list(range(len(steps)))
     return records
+
+
+def failed_checks(place: Place) -> dict[str, str]:
+    """What `dpftrl verify` finds wrong with a run, apart from its test key."""
+    checks = verify_run(place.folder, place.state).checks
+    return {
+        check.name: check.text
+        for check in checks
+        if check.outcome == "failed" and check.name != "noise key"
+    }
 
 
 def witnesses(place: Place, run: str) -> list[Path]:

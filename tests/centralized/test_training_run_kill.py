@@ -17,7 +17,14 @@ from killable_children import (
     rows_with_two_releases,
     rows_with_two_sums,
 )
-from small_training_runs import STEPS, Place, fast_places, journal_records, stated_guarantee
+from small_training_runs import (
+    STEPS,
+    Place,
+    failed_checks,
+    fast_places,
+    journal_records,
+    stated_guarantee,
+)
 
 Job = dict[str, Any]
 
@@ -71,6 +78,7 @@ def lost(children: Children, points: range, wanted: Job, log: Path, **job: Any) 
                 harm[point] = "noise"
             else:
                 journal_records(place)
+                assert failed_checks(place) == {}
             shutil.rmtree(place.folder, ignore_errors=True)
     return harm
 
@@ -221,6 +229,7 @@ def test_guarantee_file_after_a_kill_covers_the_newest_checkpoint(
         place = next(places)
         assert children.run(place, fuse=point)["status"] == KILLED
         records = journal_records(place)
+        assert failed_checks(place) == {}
         saved = max((one["steps"] for one in records if one["kind"] == "saved"), default=0)
         stated = stated_guarantee(place)
         if saved:

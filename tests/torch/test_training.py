@@ -1,6 +1,9 @@
 """make_private: same bits after any interruption, and clear errors for everything else."""
 
+import collections
+import copy
 import difflib
+import gc
 import inspect
 import io
 import random
@@ -566,6 +569,19 @@ def test_a_batch_that_is_used_twice_is_refused(place):
         assert training.steps == 1
 
 
+def test_a_batch_of_an_earlier_step_is_refused(place):
+    """Its examples would take part more often than the guarantee assumes."""
+    with private(place, small_model()) as training:
+        loader = iter(training.loader)
+        first = next(loader)
+        training.step(loss_fn, first)
+        second = next(loader)
+        assert len(first[0]) == len(second[0])
+        with pytest.raises(InvalidInput):
+            training.step(loss_fn, first)
+        training.step(loss_fn, second)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -625,6 +641,24 @@ def test_batches_may_be_dicts_and_lists(place):
 
     models = [small_model(), small_model()]
     with private(place, models[0], dataset=Dicts()) as training:
+        train(training, loss=loss)
+    with private(None, models[1]) as training:
+        train(training)
+    assert bits(models[0]) == bits(models[1])
+
+
+def test_batches_may_be_other_kinds_of_mappings(place):
+    """Such as those that collate functions of `transformers` return."""
+
+    def collate(examples):
+        inputs, labels = torch.utils.data.default_collate(examples)
+        return collections.UserDict({"x": inputs, "y": labels})
+
+    def loss(model, batch):
+        return loss_fn(model, (batch["x"], batch["y"]))
+
+    models = [small_model(), small_model()]
+    with private(place, models[0], collate_fn=collate) as training:
         train(training, loss=loss)
     with private(None, models[1]) as training:
         train(training)
@@ -1008,9 +1042,42 @@ def test_saving_the_model_works_during_and_after_training(place):
     torch.save(training._optimizer.state_dict(), file)
 
 
-def test_a_deep_copy_of_the_model_is_independent(place):
-    import copy
+def test_shared_parameters_are_resumed_to_the_same_bits(places):
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+                self.register_buffer("scale", torch.tensor(2.0))
+            self.second.weight = self.first.weight
 
+        def forward(self, inputs):
+            return self.second(torch.tanh(self.first(inputs))) * self.scale
+
+    results = []
+    for stops in ([], [4, 7]):
+        place = next(places)
+        for stop in [*stops, None]:
+            model = Tied()
+            with private(place, model) as training:
+                assert training.run.settings.size == 9 + 3 + 3
+                train(training, stop)
+        results.append(bits(model))
+        assert model.second.weight is model.first.weight
+    assert results[0] == results[1]
+
+
+def test_a_training_that_nobody_holds_any_more_releases_its_lock(place):
+    """In a notebook, a cell that is run again forgets the first training, and does not close it."""
+    training = private(place, small_model())
+    train(training, 4)
+    del training
+    gc.collect()
+    private(place, small_model()).close()
+
+
+def test_a_deep_copy_of_the_model_is_independent(place):
     model = small_model()
     with private(place, model) as training:
         train(training, 4)

@@ -2,6 +2,8 @@
 
 import random
 import shutil
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from killable_children import (
     rows_with_two_sums,
 )
 from small_private_trainings import STEPS
-from small_training_runs import Place, fast_places, journal_records
+from small_training_runs import Place, failed_checks, fast_places, journalled_steps
 
 Job = dict[str, Any]
 
@@ -54,16 +56,26 @@ class Tally:
         self._wanted, self.log = wanted, log
         self.kills = self.runs = self.repeated_noise = self.two_sums = 0
         self.divergences = list[Any]()
+        self.steps = set[int]()  # how many steps were journalled when a process was killed
 
     def __str__(self) -> str:
         return (
             f"{self.kills} kills in {self.runs} runs, {len(self.divergences)} divergences, "
-            f"{self.repeated_noise} repeated noises, {self.two_sums} rows with two sums"
+            f"{self.repeated_noise} repeated noises, {self.two_sums} rows with two sums; killed "
+            f"after {sorted(self.steps)} steps"
         )
 
     def start(self) -> None:
         self.log.unlink(missing_ok=True)
         self.log.touch()
+
+    def killed(self, place: Place) -> None:
+        """Count a kill; what it leaves must pass verification."""
+        self.kills += 1
+        if place.journal.exists():
+            self.steps.add(journalled_steps(place))
+            if failures := failed_checks(place):
+                self.divergences.append(("verification", {"error": str(failures)}))
 
     def finish(self, done: Job, place: Place, what: Any) -> None:
         self.runs += 1
@@ -72,7 +84,9 @@ class Tally:
         if done.get("result") != self._wanted["result"]:
             self.divergences.append((what, done))
         else:
-            assert sum(one["kind"] == "step" for one in journal_records(place)) == STEPS
+            assert journalled_steps(place) == STEPS
+            if failures := failed_checks(place):
+                self.divergences.append(("verification", {"error": str(failures)}))
         shutil.rmtree(place.folder, ignore_errors=True)
 
     def check(self) -> None:
@@ -87,7 +101,7 @@ def killed_at(children: Children, points: range, tally: Tally, **job: Any) -> Ta
             tally.start()
             done = children.run(place, fuse=point, log=str(tally.log), **job)
             assert done["status"] == KILLED
-            tally.kills += 1
+            tally.killed(place)
             done = children.run(place, log=str(tally.log), **job)
             tally.finish(done, place, point)
     return tally
@@ -97,13 +111,17 @@ def killed_after_delays(children: Children, kills: int, seed: int, tally: Tally)
     """Kill runs at random instants, several times each, and let them go on to their end."""
     dice = random.Random(seed)
     with fast_places() as places:
+        started = time.perf_counter()
+        children.run(next(places))
+        longest = time.perf_counter() - started
         while tally.kills < kills:
             place, status = next(places), KILLED
             tally.start()
             while status == KILLED and tally.kills < kills:
-                done = children.run(place, delay=dice.uniform(0, 0.4), log=str(tally.log))
+                done = children.run(place, delay=dice.uniform(0, longest), log=str(tally.log))
                 status = done["status"]
-                tally.kills += status == KILLED
+                if status == KILLED:
+                    tally.killed(place)
             done = children.run(place, log=str(tally.log))
             tally.finish(done, place, tally.kills)
     return tally
@@ -146,8 +164,6 @@ def test_200_kills_at_random_instants_are_harmless(
 
 def report(tally: Tally, what: str) -> None:
     """The figures, for whoever runs pytest with -s."""
-    import sys
-
     sys.stderr.write(f"\n{what}: {tally}\n")
 
 
