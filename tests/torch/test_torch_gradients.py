@@ -30,8 +30,12 @@ FLOAT32_ERROR = 1e-6
 
 
 @pytest.fixture(autouse=True)
-def one_seed() -> None:
+def _one_seed_and_thread() -> Any:
     torch.manual_seed(1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -663,6 +667,20 @@ def test_chunks_and_pieces_do_not_change_the_sum(monkeypatch: pytest.MonkeyPatch
         results.append(sums.grid.values(sums.steps))
     difference = np.linalg.norm(results[0] - results[1])
     assert difference <= 1e-7 * np.linalg.norm(results[0])
+
+
+def test_threads_do_not_change_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients_module, "WORK_PER_THREAD", 1)
+    make_model, make_batch, loss_fn = MODELS["tied transformer"]
+    for cost in (0, 10**6):
+        monkeypatch.setattr(gradients_module, "WRITTEN_OUT_COST", cost)
+        model, batch = make_model(), make_batch(7)
+        expected = clipped_sum(loop(model, loss_fn, batch), FINE.clip_norm)
+        torch.set_num_threads(3)
+        sums = make(model, micro_batch=4)
+        sums.add(loss_fn, batch)
+        torch.set_num_threads(1)
+        assert error(sums, expected) < FLOAT32_ERROR
 
 
 def test_invalid_batches_are_refused() -> None:

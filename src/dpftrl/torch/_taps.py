@@ -122,11 +122,13 @@ class Recorder(TorchFunctionMode):
         self.outputs.append((tuple(output.shape), output.dtype))
         if self._taps is None:
             return output
-        if position >= len(self._taps) or (
-            self._taps[position].shape != output.shape or self._taps[position].dtype != output.dtype
-        ):
+        if position >= len(self._taps) or self._taps[position].shape != output.shape:
             raise PlanMismatch("another number or shape of outputs")
-        return output + self._taps[position]
+        tap = self._taps[position]
+        # In vmap, autocast may give another type than in the dry run. A tap may be more precise.
+        if torch.promote_types(tap.dtype, output.dtype) != tap.dtype:
+            raise PlanMismatch("an output of another type")
+        return output + tap.to(output.dtype)
 
     def use(self, kind: str, parameter: Any, value: Tensor | None, *options: Any) -> None:
         """Note a use of `parameter`, if it is watched, whose output was tapped last."""

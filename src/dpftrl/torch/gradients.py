@@ -369,7 +369,9 @@ class ClippedSums:
         tensors = self._current()
         tapped = {id(t): (k, t) for k, t in enumerate(tensors) if k not in plan.explicit}
         taps = [
-            torch.zeros((), dtype=dtype).expand(examples, *shape).requires_grad_()
+            torch.zeros((), dtype=torch.promote_types(dtype, torch.float32))
+            .expand(examples, *shape)
+            .requires_grad_()
             for shape, dtype in plan.outputs
         ]
         explicit = [
@@ -973,7 +975,7 @@ def check_layers(model: nn.Module) -> None:
     Raises:
         InvalidInput: There is such a layer. The message says where, and what to use instead.
     """
-    modules = cast("list[tuple[str, nn.Module]]", list(model.named_modules()))
+    modules = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
     for path, module in modules:
         running = [key for key, _ in module.named_buffers(recurse=False) if "running_" in key]
         batch_norm = isinstance(module, BATCH_NORMS)
