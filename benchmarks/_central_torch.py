@@ -11,12 +11,13 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from process_memory import memory, memory_from_here
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, gelu
 from torch.utils.data import TensorDataset
 
 SEQUENCE, VOCABULARY, WIDTH, HEADS = 32, 1000, 128, 4
@@ -42,7 +43,7 @@ class Block(nn.Module):
         mask = torch.ones(length, length, dtype=torch.bool).triu(1)
         mixed = scores.masked_fill(mask, float("-inf")).softmax(-1) @ v
         x = x + self.merge(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
-        return x + self.narrow(F.gelu(self.wide(self.between(x))))
+        return x + self.narrow(gelu(self.wide(self.between(x))))
 
 
 class Transformer(nn.Module):
@@ -56,14 +57,14 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of the next word at every place."""
-        places = torch.arange(x.shape[1]).expand(x.shape)
+        places = torch.arange(x.shape[1]).repeat(len(x), 1)
         return self.out(self.norm(self.blocks(self.words(x) + self.places(places))))
 
 
 def mlp(*widths: int) -> nn.Module:
     """A perceptron for pictures of 28 x 28."""
     layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in zip(widths, widths[1:], strict=False):
+    for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -102,7 +103,7 @@ def data_for(name: str, count: int) -> tuple[Tensor, Tensor]:
 
 def loss_of(scores: Tensor, labels: Tensor) -> Tensor:
     """The mean cross-entropy; of a sequence, over all places."""
-    return F.cross_entropy(scores.flatten(0, -2), labels.flatten())
+    return cross_entropy(scores.flatten(0, -2), labels.flatten())
 
 
 def timed(step: Callable[[], object], steps: int) -> dict[str, Any]:
@@ -179,7 +180,7 @@ class _Criterion(nn.Module):
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
         """The mean, or with reduction `none` one loss per example."""
-        losses = F.cross_entropy(scores.flatten(0, -2), labels.flatten(), reduction="none")
+        losses = cross_entropy(scores.flatten(0, -2), labels.flatten(), reduction="none")
         each = losses.view(self._rows, -1).mean(1)
         return each if self.reduction == "none" else each.mean()
 
