@@ -71,6 +71,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self._tapped = tapped
         self._taps = taps
+        self._low: torch.dtype | None = None  # the type of autocast, in operations that use it
         self.uses: list[Use] = []
         self.records: list[Tensor] = []
         self.outputs: list[tuple[tuple[int, ...], torch.dtype]] = []
@@ -84,6 +85,11 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         """Run an operation; tap its output if it uses a watched tensor in a supported way."""
         named = kwargs or {}
+        self._low = None
+        if self._taps is not None and torch.is_autocast_enabled("cpu") and func in LOWERED:
+            self._low = torch.get_autocast_dtype("cpu")
+            args = [self._lowered(value) for value in args]
+            named = {name: self._lowered(value) for name, value in named.items()}
         watched = self._watched(args) | self._watched(named.values())
         if not watched:
             return REPLACED.get(func, func)(*args, **named)
@@ -114,7 +120,15 @@ class Recorder(TorchFunctionMode):
     def raw(self, tensor: Any) -> Any:
         """The tensor to compute with: without a gradient of its own if it is watched."""
         entry = self._tapped.get(id(tensor))
-        return tensor if entry is None else entry[1]
+        if entry is None:
+            return tensor
+        return entry[1] if self._low is None else entry[1].to(self._low)
+
+    def _lowered(self, value: Any) -> Any:
+        """The value as autocast would convert it; a watched tensor stays, to be recognized."""
+        if not isinstance(value, Tensor) or id(value) in self._tapped:
+            return value
+        return value.to(self._low) if value.dtype == torch.float32 else value
 
     def tap(self, output: Tensor) -> Tensor:
         """The output plus the next tap."""
@@ -490,6 +504,14 @@ HANDLERS: dict[Any, Handler] = {
 REPLACED: dict[Any, Handler] = {
     functional.scaled_dot_product_attention: _scaled_dot_product_attention
 }
+# Operations that autocast computes in low precision. In vmap on CPUs, autocast has no effect, so
+# the recorder does it.
+LOWERED: frozenset[Any] = frozenset(
+    [key for key in HANDLERS if key in {functional.linear, torch.addmm}]
+    + [key for key, handler in HANDLERS.items() if handler is _matmul]
+    + [_torch.conv1d, _torch.conv2d, _torch.conv3d, torch.bmm, Tensor.bmm, torch.baddbmm]
+    + [functional.scaled_dot_product_attention]
+)
 # What reads a tensor's description, but not its values.
 METADATA: frozenset[Any] = frozenset(
     [getattr(Tensor, name).__get__ for name in (
