@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import dpftrl
+from dpftrl import verify_run
 
 ROOT = Path(__file__).parent.parent
 NAMES = """
@@ -37,7 +38,7 @@ def test_every_public_name_can_be_imported_and_explains_itself():
 
 
 def test_importing_dpftrl_loads_nothing_heavy():
-    heavy = "numpy scipy numba polars matplotlib click rich jax flwr safetensors cryptography"
+    heavy = "numpy scipy numba polars matplotlib click rich jax torch flwr safetensors cryptography"
     code = f"import sys, dpftrl; print([m for m in {heavy.split()} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -47,14 +48,20 @@ def test_types_are_shipped():
     assert (Path(dpftrl.__file__).parent / "py.typed").exists()
 
 
-def test_the_python_example_of_the_readme_runs(tmp_path, monkeypatch):
+def test_the_python_examples_of_the_readme_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DPFTRL_STATE", str(tmp_path / "state"))
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    found: dict[str, object] = {}
-    exec(compile(example, "README.md", "exec"), found)
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    centralized, federated = ({}, {})
+    exec(compile(examples[0], "README.md", "exec"), centralized)
+    assert (tmp_path / "training" / "guarantee.json").exists()
+    assert (tmp_path / "statement.html").exists()
+    assert centralized["private"].epsilon == pytest.approx(4.0)
+    assert verify_run(tmp_path / "training").passed
+    exec(compile(examples[1], "README.md", "exec"), federated)
     assert (tmp_path / "run" / "guarantee.json").exists()
-    assert found["server"].epsilon <= 8.0  # pyright: ignore[reportAttributeAccessIssue]
+    assert federated["server"].epsilon <= 8.0
+    assert len(examples) == 2
 
 
 def test_a_wheel_ships_the_types(tmp_path):
