@@ -9,8 +9,8 @@ from dpftrl._internal.compiled import TILE, compiled
 
 # Whole numbers up to here, and their sums if they stay below, are exact in float64.
 LARGEST_EXACT = 2.0**53
-# Independent sums of squares that are kept at a time: 2 kB of float64.
-LANES = 256
+# Independent sums of squares that are kept at a time: enough to be vectorized, and quickly added up.
+LANES = 64
 
 
 @numba.njit(**compiled)
