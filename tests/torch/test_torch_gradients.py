@@ -150,6 +150,18 @@ class UsesOwnFunction(nn.Module):
         return self.second(h) + OwnFunction.apply(h, self.second.weight)
 
 
+class Shared(nn.Module):
+    """Uses one layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.shared, self.last = nn.Linear(100, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x.flatten(1)))
+        return self.last(torch.tanh(self.shared(torch.tanh(self.shared(h)))))
+
+
 def encoder() -> nn.Module:
     return nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True)
 
@@ -158,6 +170,7 @@ MODELS: dict[str, Any] = {
     "mlp": (mlp, images, classify),
     "cnn": (cnn, images, classify),
     "unusual": (Unusual, images, classify),
+    "shared": (Shared, images, classify),
     "transformer": (lambda: LanguageModel(encoder(), tied=False), sentences, next_token),
     "tied transformer": (lambda: LanguageModel(encoder(), tied=True), sentences, next_token),
     "attention": (

@@ -139,6 +139,8 @@ class Recorder(TorchFunctionMode):
         if position >= len(self._taps) or self._taps[position].shape != output.shape:
             raise PlanMismatch("another number or shape of outputs")
         tap = self._taps[position]
+        if tap.dtype == output.dtype:
+            return output + tap
         # In vmap, autocast may give another type than in the dry run. A tap may be more precise.
         if torch.promote_types(tap.dtype, output.dtype) != tap.dtype:
             raise PlanMismatch("an output of another type")
@@ -546,13 +548,13 @@ def gradient(
     """
     if use.kind == "sum":
         if not use.options[0]:
-            return signal.reshape(units, -1, *shape).sum(1)
+            return _sum_of_positions(signal.reshape(units, -1, *shape))
         return _by_channel(signal, units, shape[0], use.options[0]).sum((1, 3))
     assert record is not None
     if use.kind == "scale":
         product = signal * record
         if not use.options[0]:
-            return product.reshape(units, -1, *shape).sum(1)
+            return _sum_of_positions(product.reshape(units, -1, *shape))
         return _by_channel(product, units, shape[0], use.options[0]).sum((1, 3))
     if use.kind == "linear":
         left, right = positions(signal, units, shape[0]), positions(record, units, shape[1])
@@ -574,6 +576,10 @@ def gradient(
 def positions(values: Tensor, units: int, width: int) -> Tensor:
     """The values as [units, positions, width]."""
     return values.reshape(units, -1, width)
+
+
+def _sum_of_positions(values: Tensor) -> Tensor:
+    return values[:, 0] if values.shape[1] == 1 else values.sum(1)
 
 
 def unpadded(use: Use, tokens: Tensor, signal: Tensor) -> Tensor:

@@ -52,6 +52,8 @@ PIECE_BYTES: Final = 64 * 2**20
 SMALL: Final = 4096
 # The time to take the norm of a written-out coordinate and to add it, in float32 multiply-adds.
 WRITTEN_OUT_COST: Final = 30
+# Plans that are kept; there is one for each shape of the batches and each loss function.
+MOST_PLANS: Final = 256
 # Coordinates times units that a thread should at least have to work on.
 WORK_PER_THREAD: Final = 1_000_000
 
@@ -191,6 +193,11 @@ class ClippedSums:
         for name, parameter in trainable.items():
             if not parameter.is_floating_point():
                 raise InvalidInput(f"parameter {name!r} must be real, got {parameter.dtype}")
+            if parameter.device.type != "cpu":
+                raise InvalidInput(
+                    f"parameter {name!r} is on {parameter.device}; gradients are clipped and "
+                    "summed on CPUs only: move the model there with model.cpu()"
+                )
         self.names = tuple(trainable)
         self._parameters: list[Tensor] = list(trainable.values())
         ends = np.cumsum([p.numel() for p in self._parameters]).tolist()
@@ -316,6 +323,8 @@ class ClippedSums:
         for _ in range(len(self.names) + 2):
             plan = self._plans.get(key)
             if plan is None:
+                if len(self._plans) >= MOST_PLANS:
+                    self._plans.clear()
                 plan = self._plans[key] = self._make_plan(task, forced)
             self.margin = plan.margin
             size = cast("int", self.micro_batch)
@@ -644,7 +653,7 @@ class ClippedSums:
             if total is None and use.kind in {"linear", "transposed"}:
                 memory = self._memory.get(str(parameter), (count, *shape), signal.dtype)
             value = gradient(use, shape, record, signal, count, memory)
-            total = value if total is None else total.add_(value)
+            total = value if total is None else total + value  # not in place: it may be a view
         return _rows(cast("Tensor", total), count)
 
     def _add_rows(
@@ -760,7 +769,7 @@ class _Products:
         for use in uses:
             record, signal = result.records[use.record], result.signals[use.tap]
             if use.kind == "embedding":
-                tokens.append(record.reshape(units, -1))
+                tokens.append(record.reshape(units, -1).long())
                 rows.append(positions(unpadded(use, record, signal), units, shape[1]))
             else:
                 first, second = (signal, record) if use.kind == "linear" else (record, signal)
