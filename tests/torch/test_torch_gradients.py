@@ -696,6 +696,17 @@ def test_threads_do_not_change_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
         assert error(sums, expected) < FLOAT32_ERROR
 
 
+def test_patches_equal_those_of_unfold() -> None:
+    images = torch.randn(2, 3, 9, 11)
+    for kernel, dilation, padding, stride in [
+        ((3, 3), (1, 1), (1, 1), (1, 1)),
+        ((2, 4), (3, 1), (0, 2), (1, 3)),
+        ((1, 5), (1, 2), (4, 0), (2, 2)),
+    ]:
+        expected = functional.unfold(images, kernel, dilation, padding, stride)
+        assert torch.equal(taps._patches(images, kernel, dilation, padding, stride), expected)
+
+
 def test_invalid_batches_are_refused() -> None:
     model = mlp()
     sums = make(model, examples_per_unit=2)

@@ -9,7 +9,7 @@ from dpftrl._internal.compiled import TILE, compiled
 
 # Whole numbers up to here, and their sums if they stay below, are exact in float64.
 LARGEST_EXACT = 2.0**53
-# Independent sums of squares that are kept at a time: enough to be vectorized, and quickly added up.
+# Independent sums of squares: enough for vector instructions, and quickly added up at the end.
 LANES = 64
 
 

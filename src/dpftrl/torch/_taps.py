@@ -6,6 +6,7 @@ and adds a zero, the tap, to each output: the gradient with respect to the tap i
 the output. Autograd never computes a gradient of such a weight.
 """
 
+import math
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -599,12 +600,41 @@ def _convolution_gradient(
 ) -> Tensor:
     kernel, dilation, padding, stride, groups, dimensions = use.options
     image = record.shape[-dimensions:] if dimensions == 2 else (1, record.shape[-1])
-    channels = shape[1] * groups
-    patches = functional.unfold(
-        record.reshape(-1, channels, *image), kernel, dilation, padding, stride
-    )
+    images = record.reshape(-1, shape[1] * groups, *image)
+    patches = _patches(images, kernel, dilation, padding, stride)
     examples, length = patches.shape[0], patches.shape[-1]
     patches = patches.view(examples * groups, -1, length)
     signal = signal.reshape(examples * groups, shape[0] // groups, length)
     result = torch.bmm(signal, patches.transpose(1, 2)).view(units, examples // units, *shape)
     return result[:, 0] if examples == units else result.sum(1)
+
+
+def _patches(
+    images: Tensor,
+    kernel: tuple[int, int],
+    dilation: tuple[int, int],
+    padding: tuple[int, int],
+    stride: tuple[int, int],
+) -> Tensor:
+    """The same as `torch.nn.functional.unfold`, but as one copy, which is much faster."""
+    vertical, horizontal = padding
+    images = functional.pad(images, (horizontal, horizontal, vertical, vertical)).contiguous()
+    counts = [
+        (size - spread * (width - 1) - 1) // step + 1
+        for size, spread, width, step in zip(
+            images.shape[2:], dilation, kernel, stride, strict=True
+        )
+    ]
+    example, channel, row, column = images.stride()
+    view = images.as_strided(
+        (*images.shape[:2], *kernel, *counts),
+        (
+            example,
+            channel,
+            dilation[0] * row,
+            dilation[1] * column,
+            stride[0] * row,
+            stride[1] * column,
+        ),
+    )
+    return view.reshape(images.shape[0], -1, math.prod(counts))
