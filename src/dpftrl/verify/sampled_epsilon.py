@@ -392,10 +392,10 @@ def _best_shifts(
     reach = (epsilon + half_square) / max(mixture.mean_square, 1e-300)
     candidates = [_Shift(sign * float(t), 0.0) for t in np.linspace(0, 1.5 * reach, 2 * SHIFTS)]
     if sign > 0:
-        past = 1 + 2 * epsilon / max(float(mixture.squares.max()), 1e-300)
+        past = 2 + 4 * epsilon / max(float(mixture.squares.max()), 1e-300)
         candidates += [
             _Shift(float(t), float(u))
-            for u in np.geomspace(1, max(past, 1.5), SHIFTS)
+            for u in np.geomspace(1, past, SHIFTS)
             for t in np.linspace(0, reach, SHIFTS)
         ]
     scores: list[tuple[float, _Shift]] = []
