@@ -2,7 +2,9 @@
 
 import copy
 import math
+import random
 import warnings
+from collections import UserDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -694,6 +696,38 @@ def test_threads_do_not_change_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
         sums.add(loss_fn, batch)
         torch.set_num_threads(1)
         assert error(sums, expected) < FLOAT32_ERROR
+
+
+def test_other_generators_are_not_used_up_by_planning() -> None:
+    def noisy(model: nn.Module, batch: Any) -> Tensor:
+        return classify(model, batch) * random.random() * np.random.random()  # noqa: NPY002
+
+    model, batch = mlp(), images(3)
+    results = []
+    sums = make(model)
+    for _ in range(2):  # the first one makes a plan
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002
+        sums.add(noisy, batch)
+        results.append((sums.steps.copy(), random.random()))
+    assert np.array_equal(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1]
+
+
+def test_the_check_does_not_reveal_a_row_that_is_not_finite() -> None:
+    x, y = images(3)
+    x[0] = math.nan
+    check_gradients(make(mlp()), classify, (x, y))
+
+
+def test_other_mappings_are_passed_on_as_dicts() -> None:
+    model, batch = LanguageModel(encoder(), tied=True), sentences(3)
+    results = []
+    for mapping in (batch, UserDict(batch)):
+        sums = make(model)
+        sums.add(next_token, mapping)
+        results.append(sums.steps)
+    assert np.array_equal(*results)
 
 
 def test_patches_equal_those_of_unfold() -> None:

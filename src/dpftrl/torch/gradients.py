@@ -9,8 +9,9 @@ layer's input and of the gradient at its output, and so are its norm and the sum
 """
 
 import math
+import random
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast, final
@@ -227,7 +228,7 @@ class ClippedSums:
         Args:
             loss_fn: Called with the model and a batch of one row; returns its loss.
             batch: A tensor, or nested tuples, lists and dicts of tensors, all with the same first
-                dimension: the rows.
+                dimension: the rows. Other mappings are passed on as dicts.
             counts: The number of rows of each unit, if units have several. The rows of a unit
                 are next to each other. By default, each row is a unit.
 
@@ -329,7 +330,7 @@ class ClippedSums:
             self.margin = plan.margin
             size = cast("int", self.micro_batch)
             leaves, weights = task.examples(size)
-            state = torch.get_rng_state()
+            state = _RandomState()
             try:
                 if plan.loop:
                     return plan, self._loop(task, leaves, weights), size
@@ -339,7 +340,7 @@ class ClippedSums:
             except PlanMismatch as mismatch:
                 forced |= mismatch.parameters
                 del self._plans[key]
-                torch.set_rng_state(state)
+                state.restore()
             except Exception as error:
                 if plan.loop:
                     raise
@@ -351,7 +352,7 @@ class ClippedSums:
                     )
                     self._warned = True
                 self._plans[key] = self._loop_plan()
-                torch.set_rng_state(state)
+                state.restore()
             finally:
                 self._place(detached)
         raise InvalidInput(
@@ -517,7 +518,7 @@ class ClippedSums:
         Returns:
             The parameters on which the loss depends other than by supported uses, and the uses.
         """
-        state = torch.get_rng_state()
+        state = _RandomState()
         detached = self._current()
         own = [tensor.detach().requires_grad_() for tensor in detached]
         tapped = {
@@ -536,7 +537,7 @@ class ClippedSums:
                 gradients = torch.autograd.grad(loss, own, allow_unused=True)
         finally:
             self._place(detached)
-            torch.set_rng_state(state)
+            state.restore()
         return frozenset(k for k, value in enumerate(gradients) if value is not None), recorder
 
     def _positions(self, plan: _Plan, uses: Sequence[Use]) -> int:
@@ -837,6 +838,21 @@ class _Products:
         return total.view(-1).numpy()
 
 
+class _RandomState:
+    """The states of the generators that a model or a loss may use, to draw the same again."""
+
+    def __init__(self) -> None:
+        self._torch = torch.get_rng_state()
+        self._python = random.getstate()
+        self._numpy = np.random.get_state()  # noqa: NPY002
+
+    def restore(self) -> None:
+        """Put all generators back to these states."""
+        torch.set_rng_state(self._torch)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)  # noqa: NPY002
+
+
 class _Memory:
     """Memory that is used again and again: getting new memory often takes longer than its use."""
 
@@ -960,9 +976,19 @@ def _slots(
                 yield own, key, numbers[id(parameter)]
 
 
+def _with_dicts(batch: Any) -> Any:
+    """The batch with dicts in place of other mappings, such as those of `transformers`."""
+    if isinstance(batch, Mapping):
+        items = cast("Mapping[Any, Any]", batch).items()
+        return {key: _with_dicts(value) for key, value in items}
+    if type(batch) in {list, tuple}:
+        return type(batch)(_with_dicts(value) for value in batch)
+    return batch
+
+
 def _leaves(batch: Any) -> tuple[list[Tensor], Any]:
     """The tensors of a batch and their structure."""
-    values, structure = pytree.tree_flatten(batch)
+    values, structure = pytree.tree_flatten(_with_dicts(batch))
     for value in values:
         if not isinstance(value, Tensor) or value.dim() == 0:
             raise InvalidInput(
@@ -1004,7 +1030,8 @@ def check_gradients(sums: ClippedSums, loss_fn: LossFn, batch: Any) -> None:
     Args:
         sums: Computes the gradients; its own sum stays as it is.
         loss_fn: The loss.
-        batch: A batch of at least two rows that are not equal.
+        batch: A batch of at least two rows that are not equal. If the gradient of one of the first
+            two is not finite, nothing is compared: an error would reveal the row.
 
     Raises:
         InvalidInput: The gradients differ, or the loss of both rows together is not a weighted mean
@@ -1014,12 +1041,12 @@ def check_gradients(sums: ClippedSums, loss_fn: LossFn, batch: Any) -> None:
     if leaves[0].shape[0] < 2:
         raise InvalidInput("the check needs a batch of at least two rows")
     modes = [(module, module.training) for module in sums.model.modules()]
-    state = torch.get_rng_state()
+    state = _RandomState()
     try:
         sums.model.eval()
         _check_gradients(sums, loss_fn, leaves, structure)
     finally:
-        torch.set_rng_state(state)
+        state.restore()
         for module, training in modes:
             module.training = training
 
@@ -1044,7 +1071,7 @@ def _check_gradients(
     for row, expected in enumerate(single):
         norm = float(np.linalg.norm(expected))
         if not math.isfinite(norm):
-            raise InvalidInput("the gradient of a row is not finite; check with other rows")
+            return  # no error: it would reveal the row
         clip_norm = 2.0 ** math.ceil(math.log2(max(norm, 2.0**-100)) + 1)
         own = ClippedSums(
             sums.model,
