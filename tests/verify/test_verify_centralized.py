@@ -32,6 +32,7 @@ from dpftrl.verify.centralized import (
 )
 from dpftrl.verify.epsilon import epsilon_of
 from dpftrl.verify.sampled_epsilon import (
+    DeltaEstimate,
     estimate_bins_delta,
     overflow_probability,
     poisson_epsilon,
@@ -637,6 +638,15 @@ def test_the_failure_probability_of_a_certificate(copy):
     assert "0.001" in warned(verdict)["certificate"]
     forge(run, lambda content: content.update(failure=0.0))
     assert "certificate" in failed(run.verify())
+
+
+@pytest.mark.parametrize("estimate", [(0.0, 0.0), (5e-6, 2e-6)])
+def test_an_estimate_that_decides_nothing_is_a_warning(originals, monkeypatch, estimate):
+    poor = DeltaEstimate(*estimate, samples=100)
+    monkeypatch.setattr("dpftrl.verify.centralized.estimate_bins_delta", lambda *_: (poor, poor))
+    verdict = originals["balls-in-bins"].verify()
+    assert failed(verdict) == {}
+    assert "too imprecise" in warned(verdict)["epsilon estimate"]
 
 
 def test_batches_that_are_cut_cost_delta(copy, tmp_path):

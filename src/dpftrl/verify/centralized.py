@@ -706,7 +706,8 @@ class Sampled:
         if not all(estimate.least <= allowed for estimate in estimates):
             raise UnsafeState(f"epsilon is too small: {text}")
         error = max(estimate.standard_error for estimate in estimates)
-        if not error <= MOST_STANDARD_ERROR * allowed:
+        is_seen = any(estimate.value > 0 for estimate in estimates)  # some sample had a weight
+        if not (is_seen and error <= MOST_STANDARD_ERROR * allowed):
             return Check(ESTIMATE, "warning", f"too imprecise to decide: {text}")
         return text
 

@@ -343,11 +343,7 @@ def _estimate(
     total = squares = 0.0
     for start in range(0, samples, tile):
         count = min(tile, samples - start)
-        products = mixture.draw(count, generator)
-        bins = generator.integers(mixture.bins, size=count)
-        parts = np.array_split(np.arange(count), len(shifts))  # equally many of each proposal
-        for shift, rows in zip(shifts, parts, strict=True):
-            products[rows] = mixture.moved(products[rows], shift, bins[rows])
+        products = _draw_from(mixture, shifts, count, generator)
         logs = [mixture.log_ratio(products, shift) for shift in shifts]
         log_proposal = np.logaddexp.reduce(logs, axis=0) - math.log(len(shifts))
         weights = _weights(mixture.loss(products), log_proposal, epsilon, sign)
@@ -382,31 +378,51 @@ def _weights(losses: Vector, log_proposal: Vector, epsilon: float, sign: float) 
 def _best_shifts(
     mixture: _Mixture, epsilon: float, sign: float, generator: np.random.Generator
 ) -> list[_Shift]:
-    """Return the proposals whose weights have the smallest second moments, from a few samples."""
+    """Return the proposals whose weights have the smallest second moments.
+
+    The moments are estimated from a few samples of all candidates together. With samples of its own
+    only, a candidate that misses the important region would look good.
+    """
+    candidates = _candidate_shifts(mixture, epsilon, sign)
     samples = min(PILOT_SAMPLES, max(64, _affordable_samples(mixture.bins) // 4))
-    base = mixture.draw(samples, generator)
-    bins = generator.integers(mixture.bins, size=samples)
-    # Up to shifts that move the loss past epsilon even if only the mean, or only one bin, matters.
-    # The mean of |m_i|^2 lowers the loss.
-    half_square = float(mixture.squares.mean()) / 2
+    products = _draw_from(mixture, candidates, samples, generator)
+    logs = np.stack([mixture.log_ratio(products, shift) for shift in candidates])
+    log_pool = np.logaddexp.reduce(logs, axis=0) - math.log(len(candidates))
+    weights = _weights(mixture.loss(products), log_pool, epsilon, sign)
+    hit = weights > 0
+    # With the density f of what is integrated, weights are f / pool. The second moment for a
+    # proposal q is the mean of f^2 / (q pool), that is of weights^2 pool / q.
+    moments = [
+        np.logaddexp.reduce(2 * np.log(weights[hit]) + log_pool[hit] - log[hit], initial=-np.inf)
+        for log in logs
+    ]
+    return [candidates[position] for position in np.argsort(moments)[:PROPOSALS]]
+
+
+def _candidate_shifts(mixture: _Mixture, epsilon: float, sign: float) -> list[_Shift]:
+    """Return shifts up to those that move the loss past epsilon along mbar or one bin alone."""
+    half_square = float(mixture.squares.mean()) / 2  # what the mean of |m_i|^2 takes from the loss
     reach = (epsilon + half_square) / max(mixture.mean_square, 1e-300)
-    candidates = [_Shift(sign * float(t), 0.0) for t in np.linspace(0, 1.5 * reach, 2 * SHIFTS)]
-    if sign > 0:
-        past = 2 + 4 * epsilon / max(float(mixture.squares.max()), 1e-300)
-        candidates += [
-            _Shift(float(t), float(u))
-            for u in np.geomspace(1, past, SHIFTS)
-            for t in np.linspace(0, reach, SHIFTS)
-        ]
-    scores: list[tuple[float, _Shift]] = []
-    for shift in candidates:
-        moved = mixture.moved(base, shift, bins)
-        weights = _weights(mixture.loss(moved), mixture.log_ratio(moved, shift), epsilon, sign)
-        mean = float(weights.mean())
-        relative = float(weights @ weights) / samples / mean**2 if mean > 0 else math.inf
-        scores.append((relative, shift))
-    scores.sort(key=lambda item: item[0])
-    return [shift for _, shift in scores[:PROPOSALS]]
+    along_mean = [_Shift(sign * float(t), 0.0) for t in np.linspace(0, 1.5 * reach, 2 * SHIFTS)]
+    if sign < 0:  # moving away from one bin hardly matters: the others are as likely as before
+        return along_mean
+    past = 2 + 4 * epsilon / max(float(mixture.squares.max()), 1e-300)
+    return along_mean + [
+        _Shift(float(t), float(u))
+        for u in np.geomspace(1, past, SHIFTS)
+        for t in np.linspace(0, reach, SHIFTS)
+    ]
+
+
+def _draw_from(
+    mixture: _Mixture, shifts: list[_Shift], count: int, generator: np.random.Generator
+) -> Matrix:
+    """Draw samples, equally many from each proposal."""
+    products = mixture.draw(count, generator)
+    bins = generator.integers(mixture.bins, size=count)
+    for shift, rows in zip(shifts, np.array_split(np.arange(count), len(shifts)), strict=True):
+        products[rows] = mixture.moved(products[rows], shift, bins[rows])
+    return products
 
 
 def overflow_probability(trials: int, probability: float, batches: int, largest: int) -> float:
