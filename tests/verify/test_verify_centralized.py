@@ -228,13 +228,25 @@ def test_signing_again_without_a_change_passes(copy, name):
     assert failed(run.verify()) == {}
 
 
-def test_the_steps_after_the_last_checkpoint_count(plans, tmp_path):
+def test_the_file_covers_the_steps_after_the_last_checkpoint(plans, tmp_path):
     run = record(tmp_path, plans["none"], 12)
     verdict = run.verify()
+    assert (failed(verdict), warned(verdict)) == ({}, {})
+    assert verdict.epsilon == pytest.approx(plans["none"].after(12).epsilon, rel=1e-6)
+    assert json.loads(run.guarantee.read_text())["epsilon"] >= verdict.epsilon
+
+
+def test_a_file_of_the_last_checkpoint_does_not_cover_later_steps(plans, tmp_path):
+    run, training = create(tmp_path, plans["none"], Units(1_000))
+    train(training, 10)
+    older = run.guarantee.read_bytes()
+    train(training, 2)
+    training.close()
+    run.guarantee.write_bytes(older)
+    verdict = run.verify()
     assert failed(verdict) == {}
-    assert "covers 10 of 12 steps" in warned(verdict)["guarantee.json"]
-    stated = json.loads(run.guarantee.read_text())["epsilon"]
-    assert stated < verdict.epsilon <= 2.0
+    assert "10 steps, and the journal has 12" in warned(verdict)["guarantee.json"]
+    assert json.loads(older)["epsilon"] < verdict.epsilon
     assert verdict.epsilon == pytest.approx(plans["none"].after(12).epsilon, rel=1e-6)
 
 
@@ -264,11 +276,10 @@ def test_strategies_that_are_not_toeplitz_or_have_negative_entries_pass(tmp_path
 
 
 def test_a_run_before_its_first_checkpoint(plans, tmp_path):
-    verdict = record(tmp_path / "steps", plans["none"], 3).verify()
-    assert failed(verdict) == {}
-    assert "there is none yet" in warned(verdict)["guarantee.json"]
-    verdict = record(tmp_path / "no steps", plans["none"], 0).verify()
-    assert (failed(verdict), warned(verdict), verdict.epsilon) == ({}, {}, 0.0)
+    for steps in (0, 3):
+        verdict = record(tmp_path / str(steps), plans["none"], steps).verify()
+        assert (failed(verdict), warned(verdict)) == ({}, {})
+        assert (verdict.epsilon == 0) == (steps == 0)
 
 
 def test_a_process_killed_before_it_records_a_checkpoint_leaves_correct_files(
@@ -289,7 +300,7 @@ def test_a_process_killed_before_it_records_a_checkpoint_leaves_correct_files(
     training.close()
     verdict = run.verify()
     assert (failed(verdict), warned(verdict)) == ({}, {})
-    assert "covers 10 of 10" in next(c.text for c in verdict.checks if c.name == "guarantee.json")
+    assert "covers 10 steps" in next(c.text for c in verdict.checks if c.name == "guarantee.json")
 
 
 def test_half_a_line_at_the_end_is_a_warning(run):
@@ -506,8 +517,7 @@ def test_records_that_make_no_sense_are_found(run, change):
 def test_steps_removed_at_the_end_are_found(run):
     records = run.records()
     sign(run, [record for record in records if record.get("step", 0) < 15][:-1])
-    found = failed(run.verify())
-    assert {"guarantee.json", "checkpoints"} <= set(found)
+    assert "after 15 steps is missing" in failed(run.verify())["checkpoints"]
 
 
 @pytest.mark.parametrize("name", ["none", "poisson"])

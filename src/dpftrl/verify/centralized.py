@@ -2,8 +2,8 @@
 
 The files are those that `dpftrl.centralized` writes. Each step is in the journal before the model
 changes, so all steps in the journal count as released. `guarantee.json` is written with every
-checkpoint, before the journal records the checkpoint. So it covers at least the steps of the last
-recorded checkpoint, and at most the steps in the journal.
+checkpoint, and before the first step after it, for all steps up to the next one. So it covers at
+least the steps of the last recorded checkpoint, and at most those up to the next one.
 
 Epsilon is recomputed in a way that depends on the sampling: one Gaussian for `none`, composed
 privacy losses for `poisson` and `cyclic-poisson`, and a Monte Carlo estimate of delta for
@@ -93,6 +93,7 @@ class SettingsContent(msgspec.Struct, frozen=True):
     examples_per_unit: int
     units_sha256: str
     size: int
+    commit_every: int
     clipping: str
 
 
@@ -225,10 +226,16 @@ class CentralizedFiles:
                 f"is for {units:,} {settings.unit}s, and an owner of each example is recorded for "
                 "users only"
             )
-        if not 0 < settings.clip_norm < math.inf:
+        if not (0 < settings.clip_norm < math.inf and settings.commit_every >= 1):
             raise UnsafeState(
-                f"the clip norm must be positive and finite, got {settings.clip_norm}"
+                "the clip norm must be positive and finite, and there must be at least 1 step "
+                f"between checkpoints, got {settings.clip_norm} and {settings.commit_every}"
             )
+
+    def next_checkpoint(self, steps: int) -> int:
+        """Return the number of steps at the first planned checkpoint after `steps`."""
+        every = self.run.settings.commit_every
+        return min((steps // every + 1) * every, self.plan.dataset.steps)
 
 
 # --- Journal --------------------------------------------------------------------------------------
@@ -412,6 +419,8 @@ def expected_hypotheses(files: CentralizedFiles) -> tuple[HypothesisContent, ...
     assumed = {
         "data set": f"The number of {unit}s, {data.size:,}, is public, and the data set is the "
         "same in all steps.",
+        "batches": "Every step is given the rows that the loader yielded for it, and their shape "
+        "does not depend on who else is in the batch.",
         "independence": f"The gradient of one {unit} does not depend on the data of another "
         f"{unit}. Layers that mix examples are refused, and two gradients are checked at the first "
         "step; code of the model or of the loss that mixes them at other times is not noticed.",
@@ -855,10 +864,8 @@ class CentralizedVerification:
             needed = in_order.range(steps).least
             if claim.steps < journal.steps and not claim.epsilon >= needed * (1 - ROUNDING):
                 text += (
-                    f". It covers {claim.steps:,} of {journal.steps:,} steps in the journal: it is "
-                    "as old as the last checkpoint. All steps in the journal count as released, "
-                    f"with epsilon {needed:.6g}; resume the run and save it, to get a file that "
-                    "covers them"
+                    ". All steps in the journal count as released, so the file is older than the "
+                    f"run: their epsilon is {needed:.6g}. Resume the run to write it again"
                 )
                 return Check("guarantee.json", "warning", text)
             return text
@@ -938,16 +945,10 @@ class CentralizedVerification:
             self._check("hypotheses", lambda claim=claim: check_hypotheses(claim.hypotheses, files))
 
 
-def _check_no_guarantee(journal: StepJournal) -> str | Check:
-    if journal.saves:
-        raise UnsafeState("guarantee.json is missing, although a checkpoint was written")
-    if not journal.steps:
-        return "no step was done yet, so there is none"
-    text = (
-        f"there is none yet: it is written with the first checkpoint. The {journal.steps:,} steps "
-        "in the journal count as released"
-    )
-    return Check("guarantee.json", "warning", text)
+def _check_no_guarantee(journal: StepJournal) -> str:
+    if journal.steps:
+        raise UnsafeState("guarantee.json is missing, although a step was done")
+    return "no step was done yet, so there is none"
 
 
 def _check_description(
@@ -974,12 +975,13 @@ def _check_description(
     ):
         if not holds:
             raise UnsafeState(f"{what} in guarantee.json is not that of this run")
-    if not max(1, journal.saved_steps) <= claim.steps <= journal.steps:
+    most = files.next_checkpoint(journal.steps)
+    if not max(1, journal.saved_steps) <= claim.steps <= most:
         raise UnsafeState(
             f"it covers {claim.steps:,} steps; the last checkpoint was written after "
-            f"{journal.saved_steps:,} steps, and the journal has {journal.steps:,}"
+            f"{journal.saved_steps:,} steps, and the next one is due after {most:,}"
         )
-    return f"it covers {claim.steps:,} of {journal.steps:,} steps in the journal"
+    return f"it covers {claim.steps:,} steps, and the journal has {journal.steps:,}"
 
 
 def _check_steps(journal: StepJournal, files: CentralizedFiles) -> str:
