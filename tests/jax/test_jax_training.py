@@ -497,7 +497,7 @@ def test_other_users_are_refused(place):
         private(place, units=owners[::-1], **options)
     with pytest.raises(InvalidInput, match="another data set"):
         private(place, **{**options, "examples_per_unit": 1})
-    with pytest.raises(InvalidInput, match="examples_per_unit|per user"):
+    with pytest.raises(InvalidInput, match=r"examples_per_unit|per user"):
         private(place, units=owners, **{**options, "examples_per_unit": 3})
     private(place, units=owners, **options).close()
 
