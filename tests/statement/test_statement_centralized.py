@@ -151,7 +151,6 @@ def test_a_resumed_run_states_the_steps_that_it_must_repeat(place, tmp_path):
     assert statement.guarantee.steps == 5
 
 
-@pytest.mark.xfail(reason="a statement writes guarantee.json for fewer steps than it covered")
 def test_a_statement_in_the_middle_does_not_make_the_guarantee_file_too_small(place, tmp_path):
     """A checkpoint comes after step 6; a process that is killed after step 5 writes nothing."""
     with Trainer.create(place, insecure_test_key=None) as trainer:
