@@ -15,6 +15,7 @@ import errno
 import fcntl
 import hmac
 import os
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -248,13 +249,18 @@ class Lock:
                     f"{path} cannot be locked: {error.strerror}; use a file system with locks, "
                     "such as a local disk"
                 ) from None
+            if holder == str(self._process):
+                raise RunInUse(
+                    "this process works on this run already; close() the object that does"
+                ) from None
             raise RunInUse(
-                f"another server (process {holder or 'unknown'}) is working on this run; "
-                "wait for it, or stop it"
+                f"another process ({holder or 'unknown'}) is working on this run; wait for it, or "
+                "stop it"
             ) from None
         with contextlib.suppress(OSError):  # the process id only improves the message above
             os.ftruncate(self._handle, 0)
             os.pwrite(self._handle, str(self._process).encode(), 0)
+        _LOCKS.add(self)
 
     def check(self) -> None:
         """Raise an error if the lock file was replaced: another process may hold the new file."""
@@ -272,6 +278,19 @@ class Lock:
                 fcntl.flock(self._handle, fcntl.LOCK_UN)
             os.close(self._handle)
             self._handle = -1
+
+
+# All locks of this process. Processes that are forked from it, such as those that load examples,
+# must not keep them.
+_LOCKS: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+
+
+def _close_locks() -> None:
+    for lock in list(_LOCKS):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_close_locks)
 
 
 @final

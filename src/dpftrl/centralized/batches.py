@@ -61,8 +61,9 @@ class Units:
             self.count = self.examples
             return
         names = _names(owners, self.examples)
-        _, labels = np.unique(names, return_inverse=True)
-        self.count = int(labels.max()) + 1
+        numbers = {name: number for number, name in enumerate(sorted(set(names)))}
+        labels = np.array([numbers[name] for name in names])
+        self.count = len(numbers)
         self._order = np.argsort(labels, kind="stable")
         self._starts = np.concatenate([[0], np.cumsum(np.bincount(labels))])
 
@@ -88,8 +89,8 @@ class Units:
         return hashlib.sha256(parts).hexdigest()
 
 
-def _names(owners: Any, examples: int) -> NDArray[Any]:
-    """The users as a flat array of whole numbers or strings."""
+def _names(owners: Any, examples: int) -> list[Any]:
+    """The users as whole numbers or strings, one per example."""
     if hasattr(owners, "numpy"):  # a tensor
         owners = owners.numpy()
     values = cast("list[Any]", owners.tolist() if isinstance(owners, np.ndarray) else list(owners))
@@ -111,7 +112,7 @@ def _names(owners: Any, examples: int) -> NDArray[Any]:
         )
     if len({isinstance(value, str) for value in values}) > 1:
         raise InvalidInput("units must be all whole numbers or all strings, got both")
-    return np.array(values)
+    return values
 
 
 @final

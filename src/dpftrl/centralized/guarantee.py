@@ -6,7 +6,7 @@ import msgspec
 
 from dpftrl.accounting import SampledGuarantee
 from dpftrl.accounting.amplification import CERTIFICATE
-from dpftrl.accounting.guarantee import KEYSTREAM, SECRECY, Hypothesis
+from dpftrl.accounting.guarantee import KEYSTREAM, SECRECY, Basis, Hypothesis
 from dpftrl.centralized.settings import RunFile
 from dpftrl.mechanisms.registry import MechanismFile
 from dpftrl.participation import Adjacency, CyclicPoisson
@@ -23,7 +23,7 @@ class HypothesisFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     text: str
-    basis: str
+    basis: Basis
 
 
 @final
@@ -40,7 +40,8 @@ class GuaranteeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         mechanism: The mechanism that correlates the noise.
         noise_multiplier: Standard deviation of Z divided by the clip norm.
         clip_norm: The norm to which every unit's gradient is clipped.
-        steps: Number of steps released so far.
+        steps: Number of steps that epsilon covers: all that were released so far, and at most those
+            up to the next checkpoint.
         epsilon: An upper bound on epsilon of these steps. With sampling it is the planned epsilon,
             also before the last step.
         delta: The delta at which epsilon is stated.
@@ -140,6 +141,11 @@ def hypotheses(plan: DatasetPlan, file: RunFile) -> tuple[Hypothesis, ...]:
             "data set",
             f"The number of {unit}s, {dataset.size:,}, is public, and the data set is the same in "
             "all steps.",
+        ),
+        Hypothesis(
+            "batches",
+            "Every step is given the rows that the loader yielded for it, and their shape does not "
+            "depend on who else is in the batch.",
         ),
         Hypothesis(
             "independence",

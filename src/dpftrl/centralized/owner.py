@@ -77,25 +77,38 @@ class Target(NamedTuple):
 
 
 def _check_same(
-    run: TrainingRun, settings: Settings, plan: DatasetPlan | None, target: Target
+    run: TrainingRun,
+    settings: Settings,
+    plan: DatasetPlan | None,
+    target: Target,
+    insecure_test_key: int | None,
 ) -> None:
     """Refuse to resume a run with other arguments than those it was created with."""
     differences = list(target.differences(run.plan))
-    if plan is not None and (plan.dataset, plan.noise_multiplier) != (
-        run.plan.dataset,
-        run.plan.noise_multiplier,
-    ):
+    if plan is not None and not _same_plan(plan, run.plan):
         differences.append("another plan")
-    for name in ("clip_norm", "size", "names", "examples_per_unit", "commit_every"):
+    for name in ("clip_norm", "size", "names", "examples_per_unit", "commit_every", "mechanism"):
         given, kept = getattr(settings, name), getattr(run.settings, name)
         if given != kept:
             what = "other parameters" if name == "names" else f"{name} {given} instead of {kept}"
             differences.append(what)
+    if not run.has_key(insecure_test_key):
+        differences.append("another insecure_test_key")
     if differences:
         raise InvalidInput(
             f"the folder holds a run with other arguments: {'; '.join(differences)}; resume it "
             "with the same arguments, or choose another folder"
         )
+
+
+def _same_plan(one: DatasetPlan, other: DatasetPlan) -> bool:
+    """Whether two plans give the same noise, batches and guarantee."""
+    return (one.dataset, one.sampling, one.mechanism, one.noise_multiplier) == (
+        other.dataset,
+        other.sampling,
+        other.mechanism,
+        other.noise_multiplier,
+    ) and one.guarantee.delta == other.guarantee.delta
 
 
 def open_run(
@@ -129,11 +142,11 @@ def open_run(
         InvalidInput: The run in the folder was created with other arguments.
     """
     if folder is None or not RunFolder(Path(folder)).exists:
-        plan = plan or target.plan(units.count, on_progress or _Messages())
-        if plan.dataset.size != units.count:
+        if plan is None:
+            plan = target.plan(units.count, on_progress or _Messages())
+        elif differences := list(target.differences(plan)):
             raise InvalidInput(
-                f"the plan is for {plan.dataset.size:,} units, and the data set has "
-                f"{units.count:,} {units.kind}s"
+                f"the arguments contradict the plan: {'; '.join(differences)}; leave them out"
             )
         return TrainingRun.create(
             folder,
@@ -146,7 +159,7 @@ def open_run(
         )
     run = TrainingRun.resume(folder, units, state_folder=state_folder, trust_folder=trust_folder)
     try:
-        _check_same(run, settings, plan, target)
+        _check_same(run, settings, plan, target, insecure_test_key)
     except BaseException:
         run.close()
         raise

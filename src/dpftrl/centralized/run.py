@@ -1,10 +1,11 @@
 """A centralized run without a framework: it draws batches, adds noise and keeps the files."""
 
 import os
-from collections.abc import Callable
-from contextlib import nullcontext
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Self, final
+from typing import Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,10 @@ class TrainingRun:
         )
         if store is not None:
             self._noise = store.noise_at_checkpoint(self._noise)
+            weakref.finalize(self, store.close)
         self.steps = self._noise.round
+        self._process = os.getpid()
+        self._poisoned = False
 
     @classmethod
     def create(
@@ -91,8 +95,11 @@ class TrainingRun:
                 $DPFTRL_STATE, or the user's state folder.
             insecure_test_key: Seed of a noise key that anybody can guess. For tests only.
         """
+        settings.check()
+        _check_units(plan, settings, units)
+        # What cannot be built is refused before there are any files.
+        cls(plan, RunFile(run="", settings=settings, test_key=True), units, _throwaway_key(), None)
         if folder is None:
-            settings.check()
             is_test = insecure_test_key is not None
             key = NoiseKey.insecure_for_tests(insecure_test_key) if is_test else NoiseKey.generate()
             file = RunFile(run=os.urandom(16).hex(), settings=settings, test_key=is_test)
@@ -129,7 +136,7 @@ class TrainingRun:
         place = None if state_folder is None else Path(state_folder)
         store = RunStore.resume(path, place, trust_folder)
         try:
-            _check_same_data(store, units)
+            _check_units(store.plan, store.file.settings, units)
             return cls(store.plan, store.file, units, store.key, store)
         except BaseException:
             store.close()
@@ -140,8 +147,15 @@ class TrainingRun:
 
     def close(self) -> None:
         """Close the run, so that another process can resume it."""
+        self._poisoned = True
         if self.store is not None:
             self.store.close()
+
+    def has_key(self, insecure_test_key: int | None) -> bool:
+        """Whether the noise key is the test key of this seed, or for None a secret key."""
+        if insecure_test_key is None:
+            return not self.file.test_key
+        return NoiseKey.insecure_for_tests(insecure_test_key) == self._key
 
     @property
     def epoch(self) -> int:
@@ -179,15 +193,25 @@ class TrainingRun:
         """The units and examples of a step, counted from 0."""
         return self.batches.batch(step)
 
-    def seed(self, step: int) -> int:
-        """A random seed for what else is random in a step, such as dropout."""
-        place = step.to_bytes(8, "big")
+    def seed(self, step: int, purpose: Literal["data", "model"]) -> int:
+        """A random seed for what else is random in a step: loading examples, and dropout."""
+        place = purpose.encode() + step.to_bytes(8, "big")
         return int.from_bytes(self._key.derive(b"step seed", place).secret_bytes()[:7], "big")
 
+    def check_open(self) -> None:
+        """Raise an error in a forked copy, after `close`, or after a step that failed."""
+        if os.getpid() != self._process:  # forked copies would use the same noise
+            raise UnsafeState(
+                f"this is a copy, by fork, of the training of process {self._process}; train there"
+            )
+        if self._poisoned:
+            raise UnsafeState(
+                "this training was closed, or stopped within a step; resume it from its folder"
+            )
+
     def check_usable(self) -> None:
-        """Raise an error if there is no further step, or the run cannot go on."""
-        if self.store is not None:
-            self.store.check_usable()
+        """Raise an error if the run cannot go on, or if there is no further step."""
+        self.check_open()
         if self.steps >= self.plan.dataset.steps:
             raise RoundsExceeded(
                 f"all {self.plan.dataset.steps:,} planned steps are done, and no guarantee covers "
@@ -213,13 +237,20 @@ class TrainingRun:
             UnsafeState: The step is repeated after a crash, and its sum differs.
         """
         self.check_usable()
-        with nullcontext() if self.store is None else self.store.all_or_nothing():
+        with self._all_or_nothing():
             on = grid or self.grid
             self._noise.add_to(total, on, updates=units)
             if self.store is not None:
                 self.store.record_step(self.steps, self._noise.last_digest())
             apply(on.values(total, divisor=self.plan.dataset.batch_size))
             self.steps += 1
+
+    @contextmanager
+    def _all_or_nothing(self) -> Generator[None]:
+        """Run a block of code; if it raises, the run refuses every further step."""
+        self._poisoned = True
+        yield
+        self._poisoned = False
 
     def save_if_due(self, checkpoint: Callable[[], bytes]) -> None:
         """Write a checkpoint after every `commit_every` steps, and after the last step."""
@@ -233,7 +264,8 @@ class TrainingRun:
             return
         if self.repeating:
             return  # the state on the disk is newer
-        with self.store.all_or_nothing():
+        self.check_open()
+        with self._all_or_nothing():
             self.store.save(self.steps, checkpoint(), self._noise, self.epsilon)
 
     def saved_checkpoint(self) -> bytes:
@@ -243,12 +275,22 @@ class TrainingRun:
         return self.store.checkpoint()
 
 
-def _check_same_data(store: RunStore, units: Units) -> None:
-    """Refuse a data set of another size, or with other users."""
-    settings = store.file.settings
-    if (settings.examples, settings.units_sha256) != (units.examples, units.fingerprint()):
+def _check_units(plan: DatasetPlan, settings: Settings, units: Units) -> None:
+    """Refuse units that are not those of the settings and of the plan."""
+    given = (units.examples, units.examples_per_unit, units.kind, units.fingerprint())
+    kept = (settings.examples, settings.examples_per_unit, settings.unit, settings.units_sha256)
+    if given != kept:
         raise InvalidInput(
-            f"the run in {store.folder.root} began with another data set: {settings.examples:,} "
-            f"examples of {store.plan.dataset.size:,} {settings.unit}s, got {units.examples:,} of "
-            f"{units.count:,} {units.kind}s, or with other users"
+            f"the run is for another data set: {settings.examples:,} examples with "
+            f"examples_per_unit {settings.examples_per_unit:,}, got {units.examples:,} with "
+            f"{units.examples_per_unit:,}, or other users"
         )
+    if plan.dataset.size != units.count:
+        raise InvalidInput(
+            f"the plan is for {plan.dataset.size:,} units, and the data set has {units.count:,} "
+            f"{units.kind}s"
+        )
+
+
+def _throwaway_key() -> NoiseKey:
+    return NoiseKey.insecure_for_tests(0)

@@ -28,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         commit_every: Number of steps between two checkpoints.
         clipping: How gradients are clipped and summed, in words.
         framework: The library that computes the gradients.
+        mechanism: The name of the mechanism that was asked for; None for the best one.
     """
 
     clip_norm: float
@@ -40,6 +41,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     commit_every: int
     clipping: str
     framework: str
+    mechanism: str | None = None
 
     def check(self) -> None:
         """Refuse settings that make no sense."""

@@ -10,8 +10,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -197,6 +196,16 @@ class RunFolder:
         """Whether this folder holds a run."""
         return self.journal.exists()
 
+    def refuse_if_begun(self) -> None:
+        """Refuse a folder that holds a run, or what is left of one."""
+        if self.exists:
+            raise InvalidInput(f"a run has begun in {self.root}; resume it")
+        left = {path.name for path in (self.private / "checkpoints").glob("[0-9]*")}
+        if self.guarantee.exists() or left - {self.checkpoint(0).name}:
+            raise UnsafeState(
+                f"{self.root} has released steps, but {self.journal} is gone; use another folder"
+            )
+
     def make(self) -> None:
         """Create the folder; only the owner can read its private part."""
         try:
@@ -241,9 +250,7 @@ class RunFolder:
 class RunStore:
     """A run that this process has opened: its files, and the state that was read from them.
 
-    Guarantees:
-        If writing fails, the store refuses every further step, and the run must be resumed from
-        its files.
+    If writing fails, the object must not be used any more, and the run must be resumed.
     """
 
     def __init__(
@@ -260,8 +267,7 @@ class RunStore:
         self.folder, self.file, self.plan, self.key, self.state = folder, file, plan, key, state
         self._chain, self._held = chain, held
         self._mechanism = mechanism_content(plan.mechanism, folder.guarantee)
-        self._process = os.getpid()
-        self._poisoned = False
+        self._covered = 0  # number of steps that guarantee.json covers
 
     def __repr__(self) -> str:
         return f"RunStore({self.folder.root}, {self.state})"
@@ -285,8 +291,7 @@ class RunStore:
         with ExitStack() as held:
             lock = Lock(folder.lock)
             held.callback(lock.close)
-            if folder.exists:
-                raise InvalidInput(f"a run has begun in {folder.root}; resume it")
+            folder.refuse_if_begun()
             chain = _chain(folder, file.run, key, lock, state_folder, held)
             replace_file(folder.key, memoryview(key.secret_bytes()), private=True)
             save_dataset_plan(plan, folder.plan)
@@ -325,31 +330,15 @@ class RunStore:
                 state.follow(record)
             chain.resume()
             folder.tidy(state.saved)
-            return cls(folder, file, plan, key, chain, state, held.pop_all())
+            store = cls(folder, file, plan, key, chain, state, held)
+            if state.digests:
+                store.publish(store.covered(len(state.digests)))
+            store._held = held.pop_all()
+            return store
 
     def close(self) -> None:
         """Release the locks, so that another process can resume the run."""
-        self._poisoned = True
         self._held.close()
-
-    def check_usable(self) -> None:
-        """Raise an error in a forked copy, after `close`, or after a step that failed."""
-        if os.getpid() != self._process:  # forked copies share the lock of the run
-            raise UnsafeState(
-                f"this is a copy, by fork, of the training of process {self._process}; train there"
-            )
-        if self._poisoned:
-            raise UnsafeState(
-                "this training was closed, or stopped within a step; resume it from its folder"
-            )
-
-    @contextmanager
-    def all_or_nothing(self) -> Generator[None]:
-        """Run a block of code; if it raises, the store refuses every further step."""
-        self.check_usable()
-        self._poisoned = True
-        yield
-        self._poisoned = False
 
     def record_step(self, step: int, digest: Secret) -> None:
         """Journal a step, or check that a repeated step is the same as before.
@@ -366,6 +355,8 @@ class RunStore:
                     "Nothing was changed"
                 )
             return
+        if step >= self._covered:  # before the step is journalled: the file is never too small
+            self.publish(self.covered(step + 1))
         self._append(Step(step, msgspec.Raw(digest.json_string())))
 
     def save(self, steps: int, checkpoint: bytes, noise: NoiseStream, epsilon: float) -> None:
@@ -378,10 +369,16 @@ class RunStore:
         self._append(Saved(steps, hashlib.sha256(checkpoint).hexdigest(), epsilon))
         self.folder.tidy(steps)
 
+    def covered(self, steps: int) -> int:
+        """The number of steps up to the checkpoint at or after `steps`."""
+        every = self.file.settings.commit_every
+        return min(-(-steps // every) * every, self.plan.dataset.steps)
+
     def publish(self, steps: int) -> None:
         """Write `guarantee.json`."""
         content = msgspec.json.encode(guarantee_file(self.plan, self.file, steps, self._mechanism))
         replace_file(self.folder.guarantee, msgspec.json.format(content, indent=2) + b"\n")
+        self._covered = steps
 
     def checkpoint(self) -> bytes:
         """The content of the newest checkpoint.

@@ -111,6 +111,7 @@ def make_private(
             "finite counts as zero."
         ),
         framework="jax",
+        mechanism=mechanism,
     )
     state = TrainState(params, optimizer.init(params))
     run = open_run(

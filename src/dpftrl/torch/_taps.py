@@ -70,7 +70,7 @@ class Recorder(TorchFunctionMode):
         self, tapped: Mapping[int, tuple[int, Tensor]], taps: Sequence[Tensor] | None = None
     ):
         super().__init__()
-        self._tapped = tapped
+        self._tapped: Mapping[int, tuple[int, Tensor]] = tapped
         self._taps = taps
         self._low: torch.dtype | None = None  # the type of autocast, in operations that use it
         self.uses: list[Use] = []
@@ -102,6 +102,10 @@ class Recorder(TorchFunctionMode):
         if self._taps is not None and func not in METADATA:
             raise PlanMismatch(getattr(func, "__name__", repr(func)), watched)
         return func(*args, **named)
+
+    def disable(self) -> None:
+        """Watch nothing any more. An interrupt can leave a mode active after its block."""
+        self._tapped = {}
 
     def _watched(self, values: Iterable[Any]) -> set[int]:
         """The parameters whose tensors are among the values."""

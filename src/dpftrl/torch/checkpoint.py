@@ -38,6 +38,7 @@ def write_checkpoint(
     """
     tensors = dict(_changing(model))
     state = {
+        "scheduler_kind": _kind(scheduler),
         "frozen_sha256": _frozen_sha256(model),
         "optimizer": _plain("optimizer", optimizer.state_dict(), tensors),
         "scheduler": None
@@ -65,9 +66,11 @@ def read_checkpoint(
         raise InvalidInput(
             "the frozen parameters of the model are not those of the run; load the same ones"
         )
-    if (state["scheduler"] is None) != (scheduler is None):
-        has = "no scheduler" if state["scheduler"] is None else "a scheduler"
-        raise InvalidInput(f"the run began with {has}; resume it the same way")
+    if state["scheduler_kind"] != _kind(scheduler):
+        raise InvalidInput(
+            f"the run began with {state['scheduler_kind']}, got {_kind(scheduler)}; resume it the "
+            "same way"
+        )
     changing = dict(_changing(model))
     for name, tensor in changing.items():
         saved = tensors.get(name)
@@ -109,6 +112,10 @@ def _check_optimizer(saved: dict[str, Any], optimizer: torch.optim.Optimizer) ->
         raise InvalidInput(
             "the optimizer is not that of the run: it has other settings or other parameters"
         )
+
+
+def _kind(scheduler: Any) -> str:
+    return "no scheduler" if scheduler is None else f"a scheduler {type(scheduler).__name__}"
 
 
 def _changing(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -165,6 +165,7 @@ class ClippedSums:
         grid: Grid,
         *,
         largest_batch: int,
+        usual_batch: int | None = None,
         examples_per_unit: int = 1,
         micro_batch: int | None = None,
     ):
@@ -174,12 +175,15 @@ class ClippedSums:
             model: The model.
             grid: The grid of the sum, which also has the clip norm.
             largest_batch: The largest number of units of a batch.
+            usual_batch: The expected number of units of a batch, from which the micro-batch is
+                chosen; by default the number of units of the first batch.
             examples_per_unit: The largest number of examples of a unit.
             micro_batch: The number of units to differentiate at a time.
         """
         check_layers(model)
         self.grid = grid
         self.largest_batch = whole_number("largest_batch", largest_batch)
+        self.usual_batch = usual_batch
         self.examples_per_unit = whole_number("examples_per_unit", examples_per_unit)
         self.micro_batch = None if micro_batch is None else whole_number("micro_batch", micro_batch)
         if self.largest_batch > grid.most_updates:
@@ -209,6 +213,8 @@ class ClippedSums:
         self._slots = list(_slots(model, self._parameters))
         self._longest = max(max(p.shape, default=1) for p in self._parameters)
         self._plans: dict[Any, _Plan] = {}
+        self._worked = set[Any]()  # the keys of plans that could be run
+        self._recorder: Recorder | None = None
         self._memory = _Memory()
         self._warned = False
 
@@ -297,6 +303,8 @@ class ClippedSums:
                         "which carries data from one example to others; use a layer without it"
                     )
         finally:
+            if self._recorder is not None:
+                self._recorder.disable()
             self._place(self._parameters)
             for module, key, buffer in own:
                 module._buffers[key] = buffer  # pyright: ignore[reportPrivateUsage]
@@ -321,12 +329,9 @@ class ClippedSums:
         key = task.key(self.model)
         detached = self._current()
         forced: frozenset[int] = frozenset()  # parameters that must be explicit
-        for _ in range(len(self.names) + 2):
-            plan = self._plans.get(key)
-            if plan is None:
-                if len(self._plans) >= MOST_PLANS:
-                    self._plans.clear()
-                plan = self._plans[key] = self._make_plan(task, forced)
+        failures = 0
+        for _ in range(len(self.names) + 4):
+            plan = self._plan(key, task, forced) if failures < 2 else self._loop_plan()
             self.margin = plan.margin
             size = cast("int", self.micro_batch)
             leaves, weights = task.examples(size)
@@ -334,31 +339,55 @@ class ClippedSums:
             try:
                 if plan.loop:
                     return plan, self._loop(task, leaves, weights), size
-                return plan, self._vmap(plan, task, leaves, weights), size
+                result = self._vmap(plan, task, leaves, weights)
+                self._worked.add(key)
             except InvalidInput:
                 raise
             except PlanMismatch as mismatch:
                 forced |= mismatch.parameters
-                del self._plans[key]
+                self._plans.pop(key, None)
                 state.restore()
             except Exception as error:
                 if plan.loop:
                     raise
-                if not self._warned:
-                    warnings.warn(
-                        "gradients are computed one example at a time, which is slow, since "
-                        f"torch.func.vmap cannot run this model: {error!s:.300}",
-                        stacklevel=3,
-                    )
-                    self._warned = True
-                self._plans[key] = self._loop_plan()
                 state.restore()
+                failures += 1  # it is tried again, in case the error goes away
+                if failures == 2:
+                    self._fall_back(key, error)
+            else:
+                return plan, result, size
             finally:
                 self._place(detached)
         raise InvalidInput(
             "the model uses its parameters in another way each time it is called; "
             "its gradients cannot be planned"
         )
+
+    def _plan(self, key: Any, task: "_Task", forced: frozenset[int]) -> _Plan:
+        """The plan for batches of a shape; one with forced parameters is for one batch only.
+
+        So a plan does not depend on earlier batches, and a repeated step has the same bits.
+        """
+        if forced:
+            return self._make_plan(task, forced)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = self._make_plan(task, forced)
+        return plan
+
+    def _fall_back(self, key: Any, error: Exception) -> None:
+        """Use the loop from now on, unless batches of this shape worked before."""
+        if key not in self._worked:
+            self._plans[key] = self._loop_plan()
+        if not self._warned:
+            warnings.warn(
+                "gradients are computed one example at a time, which is slow, since "
+                f"torch.func.vmap cannot run this model: {error!s:.300}",
+                stacklevel=5,
+            )
+            self._warned = True
 
     def _loss(self, task: "_Task", leaves: Sequence[Tensor]) -> Tensor:
         """The loss of one row, as a number."""
@@ -395,7 +424,7 @@ class ClippedSums:
             for k, tensor in zip(plan.explicit, explicit, strict=True):
                 own[k] = tensor
             self._place(own)
-            recorder = Recorder(tapped, taps)
+            recorder = self._recorder = Recorder(tapped, taps)
             with recorder:
                 loss = self._loss(task, leaves)
             if tuple(recorder.uses) != plan.uses or len(recorder.outputs) != len(taps):
@@ -484,7 +513,8 @@ class ClippedSums:
         micro_batch = self.micro_batch
         if micro_batch is None:
             per_unit = self.examples_per_unit * bytes_per_example + 4 * written
-            micro_batch = self.micro_batch = self._choose_micro_batch(task.rows.units, per_unit)
+            usual = self.usual_batch or task.rows.units
+            micro_batch = self.micro_batch = self._choose_micro_batch(usual, per_unit)
         margin = self._margin(plan, factored, micro_batch)
         if not margin <= LARGEST_MARGIN:
             large, factored, margin = sorted([*large, *factored]), [], 0.0
@@ -526,7 +556,7 @@ class ClippedSums:
             for k, (leaf, raw) in enumerate(zip(own, detached, strict=True))
             if k not in explicit
         }
-        recorder = Recorder(tapped)
+        recorder = self._recorder = Recorder(tapped)
         try:
             self._place(own)
             leaves, _ = task.examples(1)
@@ -1022,7 +1052,7 @@ def check_layers(model: nn.Module) -> None:
             )
 
 
-def check_gradients(sums: ClippedSums, loss_fn: LossFn, batch: Any) -> None:
+def check_gradients(sums: ClippedSums, loss_fn: LossFn, batch: Any) -> bool:
     """Compare the per-unit gradients of the first two rows of a batch with those of autograd.
 
     The model is in evaluation mode meanwhile, so that dropout does not disturb the comparison.
@@ -1032,6 +1062,9 @@ def check_gradients(sums: ClippedSums, loss_fn: LossFn, batch: Any) -> None:
         loss_fn: The loss.
         batch: A batch of at least two rows that are not equal. If the gradient of one of the first
             two is not finite, nothing is compared: an error would reveal the row.
+
+    Returns:
+        Whether the gradients were compared.
 
     Raises:
         InvalidInput: The gradients differ, or the loss of both rows together is not a weighted mean
@@ -1044,7 +1077,7 @@ def check_gradients(sums: ClippedSums, loss_fn: LossFn, batch: Any) -> None:
     state = _RandomState()
     try:
         sums.model.eval()
-        _check_gradients(sums, loss_fn, leaves, structure)
+        return _check_gradients(sums, loss_fn, leaves, structure)
     finally:
         state.restore()
         for module, training in modes:
@@ -1053,7 +1086,7 @@ def check_gradients(sums: ClippedSums, loss_fn: LossFn, batch: Any) -> None:
 
 def _check_gradients(
     sums: ClippedSums, loss_fn: LossFn, leaves: Sequence[Tensor], structure: Any
-) -> None:
+) -> bool:
     parameters = dict(sums.model.named_parameters())
     trainable = [parameters[name] for name in sums.names]
 
@@ -1071,7 +1104,7 @@ def _check_gradients(
     for row, expected in enumerate(single):
         norm = float(np.linalg.norm(expected))
         if not math.isfinite(norm):
-            return  # no error: it would reveal the row
+            return False  # no error: it would reveal the row
         clip_norm = 2.0 ** math.ceil(math.log2(max(norm, 2.0**-100)) + 1)
         own = ClippedSums(
             sums.model,
@@ -1106,3 +1139,4 @@ def _check_gradients(
             f"{difference:.3g}, where the larger one has norm {size:.3g}); the model or the loss "
             "mixes examples, or the loss is not a mean over rows"
         )
+    return True

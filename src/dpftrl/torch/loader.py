@@ -4,6 +4,7 @@
 # (the types of PyTorch are partial)
 
 import random
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, cast, final
 
@@ -36,7 +37,7 @@ class _Rows(TorchDataset[Any]):
         # Random transformations of examples depend on the step only, so that a step can be
         # repeated after a crash.
         with seeded(request.seed):
-            if isinstance(self._dataset, TensorDataset) and self._collate is default_collate:
+            if type(self._dataset) is TensorDataset and self._collate is default_collate:
                 # The same as below, without a Python loop over the examples.
                 return [tensor[request.examples] for tensor in self._dataset.tensors]
             if request.examples:
@@ -80,6 +81,7 @@ class PrivateLoader:
         self._run, self._num_workers = run, num_workers
         self._rows = _Rows(dataset, collate_fn)
         self._handed_out: HandedOut | None = None
+        self._earlier = dict[int, weakref.ref[Tensor]]()  # tensors of earlier steps, by their ids
 
     def __len__(self) -> int:
         return self._run.plan.dataset.steps - self._run.steps
@@ -101,13 +103,20 @@ class PrivateLoader:
                 )
             self._handed_out = HandedOut(step, len(examples), counts)
             yield batch
+            if self._run.steps > step:
+                self._remember(batch)
+
+    def _remember(self, batch: Any) -> None:
+        """Remember the tensors of a step that was done, as long as somebody else holds them."""
+        self._earlier = {key: one for key, one in self._earlier.items() if one() is not None}
+        self._earlier |= {id(tensor): weakref.ref(tensor) for tensor in tensors_of(batch)}
 
     def _requests(self, requests: list[_Request]) -> Iterator[_Request]:
         """Yield what is to be loaded, and keep it in `requests` until it was loaded."""
         for step in range(self._run.steps, self._run.plan.dataset.steps):
             batch = self._run.batch(step)
             counts = None if batch.counts is None else batch.counts.tolist()
-            request = _Request(step, self._run.seed(step), batch.examples.tolist(), counts)
+            request = _Request(step, self._run.seed(step, "data"), batch.examples.tolist(), counts)
             requests.append(request)
             yield request
 
@@ -123,7 +132,13 @@ class PrivateLoader:
                 f"step {step:,} needs its own batch: take batches from the loader, and pass each "
                 "of them to `step` once"
             )
-        for rows in (len(tensor) if tensor.ndim else 0 for tensor in tensors_of(batch)):
+        for tensor in tensors_of(batch):
+            earlier = self._earlier.get(id(tensor))
+            if earlier is not None and earlier() is tensor:
+                raise InvalidInput(
+                    f"this is the batch of an earlier step; step {step:,} needs its own"
+                )
+            rows = len(tensor) if tensor.ndim else 0
             if rows != handed_out.examples:
                 raise InvalidInput(
                     f"the batch of step {step:,} has {handed_out.examples:,} examples, got a "
@@ -164,6 +179,11 @@ def _map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
     raise InvalidInput(
         f"a batch consists of tensors in tuples, lists and dicts, got {type(batch).__name__}"
     )
+
+
+def plain_batch(batch: Any) -> Any:
+    """The batch with plain dicts in place of other mappings, as `torch.func` needs it."""
+    return _map_tensors(batch, lambda tensor: tensor)
 
 
 def tensors_of(batch: Any) -> list[Tensor]:

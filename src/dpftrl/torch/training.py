@@ -20,7 +20,7 @@ from dpftrl.errors import InvalidInput
 from dpftrl.plan import DatasetPlan, SamplingName
 from dpftrl.torch.checkpoint import read_checkpoint, write_checkpoint
 from dpftrl.torch.gradients import ClippedSums, LossFn, check_gradients, check_layers
-from dpftrl.torch.loader import PrivateLoader, seeded
+from dpftrl.torch.loader import PrivateLoader, plain_batch, seeded
 
 
 def make_private(
@@ -113,6 +113,7 @@ def make_private(
             "finite counts as zero."
         ),
         framework="torch",
+        mechanism=mechanism,
     )
     run = open_run(
         folder,
@@ -165,6 +166,7 @@ class PrivateTraining:
             model,
             run.grid,
             largest_batch=run.batches.largest,
+            usual_batch=run.plan.dataset.batch_size,
             examples_per_unit=run.settings.examples_per_unit,
             micro_batch=micro_batch,
         )
@@ -239,11 +241,11 @@ class PrivateTraining:
         run.check_usable()
         handed_out = self.loader.check(batch)
         self._check_no_gradients()
-        with seeded(run.seed(run.steps)):
-            if not self._checked and handed_out.examples > 1:
-                check_gradients(self._sums, loss_fn, batch)
-                self._checked = True
-        with seeded(run.seed(run.steps)):
+        batch = plain_batch(batch)
+        if not self._checked and handed_out.examples > 1:
+            with seeded(run.seed(run.steps, "model")):
+                self._checked = check_gradients(self._sums, loss_fn, batch)
+        with seeded(run.seed(run.steps, "model")):
             stats = self._sums.add(loss_fn, batch, handed_out.counts)
         run.step(self._sums.steps, handed_out.units, self._apply)
         run.save_if_due(self._checkpoint)
