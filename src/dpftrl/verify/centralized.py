@@ -861,7 +861,7 @@ class CentralizedVerification:
         def check_coverage(claim: GuaranteeFile) -> str | Check:
             stated = in_order.check(claim.epsilon, min(claim.steps, planned), "the file")
             text = stated.text if isinstance(stated, Check) else stated
-            needed = in_order.range(steps).least
+            needed = in_order.range(steps).least if steps else 0.0
             if claim.steps < journal.steps and not claim.epsilon >= needed * (1 - ROUNDING):
                 text += (
                     ". All steps in the journal count as released, so the file is older than the "
