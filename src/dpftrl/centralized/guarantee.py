@@ -147,12 +147,7 @@ def hypotheses(plan: DatasetPlan, file: RunFile) -> tuple[Hypothesis, ...]:
             "Every step is given the rows that the loader yielded for it, and their shape does not "
             "depend on who else is in the batch.",
         ),
-        Hypothesis(
-            "independence",
-            f"The gradient of one {unit} does not depend on the data of another {unit}. Layers "
-            "that mix examples are refused, and two gradients are checked at the first step; code "
-            "of the model or of the loss that mixes them at other times is not noticed.",
-        ),
+        Hypothesis("independence", _independence(unit, settings.framework)),
         Hypothesis(
             "other outputs",
             "Nothing else that depends on the data set is published: no losses, no accuracy on the "
@@ -177,6 +172,16 @@ def hypotheses(plan: DatasetPlan, file: RunFile) -> tuple[Hypothesis, ...]:
     if file.test_key:
         conditions.append(TEST_KEY)
     return tuple(conditions)
+
+
+def _independence(unit: str, framework: str) -> str:
+    text = f"The gradient of one {unit} does not depend on the data of another {unit}."
+    if framework == "jax":
+        return f"{text} It is computed from its own rows alone, by a function without side effects."
+    return (
+        f"{text} Layers that mix examples are refused, and two gradients are checked at the first "
+        "step; code of the model or of the loss that mixes them at other times is not noticed."
+    )
 
 
 def _secret_batches() -> Hypothesis:

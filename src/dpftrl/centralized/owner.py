@@ -4,7 +4,8 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sized
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, final
 
@@ -174,6 +175,25 @@ def length_of(dataset: Any) -> int:
             f"batch; got {type(dataset).__name__}. Put a stream of examples into a list first"
         )
     return len(dataset)
+
+
+@final
+class StepsOfArrays:
+    """For which step each array was handed out, as long as somebody holds the array."""
+
+    def __init__(self) -> None:
+        self._known = dict[int, tuple[weakref.ref[Any], int]]()  # by the id of the array
+
+    def remember(self, arrays: Iterable[Any], step: int) -> None:
+        """Note that these arrays are the batch of a step."""
+        self._known = {key: one for key, one in self._known.items() if one[0]() is not None}
+        self._known |= {id(array): (weakref.ref(array), step) for array in arrays}
+
+    def check(self, array: Any, step: int) -> None:
+        """Refuse an array that was handed out for another step."""
+        reference, known = self._known.get(id(array), (None, step))
+        if reference is not None and reference() is array and known != step:
+            raise InvalidInput(f"this is the batch of step {known:,}; step {step:,} needs its own")
 
 
 class WarnOnce:

@@ -261,10 +261,12 @@ class RunStore:
         key: NoiseKey,
         chain: Chain[AnyRecord],
         state: RunState,
+        state_folder: Path | None,
         held: ExitStack,
     ):
         """Call `create` or `resume` instead."""
         self.folder, self.file, self.plan, self.key, self.state = folder, file, plan, key, state
+        self.state_folder = state_folder
         self._chain, self._held = chain, held
         self._mechanism = mechanism_content(plan.mechanism, folder.guarantee)
         self._covered = 0  # number of steps that guarantee.json covers
@@ -298,7 +300,7 @@ class RunStore:
             content = msgspec.json.format(msgspec.json.encode(file))
             replace_file(folder.settings, content, private=True)
             replace_file(folder.checkpoint(0), checkpoint, private=True)
-            store = cls(folder, file, plan, key, chain, RunState(), held)
+            store = cls(folder, file, plan, key, chain, RunState(), state_folder, held)
             chain.begin()
             store._append(
                 Created(
@@ -330,7 +332,7 @@ class RunStore:
                 state.follow(record)
             chain.resume()
             folder.tidy(state.saved)
-            store = cls(folder, file, plan, key, chain, state, held)
+            store = cls(folder, file, plan, key, chain, state, state_folder, held)
             if state.digests:
                 store.publish(store.covered(len(state.digests)))
             store._held = held.pop_all()

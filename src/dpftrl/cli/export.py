@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from dpftrl._internal.formatting import rounded_up
-from dpftrl.cli.files import check_target, force_option
+from dpftrl.cli.files import check_target, force_option, refuse_centralized
 from dpftrl.cli.options import state_folder_option
 from dpftrl.cli.output import print_json, say, working
 from dpftrl.federated import Server
@@ -36,6 +36,7 @@ def export_command(
     guarantee, and the list of private runs behind the model, so that a run that starts from it can
     compose their guarantees. It contains no noise, no key and nothing about who took part.
     """
+    refuse_centralized(run)
     check_target(model, "model", force=force)
     with (
         working(f"reading {run}"),

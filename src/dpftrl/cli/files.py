@@ -104,6 +104,7 @@ def kind_of(name: str) -> SourceKind:
         if path.is_dir():
             if not (path / "plan.json").exists():
                 raise InvalidInput(f"{name} is a folder without a run: there is no plan.json in it")
+            refuse_centralized(path)
             return "run"
     except OSError as error:
         raise InvalidInput(f"{name} cannot be read: {error.strerror}") from None
@@ -121,6 +122,16 @@ def kind_of(name: str) -> SourceKind:
             "give its folder"
         )
     return kinds[written]
+
+
+def refuse_centralized(folder: Path) -> None:
+    """Refuse the folder of a centralized run, which only some commands take."""
+    from dpftrl.verify.centralized import is_centralized  # here, because it is slow to import
+
+    if is_centralized(folder):
+        raise InvalidInput(
+            f"{folder} is a centralized run; `dpftrl verify` and `dpftrl statement` take it"
+        )
 
 
 def read_source(name: str, *, planned: bool = False) -> Source | None:
@@ -271,7 +282,8 @@ def _is_ours(path: Path, kind: TargetKind) -> bool:
         if path.stat().st_size == 0:
             return True
         if path.suffix == ".json":
-            return read_json(path, Header, kind).format == f"dpftrl {kind}"
+            written = read_json(path, Header, kind).format
+            return written in (f"dpftrl {kind}", f"dpftrl centralized {kind}")
         content = path.read_bytes() if kind == "picture" else b""  # a PDF has its mark at the end
         with path.open("rb") as file:
             start = file.read(2**16)

@@ -13,12 +13,12 @@ from dpftrl.errors import InvalidInput
 from dpftrl.statement.centralized import (
     CentralizedStatement,
     centralized_statement,
-    is_centralized,
     write_centralized_statement,
 )
 from dpftrl.statement.facts import Details
-from dpftrl.statement.from_files import GUARANTEE, LEDGER, statement_of_files
+from dpftrl.statement.from_files import GUARANTEE, LEDGER, RECORD, statement_of_files
 from dpftrl.statement.statement import Statement, save_statement, statement_paths
+from dpftrl.verify.centralized import is_centralized
 
 
 @click.command("statement")
@@ -76,7 +76,8 @@ def statement_command(
 ) -> None:
     """Write the privacy statement of a plan, a guarantee or a run, as Markdown, HTML and JSON.
 
-    `dpftrl statement RUN` is `dpftrl statement RUN/plan.json --run RUN`.
+    `dpftrl statement RUN` is `dpftrl statement RUN/plan.json --run RUN`. The run may be a training
+    of a fleet, or a centralized one of `dpftrl.torch` or `dpftrl.jax`.
 
     The statement says what is guaranteed, for whom and against whom, which hypotheses the guarantee
     has (each one enforced, observed, claimed or assumed), what it does not cover, how to recompute
@@ -92,10 +93,11 @@ def statement_command(
     """
     checked_date = _check_date(date)
     details = Details(organisation, model_name, contact, public_data, shipped_checkpoint)
-    if kind_of(str(promised)) == "run" and is_centralized(promised):
+    if is_centralized(promised):
         if run is not None or devices is not None:
             raise InvalidInput(f"{promised} is a centralized run; leave out --run and --devices")
         stem = out or promised / "statement"
+        _check_overwrite(statement_paths(stem), promised / "plan.json", promised)
         for path in statement_paths(stem):
             check_target(path, "statement", force=force)
         with progress_bar("verifying the run"):
@@ -154,7 +156,8 @@ def _print_statement(
 
 def _check_overwrite(targets: tuple[Path, ...], promised: Path, run: Path | None) -> None:
     """Refuse to overwrite a file that the statement is computed from."""
-    sources = [promised] if run is None else [promised, run / GUARANTEE, run / LEDGER]
+    files = () if run is None else (GUARANTEE, LEDGER, RECORD)
+    sources = [promised, *(run / name for name in files if run is not None)]
     protected = {Path(os.path.realpath(source)) for source in sources}
     for target in targets:
         if Path(os.path.realpath(target)) in protected:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from dpftrl._internal.formatting import in_full, rounded_up
+from dpftrl.cli.files import refuse_centralized
 from dpftrl.cli.options import state_folder_option
 from dpftrl.cli.output import print_json, progress_bar, say
 from dpftrl.errors import InvalidInput
@@ -93,6 +94,7 @@ def train_command(
 
     with progress_bar("preparing") as on_progress:
         if resume:
+            refuse_centralized(out)
             training = Training.resume(
                 out, state_folder=state_folder, trust_folder=trust_folder, on_progress=on_progress
             )

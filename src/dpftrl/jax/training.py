@@ -21,9 +21,17 @@ from safetensors.numpy import save as save_tensors
 from dpftrl._internal.progress import Progress
 from dpftrl.accounting import Guarantee, SampledGuarantee
 from dpftrl.centralized import Batch, Settings, TrainingRun, Units
-from dpftrl.centralized.owner import Metrics, PathLike, Target, WarnOnce, length_of, open_run
+from dpftrl.centralized.owner import (
+    Metrics,
+    PathLike,
+    StepsOfArrays,
+    Target,
+    WarnOnce,
+    length_of,
+    open_run,
+)
 from dpftrl.errors import InvalidInput, UnsafeState
-from dpftrl.jax.gradients import LossFunction, PyTree, clipped_sum
+from dpftrl.jax.gradients import ClippedSum, LossFunction, PyTree, clipped_sum
 from dpftrl.plan import DatasetPlan, SamplingName
 
 # The key of the JSON text in the metadata of a checkpoint.
@@ -113,7 +121,11 @@ def make_private(
         framework="jax",
         mechanism=mechanism,
     )
+    params = jax.tree.map(jnp.array, params)  # a copy, in the types that JAX has
     state = TrainState(params, optimizer.init(params))
+    gradient_sum = clipped_sum(
+        loss_fn, settings.clip_norm, unit=data_units.kind, micro_batch=micro_batch
+    )
     run = open_run(
         folder,
         Target(epsilon, delta, epochs, batch_size, sampling, mechanism, max_batch_size),
@@ -129,7 +141,7 @@ def make_private(
     try:
         if run.store is not None:
             state = _read_checkpoint(run.saved_checkpoint(), state)
-        return PrivateTraining(run, loss_fn, optimizer, state, rows, micro_batch)
+        return PrivateTraining(run, gradient_sum, optimizer, state, rows)
     except BaseException:
         run.close()
         raise
@@ -174,19 +186,14 @@ class PrivateTraining:
     def __init__(
         self,
         run: TrainingRun,
-        loss_fn: LossFunction,
+        gradient_sum: ClippedSum,
         optimizer: optax.GradientTransformation,
         state: TrainState,
         rows: "_Rows",
-        micro_batch: int | None,
     ):
         """Call `make_private` instead."""
         self._run, self._state = run, state
-        self._sum = jax.jit(
-            clipped_sum(
-                loss_fn, run.settings.clip_norm, unit=run.settings.unit, micro_batch=micro_batch
-            )
-        )
+        self._sum = jax.jit(gradient_sum)
         self._update = jax.jit(_stepped(optimizer))
         self.loader = PrivateLoader(run, rows)
         self._warned = WarnOnce()
@@ -316,6 +323,7 @@ class PrivateLoader:
     def __init__(self, run: TrainingRun, rows: "_Rows"):
         self._run, self._rows = run, rows
         self._handed_out: tuple[int, Batch] | None = None
+        self._steps_of = StepsOfArrays()
 
     def __len__(self) -> int:
         return self._run.plan.dataset.steps - self._run.steps
@@ -328,7 +336,10 @@ class PrivateLoader:
                     "`step`, in their order"
                 )
             self._handed_out = (step, self._run.batch(step))
-            yield self._rows.batch(self._handed_out[1].examples)
+            batch = self._rows.batch(self._handed_out[1].examples)
+            self._steps_of.remember(jax.tree.leaves(batch), step)
+            yield batch
+            del batch
 
     def check(self, batch: PyTree) -> Batch:
         """What was handed out for the current step, if the batch can be it.
@@ -344,6 +355,7 @@ class PrivateLoader:
             )
         drawn = self._handed_out[1]
         for leaf in jax.tree.leaves(batch):
+            self._steps_of.check(leaf, step)
             rows = np.shape(leaf)[0] if np.ndim(leaf) else 0
             if rows != len(drawn.examples):
                 raise InvalidInput(
@@ -433,12 +445,22 @@ def _trainable(params: PyTree) -> tuple[tuple[str, ...], int]:
 def _write_checkpoint(state: TrainState) -> bytes:
     """Parameters and optimizer as a safetensors file. Arrays are written as bytes."""
     leaves, structure = jax.tree.flatten(state)
-    arrays = [np.ascontiguousarray(leaf) for leaf in leaves]
+    arrays = list(map(_as_array, leaves))
     kinds = [[str(array.dtype), list(array.shape)] for array in arrays]
     tensors = {
         f"{i:06d}": np.frombuffer(array.tobytes(), np.uint8) for i, array in enumerate(arrays)
     }
     return save_tensors(tensors, {STATE: json.dumps({"arrays": kinds, "tree": str(structure)})})
+
+
+def _as_array(leaf: Any) -> NDArray[Any]:
+    """A leaf as a NumPy array of the same shape."""
+    try:
+        return np.asarray(leaf)
+    except TypeError as error:
+        raise InvalidInput(
+            f"the optimizer keeps a value that cannot be written to a checkpoint: {error}"
+        ) from None
 
 
 def _read_checkpoint(content: bytes, like: TrainState) -> TrainState:

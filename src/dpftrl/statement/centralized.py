@@ -11,10 +11,12 @@ from dpftrl import __version__
 from dpftrl._internal.formatting import probability_in_words, rounded_down, rounded_up, short_up
 from dpftrl._internal.storage import read_json, replace_file
 from dpftrl.centralized import TrainingRun
-from dpftrl.centralized.guarantee import TEST_KEY, GuaranteeFile
+from dpftrl.centralized.guarantee import TEST_KEY, GuaranteeFile, epsilon_after
 from dpftrl.centralized.guarantee import guarantee_file as guarantee_of_run
+from dpftrl.centralized.settings import RunFile
 from dpftrl.errors import InvalidInput
-from dpftrl.mechanisms.registry import mechanism_content
+from dpftrl.mechanisms.registry import mechanism_content, mechanism_from
+from dpftrl.plan import load_dataset_plan
 from dpftrl.statement.document import (
     Block,
     Bullets,
@@ -29,7 +31,6 @@ from dpftrl.statement.document import (
     markdown,
 )
 from dpftrl.statement.facts import Details, Evidence, StatedBasis
-from dpftrl.statement.from_files import Header
 from dpftrl.statement.sections import DETAILS
 from dpftrl.statement.statement import statement_paths
 from dpftrl.verify import Verdict, verify_run
@@ -109,9 +110,12 @@ class CentralizedStatement:
     @property
     def summary_sentence(self) -> str:
         """The guarantee in one plain sentence."""
-        one = self.guarantee
+        one, planned = self.guarantee, self.guarantee.dataset.steps
+        steps = f"All {planned:,} noisy steps of the training"
+        if one.steps < planned:
+            steps = f"The first {one.steps:,} of {planned:,} planned noisy steps of the training"
         return (
-            f"All {one.steps:,} noisy steps of the training, and with them all its models, are "
+            f"{steps}, and with them all its models, are "
             f"({rounded_up(one.epsilon)}, {short_up(one.delta)})-differentially private, for "
             f"each {one.unit}."
         )
@@ -295,12 +299,6 @@ class CentralizedStatement:
         return tuple(blocks)
 
 
-def is_centralized(folder: Path) -> bool:
-    """Whether a folder holds a centralized run."""
-    path = folder / "run.json"
-    return path.exists() and read_json(path, Header, "run").format == "dpftrl centralized run"
-
-
 def centralized_statement(
     folder: str | os.PathLike[str],
     *,
@@ -325,23 +323,52 @@ def centralized_statement(
     path = root / "guarantee.json"
     if not path.exists():
         raise InvalidInput(f"{root} has no guarantee.json: no step was saved yet")
+    read_json(root / "run.json", RunFile, "centralized run")
     guarantee = read_json(path, GuaranteeFile, "centralized guarantee")
     verdict = None
     if (root / "private").exists():
         verdict = verify_run(root, state_folder, witness=witness)
+    else:
+        _check_with_plan(guarantee, root / "plan.json")
     return CentralizedStatement(guarantee, verdict, details or Details(), date)
 
 
+def _check_with_plan(guarantee: GuaranteeFile, path: Path) -> None:
+    """Refuse a guarantee that the plan of the run does not give.
+
+    Raises:
+        InvalidInput: The plan is missing, or says something else.
+    """
+    plan = load_dataset_plan(path)
+    is_same = (
+        guarantee.dataset,
+        guarantee.sampling,
+        guarantee.noise_multiplier,
+        guarantee.delta,
+        mechanism_from(guarantee.mechanism, path),
+    ) == (plan.dataset, plan.sampling, plan.noise_multiplier, plan.guarantee.delta, plan.mechanism)
+    if (
+        not is_same
+        or not 1 <= guarantee.steps <= plan.dataset.steps
+        or not guarantee.epsilon >= epsilon_after(plan, guarantee.steps) * (1 - 1e-9)
+        or guarantee.failure < plan.failure
+    ):
+        raise InvalidInput(
+            f"{path.with_name('guarantee.json')} does not follow from {path}: it was edited, or "
+            "belongs to another run"
+        )
+
+
 def save_centralized_statement(
-    run: TrainingRun, stem: str | os.PathLike[str], state_folder: Path | None = None
+    run: TrainingRun, stem: str | os.PathLike[str]
 ) -> CentralizedStatement:
     """Write the statement of all steps so far to three files (.md, .html and .json).
 
     Args:
         run: The run.
         stem: The path of the files without suffix.
-        state_folder: The folder of the run's witness.
     """
+    run.check_open()
     if not run.released:
         raise InvalidInput("no step was done yet, so there is nothing to state")
     if run.store is None:
@@ -351,7 +378,9 @@ def save_centralized_statement(
         )
     else:
         run.store.publish(run.released)
-        statement = centralized_statement(run.store.folder.root, state_folder=state_folder)
+        statement = centralized_statement(
+            run.store.folder.root, state_folder=run.store.state_folder
+        )
     write_centralized_statement(statement, stem)
     return statement
 

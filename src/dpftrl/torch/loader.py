@@ -4,7 +4,6 @@
 # (the types of PyTorch are partial)
 
 import random
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, cast, final
 
@@ -15,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 from torch.utils.data import Dataset as TorchDataset
 
 from dpftrl.centralized import TrainingRun
+from dpftrl.centralized.owner import StepsOfArrays
 from dpftrl.errors import InvalidInput
 
 
@@ -81,7 +81,7 @@ class PrivateLoader:
         self._run, self._num_workers = run, num_workers
         self._rows = _Rows(dataset, collate_fn)
         self._handed_out: HandedOut | None = None
-        self._earlier = dict[int, weakref.ref[Tensor]]()  # tensors of earlier steps, by their ids
+        self._steps_of = StepsOfArrays()
 
     def __len__(self) -> int:
         return self._run.plan.dataset.steps - self._run.steps
@@ -102,14 +102,8 @@ class PrivateLoader:
                     "`step`, in their order"
                 )
             self._handed_out = HandedOut(step, len(examples), counts)
+            self._steps_of.remember(tensors_of(batch), step)
             yield batch
-            if self._run.steps > step:
-                self._remember(batch)
-
-    def _remember(self, batch: Any) -> None:
-        """Remember the tensors of a step that was done, as long as somebody else holds them."""
-        self._earlier = {key: one for key, one in self._earlier.items() if one() is not None}
-        self._earlier |= {id(tensor): weakref.ref(tensor) for tensor in tensors_of(batch)}
 
     def _requests(self, requests: list[_Request]) -> Iterator[_Request]:
         """Yield what is to be loaded, and keep it in `requests` until it was loaded."""
@@ -133,11 +127,7 @@ class PrivateLoader:
                 "of them to `step` once"
             )
         for tensor in tensors_of(batch):
-            earlier = self._earlier.get(id(tensor))
-            if earlier is not None and earlier() is tensor:
-                raise InvalidInput(
-                    f"this is the batch of an earlier step; step {step:,} needs its own"
-                )
+            self._steps_of.check(tensor, step)
             rows = len(tensor) if tensor.ndim else 0
             if rows != handed_out.examples:
                 raise InvalidInput(

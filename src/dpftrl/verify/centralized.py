@@ -95,6 +95,7 @@ class SettingsContent(msgspec.Struct, frozen=True):
     size: int
     commit_every: int
     clipping: str
+    framework: str
 
 
 class RunFile(msgspec.Struct, frozen=True):
@@ -416,14 +417,18 @@ def expected_hypotheses(files: CentralizedFiles) -> tuple[HypothesisContent, ...
             "enforced",
         ),
     )
+    alone = "It is computed from its own rows alone, by a function without side effects."
+    compared = (
+        "Layers that mix examples are refused, and two gradients are checked at the first step; "
+        "code of the model or of the loss that mixes them at other times is not noticed."
+    )
     assumed = {
         "data set": f"The number of {unit}s, {data.size:,}, is public, and the data set is the "
         "same in all steps.",
         "batches": "Every step is given the rows that the loader yielded for it, and their shape "
         "does not depend on who else is in the batch.",
         "independence": f"The gradient of one {unit} does not depend on the data of another "
-        f"{unit}. Layers that mix examples are refused, and two gradients are checked at the first "
-        "step; code of the model or of the loss that mixes them at other times is not noticed.",
+        f"{unit}. {alone if run.settings.framework == 'jax' else compared}",
         "other outputs": "Nothing else that depends on the data set is published: no losses, no "
         "accuracy on the data set, no choice of settings, of checkpoints or of the time to stop by "
         "them.",
