@@ -86,11 +86,19 @@ class Grid:
         """The number of updates that always fit into a sum without overflow."""
         return int(MOST_STEPS // math.ceil(self.clip_norm / self.step))
 
-    def values(self, steps: Steps, divisor: float = 1.0) -> NDArray[np.float64]:
-        """Convert steps to numbers, divided by `divisor`, such as the report goal."""
+    def values(
+        self, steps: Steps, divisor: float = 1.0, out: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:
+        """Convert steps to numbers, divided by `divisor`, such as the report goal.
+
+        Args:
+            steps: Numbers of steps.
+            divisor: The divisor.
+            out: Memory for the result; by default it is new.
+        """
         if not 0 < divisor < math.inf:
             raise InvalidInput(f"divisor must be a finite number above 0, got {divisor!r:.60}")
-        return steps.astype(np.float64) * (self.step / divisor)
+        return np.multiply(steps, self.step / divisor, out=out)
 
 
 @final
@@ -109,6 +117,13 @@ class ExactSum:
         self.updates = 0
         self.steps: Steps = np.zeros(whole_number("size", size), dtype=np.int64)
         self._copy: NDArray[Any] | None = None
+
+    @classmethod
+    def of(cls, grid: Grid, steps: Steps, updates: int) -> Self:
+        """The sum of updates that were clipped and added elsewhere, in steps of the grid."""
+        total = cls(grid, 1)
+        total.steps, total.updates = steps, updates
+        return total
 
     def __repr__(self) -> str:
         return f"ExactSum({self.updates} updates of {self.steps.size:,} coordinates)"

@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, Self, final
+from typing import Final, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,17 @@ from dpftrl.centralized.batches import Batch, Batches, Units
 from dpftrl.centralized.guarantee import epsilon_after, hypotheses
 from dpftrl.centralized.settings import RunFile, Settings
 from dpftrl.centralized.store import RunFolder, RunStore
-from dpftrl.clipping import Grid, Steps
+from dpftrl.clipping import ExactSum, Grid, Steps
 from dpftrl.errors import InvalidInput, RoundsExceeded, UnsafeState
 from dpftrl.noise import NoiseKey, NoiseStream
 from dpftrl.plan import DatasetPlan
 
 PathLike = str | os.PathLike[str]
+# Below this number of coordinates, one thread adds the noise. Libraries such as PyTorch let their
+# own threads wait actively for more work, and a further thread would compete with them.
+SMALL: Final = 2_000_000
+# The norm of the sum is checked in every so many steps.
+CHECK_EVERY: Final = 32
 
 
 @final
@@ -62,12 +67,17 @@ class TrainingRun:
         self.batches = Batches(plan, units, key)
         self._key = key
         self._noise = NoiseStream(
-            plan, file.settings.size, key=key, clip_norm=file.settings.clip_norm
+            plan,
+            file.settings.size,
+            key=key,
+            clip_norm=file.settings.clip_norm,
+            threads=1 if file.settings.size < SMALL else None,
         )
         if store is not None:
             self._noise = store.noise_at_checkpoint(self._noise)
             weakref.finalize(self, store.close)
         self.steps = self._noise.round
+        self._mean = np.empty(file.settings.size)  # for the noisy mean of each step
         self._process = os.getpid()
         self._poisoned = False
 
@@ -230,7 +240,7 @@ class TrainingRun:
         Args:
             total: The sum of clipped gradients in steps of the grid; the noise is added in place.
             units: Number of units in the sum.
-            apply: Changes the model, given the noisy mean.
+            apply: Changes the model, given the noisy mean. The next step overwrites that array.
             grid: The grid of the sum; by default that of the run.
 
         Raises:
@@ -239,11 +249,23 @@ class TrainingRun:
         self.check_usable()
         with self._all_or_nothing():
             on = grid or self.grid
-            self._noise.add_to(total, on, updates=units)
+            self._add_noise(total, on, units)
             if self.store is not None:
                 self.store.record_step(self.steps, self._noise.last_digest())
-            apply(on.values(total, divisor=self.plan.dataset.batch_size))
+            apply(on.values(total, self.plan.dataset.batch_size, self._mean))
             self.steps += 1
+
+    def _add_noise(self, total: Steps, grid: Grid, units: int) -> None:
+        """Add the noise of the next step.
+
+        The caller clips. That the norm of the sum is possible for so many clipped gradients is
+        checked now and then, as a safeguard against mistakes: it takes time for large models.
+        """
+        if self.steps % CHECK_EVERY == 0:
+            self._noise.add_to(total, grid, updates=units)
+            return
+        exact = ExactSum.of(grid, total, units)
+        self._noise.add_to(exact)
 
     @contextmanager
     def _all_or_nothing(self) -> Generator[None]:

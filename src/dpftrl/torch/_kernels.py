@@ -5,7 +5,8 @@ import numba
 import numpy as np
 
 from dpftrl._internal.arrays import Array
-from dpftrl._internal.compiled import TILE, compiled
+from dpftrl._internal.compiled import TILE, bits_of, compiled
+from dpftrl.clipping import EXACT_SHIFT, SHIFT, SHIFT_BITS
 
 # Whole numbers up to here, and their sums if they stay below, are exact in float64.
 LARGEST_EXACT = 2.0**53
@@ -129,10 +130,26 @@ def add_rows(
 
 
 @numba.njit(**compiled)
-def add_rounded(values: Array, steps_per_unit: float, start: int, stop: int, steps: Array) -> None:
-    """Round the values from `start` to `stop` to whole steps and add them to `steps`."""
-    for i in range(start, stop):
-        steps[i] += np.int64(np.rint(values[i] * steps_per_unit))
+def add_rounded(
+    values: Array, steps_per_unit: float, most: float, start: int, stop: int, steps: Array
+) -> None:
+    """Round the values from `start` to `stop` to whole steps and add them to `steps`.
+
+    Args:
+        values: The values.
+        steps_per_unit: Steps of the grid per 1.0; a power of two.
+        most: An upper bound on the absolute values, in steps.
+        start: The first value to add.
+        stop: The end of the values to add.
+        steps: The sum, in steps; changed in place.
+    """
+    if most < EXACT_SHIFT:  # adding SHIFT rounds to a whole number, which its bits then show
+        for i in range(start, stop):
+            whole = values[i] * steps_per_unit + SHIFT
+            steps[i] += np.int64(bits_of(whole)) - SHIFT_BITS
+    else:
+        for i in range(start, stop):
+            steps[i] += np.int64(np.rint(values[i] * steps_per_unit))
 
 
 @numba.njit(**compiled)

@@ -486,6 +486,33 @@ def _run_layer(
     return torch.stack(outputs), (h, c) if step == "lstm" else (h,)
 
 
+_plain_cross_entropy: Any = functional.cross_entropy
+
+
+def _cross_entropy(
+    input: Tensor,  # noqa: A002
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    """The cross-entropy of class numbers; vmap would run slow Python code for torch's own."""
+    options = (weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+    is_usual = weight is size_average is reduce is None and label_smoothing == 0
+    if not is_usual or input.dim() < 2 or target.is_floating_point():
+        return _plain_cross_entropy(input, target, *options)
+    counts = target != ignore_index
+    places = torch.where(counts, target, 0).unsqueeze(1)
+    losses = -functional.log_softmax(input, 1).gather(1, places).squeeze(1)
+    losses = torch.where(counts, losses, 0.0)
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.sum() / counts.sum()
+
+
 _torch: Any = torch  # these functions have no complete types
 HANDLERS: dict[Any, Handler] = {
     functional.linear: _linear,
@@ -509,7 +536,8 @@ HANDLERS: dict[Any, Handler] = {
 }
 # Operations that are computed in another way, since vmap does not support them well.
 REPLACED: dict[Any, Handler] = {
-    functional.scaled_dot_product_attention: _scaled_dot_product_attention
+    functional.cross_entropy: _cross_entropy,
+    functional.scaled_dot_product_attention: _scaled_dot_product_attention,
 }
 # Operations that autocast computes in low precision. In vmap on CPUs, autocast has no effect, so
 # the recorder does it.

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from threading import get_ident
 from typing import Any, Final, cast, final
 
 import numpy as np
@@ -216,6 +217,7 @@ class ClippedSums:
         self._worked = set[Any]()  # the keys of plans that could be run
         self._recorder: Recorder | None = None
         self._memory = _Memory()
+        self._sums_of_threads = list[tuple[_Memory, Steps]]()  # those that no thread uses now
         self._warned = False
 
     def __repr__(self) -> str:
@@ -621,7 +623,10 @@ class ClippedSums:
             (k, _rows(_per_unit(value, units), units))
             for k, value in zip(plan.explicit, result.explicit, strict=True)
         ]
-        small += [(k, self._gradient(plan, result, k, units, slice(0, units))) for k in plan.small]
+        every = slice(0, units)
+        small += [
+            (k, self._gradient(plan, result, k, units, every, self._memory)) for k in plan.small
+        ]
         _add_squares([rows for _, rows in small], squares)
         embeddings = [(k, *_embedding_rows(plan, result, k, units)) for k in plan.sparse]
         for _, tokens, rows in embeddings:
@@ -632,16 +637,7 @@ class ClippedSums:
         ]
         for _, pair in pairs:
             pair.add_squares(squares, products)
-        factors = np.zeros(units)
-        chunk = plan.chunk if plan.large else units
-        for start in range(0, units, chunk):
-            own = slice(start, min(start + chunk, units))
-            large = [(k, self._gradient(plan, result, k, units, own)) for k in plan.large]
-            _add_squares([rows for _, rows in large], squares[own])
-            factors[own] = self._factors(squares[own], products[own], plan.margin)
-            if own.stop > real:
-                factors[max(start, real) : own.stop] = 0
-            self._add_rows(large, factors[own])
+        factors = self._add_large(plan, result, squares, products, real)
         self._add_rows(small, factors)
         scale = 1 / self.grid.step
         for k, tokens, rows in embeddings:
@@ -650,8 +646,67 @@ class ClippedSums:
             _split(rows.shape[2], rows.size, kernels.add_rows, work, (steps,))
         for k, pair in pairs:
             total = pair.weighted_sum(factors, self._memory)
-            _split(total.size, total.size, kernels.add_rounded, (total, scale), (self._steps(k),))
+            most = 2 * units * self.grid.clip_norm * scale  # with room for rounding
+            work = (total, scale, most)
+            _split(total.size, total.size, kernels.add_rounded, work, (self._steps(k),))
         return squares, factors
+
+    def _add_large(
+        self,
+        plan: _Plan,
+        result: _Pass,
+        squares: FloatVector,
+        products: FloatVector,
+        real: int,
+    ) -> FloatVector:
+        """Write out the large gradients of a few units at a time, clip and add them.
+
+        Each thread works on other units and adds to a sum of its own. Sums of whole numbers do not
+        depend on their order. The threads of torch would get in the way: they stay active for a
+        while after each operation.
+
+        Returns:
+            The factor of each unit.
+        """
+        units = squares.size
+        factors = np.zeros(units)
+        threads = torch.get_num_threads() if plan.large else 1
+        chunk = min(plan.chunk, -(-units // threads)) if plan.large else units
+        own_sums = dict[int, tuple[_Memory, Steps]]()  # by thread
+
+        def work(start: int) -> None:
+            if get_ident() not in own_sums:
+                own_sums[get_ident()] = self._sums_of_threads.pop()
+            memory, steps = own_sums[get_ident()]
+            own = slice(start, min(start + chunk, units))
+            large = [(k, self._gradient(plan, result, k, units, own, memory)) for k in plan.large]
+            _add_squares([rows for _, rows in large], squares[own])
+            factors[own] = self._factors(squares[own], products[own], plan.margin)
+            if own.stop > real:
+                factors[max(start, real) : own.stop] = 0
+            self._add_rows(large, factors[own], steps)
+
+        while len(self._sums_of_threads) < threads:
+            is_first = not self._sums_of_threads
+            steps = self.steps if is_first else np.zeros(self.size, dtype=np.int64)
+            self._sums_of_threads.append((_Memory(), steps))
+        starts = range(0, units, chunk)
+        if threads == 1:
+            parallel_map(work, starts, 1)
+        else:
+            torch.set_num_threads(1)
+            try:
+                parallel_map(work, starts, threads)
+            finally:
+                torch.set_num_threads(threads)
+        for memory, steps in own_sums.values():
+            if steps is not self.steps:
+                for k in plan.large:
+                    start, stop = self.spans[k]
+                    self.steps[start:stop] += steps[start:stop]
+                    steps[start:stop] = 0
+            self._sums_of_threads.append((memory, steps))
+        return factors
 
     def _factors(self, squares: FloatVector, products: FloatVector, margin: float) -> FloatVector:
         """The factors that clip the gradients; 0 for those that are not finite."""
@@ -666,12 +721,18 @@ class ClippedSums:
             factors = np.minimum(factors, most / np.sqrt(products))
         return np.where(np.isfinite(norms) & np.isfinite(products), factors, 0.0)
 
-    def _steps(self, parameter: int) -> Steps:
+    def _steps(self, parameter: int, steps: Steps | None = None) -> Steps:
         start, stop = self.spans[parameter]
-        return self.steps[start:stop]
+        return (self.steps if steps is None else steps)[start:stop]
 
     def _gradient(
-        self, plan: _Plan, result: _Pass, parameter: int, units: int, own: slice
+        self,
+        plan: _Plan,
+        result: _Pass,
+        parameter: int,
+        units: int,
+        own: slice,
+        reused: "_Memory",
     ) -> NDArray[Any]:
         """The written-out gradients of some units, one per row."""
         shape = tuple(self._parameters[parameter].shape)
@@ -682,13 +743,16 @@ class ClippedSums:
             record = None if use.record < 0 else _of_units(result.records[use.record], units, own)
             memory = None
             if total is None and use.kind in {"linear", "transposed"}:
-                memory = self._memory.get(str(parameter), (count, *shape), signal.dtype)
+                memory = reused.get(str(parameter), (count, *shape), signal.dtype)
             value = gradient(use, shape, record, signal, count, memory)
             total = value if total is None else total + value  # not in place: it may be a view
         return _rows(cast("Tensor", total), count)
 
     def _add_rows(
-        self, gradients: Sequence[tuple[int, NDArray[Any]]], factors: FloatVector
+        self,
+        gradients: Sequence[tuple[int, NDArray[Any]]],
+        factors: FloatVector,
+        steps: Steps | None = None,
     ) -> None:
         """Add written-out gradients to the sum, exactly."""
         threads = torch.get_num_threads()
@@ -702,7 +766,8 @@ class ClippedSums:
 
         def work(piece: tuple[int, NDArray[Any], int, int]) -> None:
             k, rows, start, stop = piece
-            kernels.add_units(rows, factors, 1 / self.grid.step, most, start, stop, self._steps(k))
+            total = self._steps(k, steps)
+            kernels.add_units(rows, factors, 1 / self.grid.step, most, start, stop, total)
 
         size = sum(rows.size for _, rows in gradients)
         parallel_map(work, pieces, threads if size > WORK_PER_THREAD else 1)

@@ -276,7 +276,7 @@ class PrivateTraining:
         for name in self._sums.names:
             parameter = parameters[name]
             end = start + parameter.numel()
-            values = torch.from_numpy(mean[start:end]).to(parameter.dtype).to(parameter.device)
+            values = torch.from_numpy(mean[start:end]).to(parameter.dtype, copy=True)
             parameter.grad = values.view_as(parameter)
             start = end
         self._optimizer.step()
