@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu
 from torch.utils.data import TensorDataset
 
-SEQUENCE, VOCABULARY, WIDTH, HEADS = 32, 1000, 128, 4
+SEQUENCE, VOCABULARY, HEADS = 32, 1000, 4
 WARM_UP = 3
 CLIP_NORM, NOISE = 1.0, 1.0
 
@@ -28,32 +28,32 @@ CLIP_NORM, NOISE = 1.0, 1.0
 class Block(nn.Module):
     """A layer of a causal transformer, from parts that all libraries support."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.project, self.merge = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.project, self.merge = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Attention, then a perceptron, each with a residual connection."""
-        batch, length, _ = x.shape
-        parts = self.project(self.before(x)).view(batch, length, 3, HEADS, WIDTH // HEADS)
+        batch, length, width = x.shape
+        parts = self.project(self.before(x)).view(batch, length, 3, HEADS, width // HEADS)
         q, k, v = parts.permute(2, 0, 3, 1, 4)
-        scores = q @ k.transpose(-1, -2) / (WIDTH // HEADS) ** 0.5
+        scores = q @ k.transpose(-1, -2) / (width // HEADS) ** 0.5
         mask = torch.ones(length, length, dtype=torch.bool).triu(1)
         mixed = scores.masked_fill(mask, float("-inf")).softmax(-1) @ v
-        x = x + self.merge(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
+        x = x + self.merge(mixed.transpose(1, 2).reshape(batch, length, width))
         return x + self.narrow(gelu(self.wide(self.between(x))))
 
 
 class Transformer(nn.Module):
-    """Two layers, for sequences of words."""
+    """Some layers, for sequences of words."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, blocks: int) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(SEQUENCE, WIDTH)
-        self.blocks = nn.Sequential(Block(), Block())
-        self.norm, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        self.words, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(SEQUENCE, width)
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(blocks)))
+        self.norm, self.out = nn.LayerNorm(width), nn.Linear(width, VOCABULARY)
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of the next word at every place."""
@@ -89,13 +89,14 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "mlp": lambda: mlp(784, 256, 256, 10),
     "mlp-10M": lambda: mlp(784, 2800, 2700, 10),
     "cnn": cnn,
-    "transformer": Transformer,
+    "transformer": lambda: Transformer(width=128, blocks=2),
+    "transformer-10M": lambda: Transformer(width=384, blocks=5),
 }
 
 
 def data_for(name: str, count: int) -> tuple[Tensor, Tensor]:
     """Random examples: the time does not depend on them."""
-    if name == "transformer":
+    if name.startswith("transformer"):
         words = torch.randint(0, VOCABULARY, (count, SEQUENCE + 1))
         return words[:, :-1].contiguous(), words[:, 1:].contiguous()
     return torch.randn(count, 1, 28, 28), torch.randint(0, 10, (count,))

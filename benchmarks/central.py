@@ -2,8 +2,8 @@
 
 Every engine takes the same model, batch and clip norm, and runs in a fresh process; the engines
 take turns. `ratio` is our steps per second over those of the fastest peer, each at its best turn.
-The peers are Opacus with hooks, Opacus with ghost clipping, and jax_privacy with the fastest of
-three micro-batches. The peers add independent noise, ours is correlated (a BLT). Memory is what a
+The peers are Opacus with hooks, Opacus with ghost clipping, and jax_privacy with the faster of
+two micro-batches. The peers add independent noise, ours is correlated (a BLT). Memory is what a
 process needed beyond what it had before the first step.
 """
 
@@ -17,8 +17,9 @@ MODELS = ("mlp", "cnn", "transformer")
 BATCHES = (128, 512)
 OPACUS = ("opacus-hooks", "opacus-ghost")
 OURS = ("dpftrl", "dpftrl-durable")
-MICRO_BATCHES = (0, 16, 64)
-LARGE = "mlp-10M"
+MICRO_BATCHES = (0, 16)
+# Models with ten million parameters, and batch sizes.
+LARGE = (("mlp-10M", 128), ("mlp-10M", 512), ("transformer-10M", 128))
 
 
 def torch_engine(engine: str, model: str, batch: int, steps: int) -> dict[str, Any]:
@@ -68,17 +69,16 @@ def median(run: dict[str, Any]) -> float:
     return statistics.median(run["seconds"])
 
 
-def noise_shares(batch: int, steps: int) -> list[dict[str, Any]]:
-    """How much of a step is noise, with ten million parameters."""
-    run = torch_engine("dpftrl", LARGE, batch, steps)
-    return [
-        {"model": LARGE, "batch": batch, "step_s": median(run), "noise_share": run["noise_share"]}
-    ]
+def noise_share(model: str, batch: int, steps: int) -> dict[str, Any]:
+    """How much of a step is noise."""
+    run = torch_engine("dpftrl", model, batch, steps)
+    share = run["noise_share"]
+    return {"model": model, "batch": batch, "step_s": median(run), "noise_share": share}
 
 
 def measure(quick: bool) -> dict[str, list[dict[str, Any]]]:
     """All tables."""
-    batches, steps, turns = ((128,), 5, 1) if quick else (BATCHES, 12, 3)
+    batches, steps, turns = ((128,), 5, 1) if quick else (BATCHES, 10, 2)
     rows = [row(model, batch, steps, turns) for model in MODELS for batch in batches]
     ratios = [one[key] for one in rows for key in ("ratio", "ratio_durable")]
     summary = [
@@ -91,7 +91,7 @@ def measure(quick: bool) -> dict[str, list[dict[str, Any]]]:
     return {
         "private steps": rows,
         "summary": summary,
-        "noise at ten million parameters": noise_shares(128, 6),
+        "noise at ten million parameters": [noise_share(*large, steps=4) for large in LARGE],
     }
 
 
