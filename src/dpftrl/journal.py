@@ -251,11 +251,11 @@ class Lock:
                 ) from None
             if holder == str(self._process):
                 raise RunInUse(
-                    "this process works on this run already; close() the object that does"
+                    "another server of this process is working on this run; close() it first"
                 ) from None
             raise RunInUse(
-                f"another process ({holder or 'unknown'}) is working on this run; wait for it, or "
-                "stop it"
+                f"another server (process {holder or 'unknown'}) is working on this run; "
+                "wait for it, or stop it"
             ) from None
         with contextlib.suppress(OSError):  # the process id only improves the message above
             os.ftruncate(self._handle, 0)

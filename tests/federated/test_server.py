@@ -279,12 +279,12 @@ def test_a_commit_that_fails_in_the_middle_is_made_again_to_the_same_bits(
     whole.close()
 
 
-@pytest.mark.parametrize("what", ["run_folder.Ledger", "journal.Journal"])
+@pytest.mark.parametrize("what", ["federated.store.run_folder.Ledger", "journal.Journal"])
 def test_an_attempt_that_cannot_be_abandoned_is_still_open_after_a_restart(tmp_path, what):
     server = create(tmp_path)
     attempt = server.begin(PEOPLE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"dpftrl.federated.store.{what}.append", full_disk)
+        patch.setattr(f"dpftrl.{what}.append", full_disk)
         with pytest.raises(InvalidInput):
             server.abandon(attempt, "too slow")
     with refused(UnsafeState):
@@ -322,9 +322,10 @@ def test_an_opening_that_fails_gives_the_lock_back(tmp_path):
 
 
 def test_a_beginning_that_fails_can_be_tried_again(tmp_path):
-    for what in ("journal.Journal.append", "run_folder.Checkpoint.save", "run_folder.Ledger.begin"):
+    store = "federated.store.run_folder"
+    for what in ("journal.Journal.append", f"{store}.Checkpoint.save", f"{store}.Ledger.begin"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(f"dpftrl.federated.store.{what}", full_disk)
+            patch.setattr(f"dpftrl.{what}", full_disk)
             with refused(InvalidInput, "no space left"):
                 create(tmp_path)
     with create(tmp_path) as server:
@@ -548,7 +549,9 @@ def test_secrets_do_not_show(tmp_path):
         attempt = server.begin(PEOPLE)
         fill(attempt)
         key = server.folder.key.read_bytes()
-        shown = f"{server!r}{attempt!r}{attempt.reports!r}{server._store._decisions.journal!r}"
+        shown = (
+            f"{server!r}{attempt!r}{attempt.reports!r}{server._store._decisions.chain.journal!r}"
+        )
         assert key.hex() not in shown
         assert PEOPLE[0] not in shown
         assert isinstance(attempt.reports, Reports)

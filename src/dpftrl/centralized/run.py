@@ -25,7 +25,7 @@ PathLike = str | os.PathLike[str]
 # Below this number of coordinates, one thread adds the noise. Libraries such as PyTorch let their
 # own threads wait actively for more work, and a further thread would compete with them.
 SMALL: Final = 2_000_000
-# The norm of the sum is checked in every so many steps.
+# The norm of the sum of a large model is checked in every so many steps.
 CHECK_EVERY: Final = 32
 
 
@@ -259,9 +259,10 @@ class TrainingRun:
         """Add the noise of the next step.
 
         The caller clips. That the norm of the sum is possible for so many clipped gradients is
-        checked now and then, as a safeguard against mistakes: it takes time for large models.
+        checked as a safeguard against mistakes; for large models, where it takes time, only now and
+        then.
         """
-        if self.steps % CHECK_EVERY == 0:
+        if self.settings.size < SMALL or self.steps % CHECK_EVERY == 0:
             self._noise.add_to(total, grid, updates=units)
             return
         exact = ExactSum.of(grid, total, units)
