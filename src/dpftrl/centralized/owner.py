@@ -5,14 +5,16 @@ import sys
 import time
 import warnings
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, final
+from typing import Any, Final, NamedTuple, Protocol, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl._internal.progress import Progress
+from dpftrl.accounting import Guarantee, SampledGuarantee
 from dpftrl.centralized.batches import Units
 from dpftrl.centralized.run import TrainingRun
 from dpftrl.centralized.settings import Settings
@@ -265,6 +267,69 @@ class Metrics:
         """Number of units whose gradient was not finite, and counted as zero."""
         self._warned.warn()
         return self._stats.not_finite
+
+
+class TrainingOwner(ABC):
+    """What the owner objects of all frameworks have in common: they own a `TrainingRun`."""
+
+    def __init__(self, run: TrainingRun):
+        self._run = run
+        self._warned = WarnOnce()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._run})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the run, so that it can be resumed."""
+        self._run.close()
+
+    @property
+    def run(self) -> TrainingRun:
+        """Batches, noise and files of the run."""
+        return self._run
+
+    @property
+    def plan(self) -> DatasetPlan:
+        """Mechanism, noise, sampling and promised guarantee."""
+        return self._run.plan
+
+    @property
+    def steps(self) -> int:
+        """Number of steps done."""
+        return self._run.steps
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, counted from 0."""
+        return self._run.epoch
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon of all steps so far. With sampling it is the planned epsilon, an upper bound."""
+        return self._run.epsilon
+
+    @property
+    def delta(self) -> float:
+        """The delta at which epsilon is stated."""
+        return self.plan.guarantee.delta
+
+    def guarantee(self) -> Guarantee | SampledGuarantee:
+        """The guarantee of all steps so far. With sampling, this can take seconds."""
+        return self._run.guarantee()
+
+    def save(self) -> None:
+        """Write a checkpoint now; otherwise there is one every `commit_every` steps."""
+        self._run.save(self._checkpoint)
+
+    @abstractmethod
+    def _checkpoint(self) -> bytes:
+        """What training changes, as the content of a checkpoint."""
 
 
 class _Messages:

@@ -5,6 +5,7 @@ from typing import Literal, final
 import msgspec
 
 from dpftrl._internal.checks import positive_number, whole_number
+from dpftrl.centralized.batches import Units
 from dpftrl.clipping import Grid
 from dpftrl.plan import DatasetPlan
 
@@ -42,6 +43,36 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     clipping: str
     framework: str
     mechanism: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        units: Units,
+        clip_norm: float,
+        names: tuple[str, ...],
+        size: int,
+        commit_every: int,
+        framework: str,
+        mechanism: str | None,
+    ) -> "Settings":
+        """The settings of a run whose gradients dpftrl clips and sums exactly."""
+        return cls(
+            clip_norm=float(clip_norm),
+            unit=units.kind,
+            examples=units.examples,
+            examples_per_unit=units.examples_per_unit,
+            units_sha256=units.fingerprint(),
+            size=size,
+            names=names,
+            commit_every=commit_every,
+            clipping=(
+                f"The gradient of every {units.kind} is clipped to the clip norm, in L2, with room "
+                "for all rounding errors, and added on a grid of whole numbers; one that is not "
+                "finite counts as zero."
+            ),
+            framework=framework,
+            mechanism=mechanism,
+        )
 
     def check(self) -> None:
         """Refuse settings that make no sense."""

@@ -7,7 +7,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, cast, final
+from typing import Any, cast, final
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +19,13 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from dpftrl._internal.progress import Progress
-from dpftrl.accounting import Guarantee, SampledGuarantee
 from dpftrl.centralized import Batch, Settings, TrainingRun, Units
 from dpftrl.centralized.owner import (
     Metrics,
     PathLike,
     StepsOfArrays,
     Target,
-    WarnOnce,
+    TrainingOwner,
     length_of,
     open_run,
 )
@@ -104,23 +103,7 @@ def make_private(
     rows = _Rows(dataset)
     data_units = Units(len(rows), units, examples_per_unit)
     names, size = _trainable(params)
-    settings = Settings(
-        clip_norm=float(clip_norm),
-        unit=data_units.kind,
-        examples=data_units.examples,
-        examples_per_unit=data_units.examples_per_unit,
-        units_sha256=data_units.fingerprint(),
-        size=size,
-        names=names,
-        commit_every=commit_every,
-        clipping=(
-            f"The gradient of every {data_units.kind} is clipped to the clip norm, in L2, with "
-            "room for all rounding errors, and added on a grid of whole numbers; one that is not "
-            "finite counts as zero."
-        ),
-        framework="jax",
-        mechanism=mechanism,
-    )
+    settings = Settings.of(data_units, clip_norm, names, size, commit_every, "jax", mechanism)
     params = jax.tree.map(jnp.array, params)  # a copy, in the types that JAX has
     state = TrainState(params, optimizer.init(params))
     gradient_sum = clipped_sum(
@@ -172,7 +155,7 @@ class _Stats:
 
 
 @final
-class PrivateTraining:
+class PrivateTraining(TrainingOwner):
     """A private training with JAX; `make_private` creates it.
 
     Guarantees:
@@ -192,63 +175,16 @@ class PrivateTraining:
         rows: "_Rows",
     ):
         """Call `make_private` instead."""
-        self._run, self._state = run, state
+        super().__init__(run)
+        self._state = state
         self._sum = jax.jit(gradient_sum)
         self._update = jax.jit(_stepped(optimizer))
         self.loader = PrivateLoader(run, rows)
-        self._warned = WarnOnce()
-
-    def __repr__(self) -> str:
-        return f"PrivateTraining({self._run})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the run, so that it can be resumed."""
-        self._run.close()
 
     @property
     def params(self) -> PyTree:
         """The parameters after the last step, which may be published."""
         return self._state.params
-
-    @property
-    def run(self) -> TrainingRun:
-        """Batches, noise and files of the run."""
-        return self._run
-
-    @property
-    def plan(self) -> DatasetPlan:
-        """Mechanism, noise, sampling and promised guarantee."""
-        return self._run.plan
-
-    @property
-    def steps(self) -> int:
-        """Number of steps done."""
-        return self._run.steps
-
-    @property
-    def epoch(self) -> int:
-        """The current epoch, counted from 0."""
-        return self._run.epoch
-
-    @property
-    def epsilon(self) -> float:
-        """Epsilon of all steps so far. With sampling it is the planned epsilon, an upper bound."""
-        return self._run.epsilon
-
-    @property
-    def delta(self) -> float:
-        """The delta at which epsilon is stated."""
-        return self.plan.guarantee.delta
-
-    def guarantee(self) -> Guarantee | SampledGuarantee:
-        """The guarantee of all steps so far. With sampling, this can take seconds."""
-        return self._run.guarantee()
 
     def step(self, batch: PyTree) -> Metrics:
         """Do one step: clip and sum gradients, add correlated noise, and step the optimizer.
@@ -271,7 +207,7 @@ class PrivateTraining:
         total, info = self._sum(self._state.params, padded, mask)
         steps = np.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(total.steps())])
         run.step(steps, drawn.units, self._apply, total.grid)
-        run.save_if_due(lambda: _write_checkpoint(self._state))
+        run.save_if_due(self._checkpoint)
         norms = np.asarray(info.norms, np.float64)[: drawn.units]
         stats = _Stats(
             np.asarray(info.losses, np.float64)[: drawn.units],
@@ -279,10 +215,6 @@ class PrivateTraining:
             int(info.non_finite),
         )
         return Metrics(stats, self._warned)
-
-    def save(self) -> None:
-        """Write a checkpoint now; otherwise there is one every `commit_every` steps."""
-        self._run.save(lambda: _write_checkpoint(self._state))
 
     def statement(self, path: PathLike) -> Any:
         """Write the privacy statement of all steps so far.
@@ -293,6 +225,9 @@ class PrivateTraining:
         from dpftrl.statement.centralized import save_centralized_statement
 
         return save_centralized_statement(self._run, path)
+
+    def _checkpoint(self) -> bytes:
+        return _write_checkpoint(self._state)
 
     def _apply(self, mean: NDArray[np.float64]) -> None:
         """Change the parameters by one step of the optimizer."""

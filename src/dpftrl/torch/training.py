@@ -4,7 +4,7 @@
 # (the types of PyTorch are partial)
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -13,9 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, default_collate
 
 from dpftrl._internal.progress import Progress
-from dpftrl.accounting import Guarantee, SampledGuarantee
 from dpftrl.centralized import Settings, TrainingRun, Units
-from dpftrl.centralized.owner import Metrics, PathLike, Target, WarnOnce, length_of, open_run
+from dpftrl.centralized.owner import Metrics, PathLike, Target, TrainingOwner, length_of, open_run
 from dpftrl.errors import InvalidInput
 from dpftrl.plan import DatasetPlan, SamplingName
 from dpftrl.torch.checkpoint import read_checkpoint, write_checkpoint
@@ -98,23 +97,7 @@ def make_private(
         raise InvalidInput("give the data set itself, not a DataLoader: make_private makes batches")
     data_units = Units(length_of(dataset), units, examples_per_unit)
     names, size = _trainable(model)
-    settings = Settings(
-        clip_norm=float(clip_norm),
-        unit=data_units.kind,
-        examples=data_units.examples,
-        examples_per_unit=data_units.examples_per_unit,
-        units_sha256=data_units.fingerprint(),
-        size=size,
-        names=names,
-        commit_every=commit_every,
-        clipping=(
-            f"The gradient of every {data_units.kind} is clipped to the clip norm, in L2, with "
-            "room for all rounding errors, and added on a grid of whole numbers; one that is not "
-            "finite counts as zero."
-        ),
-        framework="torch",
-        mechanism=mechanism,
-    )
+    settings = Settings.of(data_units, clip_norm, names, size, commit_every, "torch", mechanism)
     run = open_run(
         folder,
         Target(epsilon, delta, epochs, batch_size, sampling, mechanism, max_batch_size),
@@ -139,7 +122,7 @@ def make_private(
 
 
 @final
-class PrivateTraining:
+class PrivateTraining(TrainingOwner):
     """A private training of a PyTorch model; `make_private` creates it.
 
     Guarantees:
@@ -160,7 +143,8 @@ class PrivateTraining:
         micro_batch: int | None,
     ):
         """Call `make_private` instead."""
-        self._run, self._model = run, model
+        super().__init__(run)
+        self._model = model
         self._optimizer, self._scheduler = optimizer, scheduler
         self._sums = ClippedSums(
             model,
@@ -172,54 +156,6 @@ class PrivateTraining:
         )
         self.loader = loader
         self._checked = False
-        self._warned = WarnOnce()
-
-    def __repr__(self) -> str:
-        return f"PrivateTraining({self._run})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the run, so that it can be resumed."""
-        self._run.close()
-
-    @property
-    def run(self) -> TrainingRun:
-        """Batches, noise and files of the run."""
-        return self._run
-
-    @property
-    def plan(self) -> DatasetPlan:
-        """Mechanism, noise, sampling and promised guarantee."""
-        return self._run.plan
-
-    @property
-    def steps(self) -> int:
-        """Number of steps done."""
-        return self._run.steps
-
-    @property
-    def epoch(self) -> int:
-        """The current epoch, counted from 0."""
-        return self._run.epoch
-
-    @property
-    def epsilon(self) -> float:
-        """Epsilon of all steps so far. With sampling it is the planned epsilon, an upper bound."""
-        return self._run.epsilon
-
-    @property
-    def delta(self) -> float:
-        """The delta at which epsilon is stated."""
-        return self.plan.guarantee.delta
-
-    def guarantee(self) -> Guarantee | SampledGuarantee:
-        """The guarantee of all steps so far. With sampling, this can take seconds."""
-        return self._run.guarantee()
 
     def step(self, loss_fn: LossFn, batch: Any) -> "Metrics":
         """Do one step: clip and sum gradients, add correlated noise, and step the optimizer.
@@ -250,10 +186,6 @@ class PrivateTraining:
         run.step(self._sums.steps, handed_out.units, self._apply)
         run.save_if_due(self._checkpoint)
         return Metrics(stats, self._warned)
-
-    def save(self) -> None:
-        """Write a checkpoint now; otherwise there is one every `commit_every` steps."""
-        self._run.save(self._checkpoint)
 
     def statement(self, path: PathLike) -> Any:
         """Write the privacy statement of all steps so far.
