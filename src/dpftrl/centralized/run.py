@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Literal, Self, final
+from typing import Any, Final, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +79,7 @@ class TrainingRun:
             self._noise = store.noise_at_checkpoint(self._noise)
             weakref.finalize(self, store.close)
         self.steps = self._noise.round
-        self._mean = np.empty(file.settings.size)  # for the noisy mean of each step
+        self._mean: NDArray[Any] = np.empty(0)  # for the noisy mean of each step
         self._process = os.getpid()
         self._poisoned = False
 
@@ -234,8 +234,9 @@ class TrainingRun:
         self,
         total: Steps,
         units: int,
-        apply: Callable[[NDArray[np.float64]], None],
+        apply: Callable[[NDArray[Any]], None],
         grid: Grid | None = None,
+        dtype: type[np.floating[Any]] = np.float64,
     ) -> None:
         """Do one step: add the noise, journal the step, and let the caller change the model.
 
@@ -244,6 +245,7 @@ class TrainingRun:
             units: Number of units in the sum.
             apply: Changes the model, given the noisy mean. The next step overwrites that array.
             grid: The grid of the sum; by default that of the run.
+            dtype: The type of the noisy mean, float64 or float32.
 
         Raises:
             UnsafeState: The step is repeated after a crash, and its sum differs.
@@ -256,6 +258,8 @@ class TrainingRun:
                 self._add_noise(total, on, units, recorded.start)
             finally:
                 recorded.wait()
+            if self._mean.dtype != dtype or self._mean.size != total.size:
+                self._mean = np.empty(total.size, dtype)
             apply(on.values(total, self.plan.dataset.batch_size, self._mean))
             self.steps += 1
 
