@@ -441,7 +441,7 @@ class Shortage(NamedTuple):
             f"{self.available:,} available clients may be contacted"
         )
         if not self.is_standstill:
-            return f"{text}; wait for more clients"
+            return f"{text} now; wait for more clients, or until their timers end"
         others = (
             "and the planned population has no others"
             if self.is_permanent
