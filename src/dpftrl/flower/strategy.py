@@ -388,7 +388,7 @@ def begin_when_enough(
         waited = time.monotonic() - start
         is_last = waited >= longest
         try:
-            is_patient = waited < interrupted
+            is_patient = waited < min(interrupted, longest)
             return nodes, _begin(run, list(nodes), is_patient, is_last, close_empty_rounds)
         except TooFewClients as error:
             if is_last or isinstance(error, Standstill):
