@@ -218,8 +218,10 @@ def test_a_supervised_deployment_survives_every_kill(tmp_path: Path) -> None:
     assert there.released() == rounds
     check_result(there, rounds, 1, tmp_path / "here")
     submitted = (there.place / "dpftrl-serverapp.log").read_text().count("submitted as run")
-    errors = (there.place / "dpftrl-superlink.log").read_text().count("Attempted to register")
-    assert 1 <= errors <= submitted, "one probe per start of a ServerApp, not one per attempt"
+    log = (there.place / "dpftrl-superlink.log").read_text()
+    assert 1 <= log.count("[/v1/fleet/register-node][ApiError") <= submitted, (
+        "one probe per start of a ServerApp, not one per attempt"
+    )
     nodes = [there.supervisor.services[f"dpftrl-supernode@{i}"] for i in range(4)]
     assert all(node.starts >= 2 for node in nodes)
     codes = {code for node in nodes for code in node.codes}
