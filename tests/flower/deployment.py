@@ -75,7 +75,6 @@ class Deployment:
         self.nodes = nodes
         self.authenticated = authenticated
         self.last_run = 0
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.started: list[subprocess.Popen[bytes]] = []
         subprocess.run([MAKE_KEYS, self.keys, "127.0.0.1", str(nodes)], check=True)
         self.app = place / "app"
@@ -118,7 +117,7 @@ class Deployment:
     def unit(self, name: str) -> Unit:
         return Unit(name, self.place / "etc")
 
-    def start(self, name: str, unit: Unit, command: list[str]) -> None:
+    def start(self, unit: Unit, command: list[str]) -> None:
         """Start a process once, without a supervisor."""
         with (self.place / f"{unit.name}.log").open("ab") as log:
             process = subprocess.Popen(
@@ -130,7 +129,6 @@ class Deployment:
                 cwd=self.place,
                 start_new_session=True,
             )
-        self.processes[name] = process
         self.started.append(process)
 
     def start_superlink(self) -> None:
@@ -138,7 +136,7 @@ class Deployment:
         command = unit.command()
         if not self.authenticated:
             command.remove("--enable-supernode-auth")
-        self.start("superlink", unit, command)
+        self.start(unit, command)
         until(self._listens, "the SuperLink's start")
 
     def _listens(self) -> bool:
@@ -159,7 +157,7 @@ class Deployment:
         if not uploads:
             at = command.index("flower-supernode")
             command[at : at + 1] = ["python", "-c", KEEPS_ALL]
-        self.start(f"node-{node}", unit, command)
+        self.start(unit, command)
 
     def start_all(self, silent: tuple[int, ...] = ()) -> None:
         self.start_superlink()
@@ -172,15 +170,6 @@ class Deployment:
     def activations(self) -> int:
         log = self.place / "dpftrl-superlink.log"
         return log.read_text().count("Activated node_id")
-
-    def restart_node(self, node: int) -> None:
-        """Restart nodes until they are accepted: Flower first has to notice that they were gone."""
-        before = self.activations()
-        deadline = time.monotonic() + SECONDS
-        while self.activations() == before and time.monotonic() < deadline:
-            self.start_node(node)
-            process = self.processes[f"node-{node}"]
-            until(lambda p=process: p.poll() is not None or self.activations() > before, "a start")
 
     def flwr(self, *arguments: object) -> str:
         done = subprocess.run(
@@ -245,11 +234,6 @@ class Deployment:
             pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
             node_by_key[hashlib.sha256(pem).hexdigest()] = node
         return node_by_key
-
-    def kill(self, name: str) -> None:
-        process = self.processes.pop(name)
-        process.kill()
-        process.wait()
 
     def stop(self) -> None:
         """End the processes that this deployment started, each by its own session."""
