@@ -13,22 +13,25 @@ from logging import WARNING
 from typing import Final, Self, TypeVar, final
 
 from flwr.app import Array, Message
-from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
-from flwr.supercore import log
-from flwr.supercore.inflatable.inflatable_object import (
+
+from dpftrl.errors import InvalidInput
+from dpftrl.flower._flwr_internals import (
+    FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE,
+    ConfirmMessageReceivedRequest,
+    HttpGrid,
+    PullAppMessagesRequest,
+    PullObjectRequest,
+    RuntimeHttpClient,
     get_object_body,
     get_object_children_ids_from_object_content,
     get_object_type_from_object_content,
+    inflate_object_from_contents,
     iterate_object_tree,
+    log,
+    pull_objects,
+    runtime_client,
 )
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.superlink.grid import HttpGrid
-
-from dpftrl.errors import InvalidInput
 
 # Limits for an honest reply, which is about as large as the model that was sent: twice the model,
 # plus a constant for the records around it.
@@ -279,7 +282,7 @@ class Uploads:
 
     @property
     def _client(self) -> RuntimeHttpClient:
-        return self._grid._runtime_client  # pyright: ignore[reportPrivateUsage]  # Flower offers no other way
+        return runtime_client(self._grid)
 
 
 @final

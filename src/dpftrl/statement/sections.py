@@ -306,6 +306,14 @@ def promised_and_observed_section(facts: Facts) -> Section:
     blocks: list[Block] = [Table(caption, head, tuple(rows))]
     if facts.observed is not None:
         blocks.append(Paragraph(_log_text(facts)))
+    if facts.verdict is not None and facts.verdict.empty_rounds:
+        blocks.append(
+            Paragraph(
+                f"In {facts.verdict.empty_rounds:,} of the {facts.verdict.rounds:,} rounds nobody "
+                "took part, because too few clients could be contacted. The model took a step with "
+                "the noise alone. These rounds count as rounds, and cost no client any privacy."
+            )
+        )
     if facts.curves is not None:
         blocks.append(Figure(CURVES, "curves.png", facts.curves))
     return Section("Planned and observed", tuple(blocks))
