@@ -1,9 +1,10 @@
 """An open round: its cohort, and the sum of the reports that have arrived."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Lock
-from typing import Any, cast, final
+from threading import Condition, Thread, current_thread
+from typing import Any, Final, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,9 @@ from dpftrl._internal.arrays import Layout
 from dpftrl.clipping import ExactSum, Grid
 from dpftrl.errors import InvalidInput, ReportRefused
 from dpftrl.federated.eligibility import written
+
+# Seconds between two looks at whether a thread that adds a report has died.
+POLL_SECONDS: Final = 1.0
 
 
 @final
@@ -36,8 +40,10 @@ class Reports:
         self.unfit = 0
         self.clients = clients
         self._layout = layout
-        self._sum = ExactSum(grid, layout.size)
-        self._lock = Lock()
+        self._sum = ExactSum.of(grid, np.zeros(layout.size, np.int64), 0)
+        self._changed = Condition()
+        # The threads that are adding a report, which is counted already.
+        self._adding: dict[object, Thread] = {}
 
     def __repr__(self) -> str:
         return f"Reports({len(self.counted)} of {self.goal})"
@@ -48,28 +54,60 @@ class Reports:
         return len(self.counted) >= self.goal
 
     def take(self, client: int, update: Any) -> str | None:
-        """Count a report. Return None, or for the private log why the update cannot be used."""
-        with self._lock:
-            if client not in self.clients:
-                raise ReportRefused("this client is not in the cohort of this round")
-            if client in self.counted:
-                raise ReportRefused("this client has already reported in this round")
-            if self.enough:
-                raise ReportRefused("the round is closed: the report goal was reached")
-            self.counted.add(client)  # before adding, so that no client can report twice
+        """Count a report. Return None, or for the private log why the update cannot be used.
+
+        Several threads may report at the same time, and all cores work.
+        """
+        with self._counting([client]):
             why = self._add(update)
-            self.unfit += why is not None
+        if why is not None:
+            with self._changed:
+                self.unfit += 1
         return why
 
     def sum(self) -> ExactSum:
-        """The exact sum, for adding noise in place; raises if the report goal is not reached."""
-        with self._lock:  # another thread may still be adding the last report
+        """The exact sum, for adding noise in place; waits for reports that are being added.
+
+        Raises:
+            InvalidInput: The report goal is not reached, or a thread ended within a report.
+        """
+        with self._changed:
             if not self.enough:
                 raise InvalidInput(
                     f"{len(self.counted):,} of {self.goal:,} reports are too few to commit; "
                     "abandon the round"
                 )
+            while any(map(_is_running, self._adding.values())):
+                self._changed.wait(POLL_SECONDS)
+            if self._adding:
+                raise InvalidInput(
+                    "a thread ended while it added a report, so the sum may lack a report that was "
+                    "counted; abandon the round"
+                )
             return self._sum
+
+    @contextmanager
+    def _counting(self, clients: Sequence[int]) -> Generator[None]:
+        """Count clients, before their updates are added; until the end, `sum` waits."""
+        ticket = object()
+        try:
+            with self._changed:
+                self._check_may_report(clients)
+                self._adding[ticket] = current_thread()
+                self.counted.update(clients)  # before adding, so that no client can report twice
+            yield
+        finally:
+            with self._changed:
+                self._adding.pop(ticket, None)
+                self._changed.notify_all()
+
+    def _check_may_report(self, clients: Sequence[int]) -> None:
+        if not self.clients.issuperset(clients):
+            raise ReportRefused("this client is not in the cohort of this round")
+        if not self.counted.isdisjoint(clients):
+            raise ReportRefused("this client has already reported in this round")
+        if self.enough:
+            raise ReportRefused("the round is closed: the report goal was reached")
 
     def _add(self, update: Any) -> str | None:
         try:
@@ -89,6 +127,11 @@ class Reports:
         if why := self._layout.misfit(update):
             return [], why
         return [update[name].reshape(-1) for name in self._layout.names], None
+
+
+def _is_running(thread: Thread) -> bool:
+    """Whether a thread can still finish what it adds; the calling thread cannot."""
+    return thread.is_alive() and thread is not current_thread()
 
 
 @final
