@@ -187,6 +187,39 @@ class ExactSum:
         finally:
             self._copies.put(copy)
 
+    def check_steps(self, steps: memoryview, updates: int) -> None:
+        """Refuse what cannot be the sum of this many clipped updates on this grid.
+
+        Args:
+            steps: A sum of int64, in steps, as a memoryview: no traceback shows what is in it.
+            updates: The number of updates in it.
+
+        Raises:
+            InvalidInput: The type, the size or the norm is wrong.
+        """
+        if np.asarray(steps).dtype != np.int64 or steps.shape != self.steps.shape:
+            raise InvalidInput(f"a sum has {self.steps.size:,} coordinates of int64")
+        # Each update has at most the clip norm; so has their sum, times their number.
+        most = updates * (self.grid.clip_norm / self.grid.step) * (1 + SLACK)
+        if not math.sqrt(math.fsum(sum_of_squares(np.asarray(steps)))) <= most:
+            raise InvalidInput(f"the norm is too large for a sum of {updates:,} clipped updates")
+
+    def add_steps(self, steps: memoryview, updates: int) -> None:
+        """Add the sum of updates that were clipped and added elsewhere, on the same grid.
+
+        Several threads may add at the same time. The caller calls `check_steps` before, and vouches
+        for what it cannot check: that each of the updates was clipped.
+
+        Args:
+            steps: As for `check_steps`.
+            updates: The number of updates in it.
+
+        Raises:
+            InvalidInput: The sum would hold too many updates.
+        """
+        self._count(updates)
+        add_steps_in_blocks(np.asarray(steps), self.steps, self._block_locks, 0)
+
     def _count(self, updates: int) -> None:
         """Count updates that are about to be added; raises InvalidInput if they do not fit."""
         with self._count_lock:
@@ -320,21 +353,37 @@ def add_in_blocks(
         locks: One lock per block of BLOCK coordinates. No thread waits while it holds one.
         first: The block to begin with.
     """
-    blocks = locks.shape[0]
-    done = np.zeros(blocks, dtype=np.bool_)
-    missing = blocks
-    while missing:
-        before = missing
-        for position in range(first, first + blocks):
-            block = position % blocks
+    done = np.zeros(locks.shape[0], dtype=np.bool_)
+    block = first
+    for _ in range(done.shape[0]):
+        block = lock_next(locks, done, block)
+        start, end = block * BLOCK, (block + 1) * BLOCK
+        add_clipped(update[start:end], factor, steps_per_unit, most, steps[start:end])
+        unlock(locks, block)
+
+
+@numba.njit(**compiled)
+def add_steps_in_blocks(addend: Array, steps: Array, locks: Array, first: int) -> None:
+    """Add a sum to another, while other threads add to it; see `add_in_blocks`."""
+    done = np.zeros(locks.shape[0], dtype=np.bool_)
+    block = first
+    for _ in range(done.shape[0]):
+        block = lock_next(locks, done, block)
+        for i in range(block * BLOCK, min(steps.shape[0], (block + 1) * BLOCK)):
+            steps[i] += addend[i]
+        unlock(locks, block)
+
+
+@numba.njit(**compiled)
+def lock_next(locks: Array, done: Array, first: int) -> int:
+    """Take the lock of a block that is not done, the next one from `first` that is free."""
+    while True:
+        for position in range(first, first + done.shape[0]):
+            block = position % done.shape[0]
             if not done[block] and try_lock(locks, block):
-                start, end = block * BLOCK, (block + 1) * BLOCK
-                add_clipped(update[start:end], factor, steps_per_unit, most, steps[start:end])
-                unlock(locks, block)
                 done[block] = True
-                missing -= 1
-        if missing == before:
-            yield_core()
+                return block
+        yield_core()
 
 
 @numba.njit(**compiled)

@@ -311,7 +311,13 @@ class Server:
             clients = frozenset(unpacked(pending.clients).tolist())
             reports = Reports(clients, store.plan.fleet.report_goal, store.layout, self._grid)
             self._open_round = Round(
-                pending.row, pending.attempt, by_key, reports, store.folder.note
+                pending.row,
+                pending.attempt,
+                by_key,
+                reports,
+                store.folder.note,
+                store.file.run,
+                store.settings.aggregators,
             )
             return self._open_round
 
@@ -335,9 +341,8 @@ class Server:
                 guarantee = self._guarantee.after(store.state.rounds + 1, exposure)
                 store.commit(reports.counted, *self._stepped(mean), guarantee)
             self._open_round = None
-            store.tidy(
-                {"attempt": open_round.attempt, "row": open_round.number, "unfit": reports.unfit}
-            )
+            unfit = len(reports.unfit_clients)
+            store.tidy({"attempt": open_round.attempt, "row": open_round.number, "unfit": unfit})
             return Released(self.rounds, self.epsilon, self.arrays())
 
     def _stepped(self, mean: NDArray[np.float64]) -> tuple[Float32Vector, State]:
