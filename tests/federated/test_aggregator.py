@@ -428,7 +428,8 @@ def test_the_guarantee_names_aggregators_after_every_round_and_resuming(tmp_path
     assert verify_run(tmp_path / "run", tmp_path / "state").passed
     run = tmp_path / "run"
     statement = statement_of_files(run / "plan.json", run, state_folder=tmp_path / "state")
-    assert "trusted like the server" in statement.markdown()
+    assert "through aggregators" in statement.markdown()
+    assert "keeps updates and sums secret" in statement.markdown()
 
 
 def test_without_aggregators_the_guarantee_does_not_name_them(tmp_path):
@@ -437,6 +438,9 @@ def test_without_aggregators_the_guarantee_does_not_name_them(tmp_path):
         stated = bases(server.folder.guarantee)
         assert "aggregators" not in stated
         assert stated["clipping"] == "enforced"
+        run = server.folder.root
+    statement = statement_of_files(run / "plan.json", run, state_folder=tmp_path / "state")
+    assert "ggregator" not in statement.markdown()
 
 
 @pytest.mark.parametrize("aggregators", [True, False])
