@@ -313,7 +313,13 @@ class Server:
             clients = frozenset(unpacked(pending.clients).tolist())
             reports = Reports(clients, store.plan.fleet.report_goal, store.layout, self._grid)
             self._open_round = Round(
-                pending.row, pending.attempt, by_key, reports, store.folder.note
+                pending.row,
+                pending.attempt,
+                by_key,
+                reports,
+                store.folder.note,
+                store.file.run,
+                store.settings.aggregators,
             )
             return self._open_round
 
@@ -332,9 +338,9 @@ class Server:
             reports = open_round.reports
             self._release(reports)
             self._open_round = None
-            self._store.tidy(
-                {"attempt": open_round.attempt, "row": open_round.number, "unfit": reports.unfit}
-            )
+            unfit = len(reports.unfit_clients)
+            attempt, row = open_round.attempt, open_round.number
+            self._store.tidy({"attempt": attempt, "row": row, "unfit": unfit})
             return Released(self.rounds, self.epsilon, self.arrays())
 
     def _release(self, reports: Reports | None) -> None:

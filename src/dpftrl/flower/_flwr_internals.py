@@ -49,8 +49,10 @@ try:
     from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
     from flwr.proto.runtime_pb2 import PullAppMessagesRequest
     from flwr.supercore import log
+    from flwr.supercore.constant import HEAD_BODY_DIVIDER
     from flwr.supercore.error import ApiErrorCode, FlowerError
     from flwr.supercore.inflatable.inflatable_object import (
+        InflatableObject,
         get_object_body,
         get_object_children_ids_from_object_content,
         get_object_type_from_object_content,
@@ -73,6 +75,7 @@ except ImportError as error:
 
 __all__ = [
     "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE",
+    "HEAD_BODY_DIVIDER",
     "ApiErrorCode",
     "ClientAppCallable",
     "ConfirmMessageReceivedRequest",
@@ -81,6 +84,7 @@ __all__ = [
     "FleetHttpClient",
     "FlowerError",
     "HttpGrid",
+    "InflatableObject",
     "Mod",
     "NodeAuthHttpInterceptor",
     "PullAppMessagesRequest",

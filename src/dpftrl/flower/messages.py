@@ -58,14 +58,14 @@ def to_numpy(array: Array) -> NDArray[Any]:
     """
     if array.stype != KIND:
         raise InvalidInput(f"an array must be in numpy's format, got {array.stype!r:.40}")
-    data = array.data
+    data = memoryview(array.data)
     if npy.read_magic(BytesIO(data[: npy.MAGIC_LEN])) != (1, 0):
         raise InvalidInput("an array must be in version 1.0 of numpy's format")
     start = npy.MAGIC_LEN + 2
     start += int.from_bytes(data[npy.MAGIC_LEN : start], "little")
     if start > MAX_HEADER_BYTES:
         raise InvalidInput(f"the header of an array has more than {MAX_HEADER_BYTES} bytes")
-    shape, is_fortran, dtype = _parsed_header(data[:start])
+    shape, is_fortran, dtype = _parsed_header(bytes(data[:start]))
     flat = np.frombuffer(data, dtype, offset=start)
     return flat.reshape(shape, order="F" if is_fortran else "C")
 

@@ -282,7 +282,7 @@ def _document(facts: Facts) -> Document:
         (
             summary_section(facts),
             *([promised_and_observed_section(facts)] if is_after_run else []),
-            setting_section(),
+            setting_section(facts),
             definition_section(facts),
             accounting_section(facts),
             verification_section(facts),
