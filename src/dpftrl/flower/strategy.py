@@ -18,6 +18,7 @@ from flwr.supercore import log
 from dpftrl._internal.formatting import rounded_up
 from dpftrl.errors import InvalidInput, ReportRefused, RunOver, TooFewClients, UnsafeState
 from dpftrl.federated import Round, Server, Settings, StartModel
+from dpftrl.federated.metrics import MetricsFile, Point, finite_numbers_of
 from dpftrl.flower.in_process import InProcessGrid
 from dpftrl.flower.messages import (
     ARRAYS,
@@ -121,11 +122,12 @@ class DpFtrl(Strategy):
         with self._opened(grid, model) as server:
             self.summary()
             result.arrays = record_of(server.arrays())
-            _evaluate(result, server.rounds, evaluate_fn)
+            metrics = MetricsFile(server.folder.root, server.rounds)
+            _measure(result, server, metrics, evaluate_fn)
             try:
                 while True:
                     result.arrays = self._next_round(server, result.arrays, config, grid)
-                    _evaluate(result, server.rounds, evaluate_fn)
+                    _measure(result, server, metrics, evaluate_fn)
             except RunOver as reason:
                 log(INFO, "The run is over: %s", reason)
         return result
@@ -272,12 +274,18 @@ class DpFtrl(Strategy):
         return self._open
 
 
-def _evaluate(result: Result, rounds: int, evaluate_fn: Evaluate | None) -> None:
-    """Call `evaluate_fn`, if there is one, and keep its metrics in the result."""
+def _measure(
+    result: Result, server: Server, file: MetricsFile, evaluate_fn: Evaluate | None
+) -> None:
+    """Evaluate the released model, if that is asked for, and write the metrics of the round."""
+    rounds = server.rounds
     metrics = evaluate_fn(rounds, result.arrays) if evaluate_fn else None
     if metrics is not None:
         log(INFO, "Evaluated after %s rounds: %s", rounds, metrics)
         result.evaluate_metrics_serverapp[rounds] = metrics
+    if file.last < rounds:
+        evaluation = {} if metrics is None else finite_numbers_of(metrics)
+        file.add(Point(rounds, server.epsilon, evaluation=evaluation))
 
 
 def begin_when_enough(
