@@ -8,10 +8,11 @@ over rounds: it sends models to clients and passes their updates to the server.
 
 import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, Self, final
+from typing import Any, Final, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from dpftrl._internal.deprecation import warn
 from dpftrl._internal.storage import replace_file
 from dpftrl.accounting import Guarantee
 from dpftrl.clipping import Grid
-from dpftrl.errors import InvalidInput, RunOver
+from dpftrl.errors import InvalidInput, RunOver, TooFewClients
 from dpftrl.federated.eligibility import Exposure
 from dpftrl.federated.optimizers import State
 from dpftrl.federated.round import Released, Reports, Round
@@ -33,6 +34,9 @@ from dpftrl.federated.store.journal import unpacked
 from dpftrl.federated.store.run_folder import RunFolder
 from dpftrl.federated.store.run_store import RunStore
 from dpftrl.plan import Plan
+
+# Seconds between two entries in the private log that say that there are too few clients.
+WAITING_SECONDS: Final = 60.0
 
 
 @final
@@ -75,6 +79,10 @@ class Server:
         self._guarantee = RunGuarantee(store.plan, store.settings, file.test_key, store.start)
         self._grid = Grid.for_noise(store.plan.noise_multiplier, store.settings.clip_norm)
         self._planned_rounds = store.plan.participation.rounds
+        # For the private log: what the last `begin` knew about the clients, and when an entry said
+        # that there were too few.
+        self._availability: dict[str, int] = {}
+        self._waiting_noted = -math.inf
 
     @classmethod
     def create(
@@ -303,8 +311,14 @@ class Server:
             now = None if now is None else _hours(now)
             by_key = store.eligibility.by_key(available)
             pending, rounds = store.state.pending, store.state.rounds
+            self._availability = {"available": len(by_key)}
             if pending is None:
-                chosen = store.eligibility.choose(by_key, rounds, store.state.attempts, now)
+                try:
+                    chosen = store.eligibility.choose(by_key, rounds, store.state.attempts, now)
+                except TooFewClients as error:
+                    self._note_waiting(str(error))
+                    raise
+                self._availability["eligible"] = chosen.eligible
                 if store.settings.budget is not None:
                     self._check_budget(rounds + 1, chosen.exposure)
                 pending = store.contact(chosen)
@@ -314,6 +328,12 @@ class Server:
                 pending.row, pending.attempt, by_key, reports, store.folder.note
             )
             return self._open_round
+
+    def _note_waiting(self, reason: str) -> None:
+        """Write to the private log that there are too few clients; at most once per minute."""
+        if time.monotonic() - self._waiting_noted >= WAITING_SECONDS:
+            self._waiting_noted = time.monotonic()
+            self.log(waiting=reason, time=time.time(), **self._availability)
 
     def _check_budget(self, rounds: int, exposure: Exposure) -> None:
         if reason := self._guarantee.over_budget(rounds, exposure):
@@ -335,8 +355,15 @@ class Server:
                 guarantee = self._guarantee.after(store.state.rounds + 1, exposure)
                 store.commit(reports.counted, *self._stepped(mean), guarantee)
             self._open_round = None
+            self._waiting_noted = -math.inf
             store.tidy(
-                {"attempt": open_round.attempt, "row": open_round.number, "unfit": reports.unfit}
+                {
+                    "attempt": open_round.attempt,
+                    "row": open_round.number,
+                    "unfit": reports.unfit,
+                    "time": time.time(),
+                    **self._availability,
+                }
             )
             return Released(self.rounds, self.epsilon, self.arrays())
 
