@@ -147,13 +147,13 @@ def _warnings(status: Status) -> Iterator[str]:
 
 def _tables(status: Status) -> Iterator[Table]:
     rows = {
-        "may be published": dict(_public(status.public)),
-        "for the operator only, not to be published": dict(
+        "May be published": dict(_public(status.public)),
+        "For the operator only, not to be published": dict(
             _private(status.public, status.private, status.time)
         ),
     }
     for title, cells in rows.items():
-        table = Table(title=escape(visible(f"{status.folder}: {title}")), show_header=False)
+        table = Table(title=title, show_header=False)
         table.add_column(no_wrap=True)
         table.add_column()
         for name, text in cells.items():

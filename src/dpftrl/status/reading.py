@@ -18,7 +18,7 @@ import msgspec
 from dpftrl._internal.storage import open_own, read_json
 from dpftrl.centralized import store as centralized_store
 from dpftrl.centralized.settings import RunFile as CentralizedFile
-from dpftrl.errors import DpftrlError, InvalidInput
+from dpftrl.errors import DpftrlError, InvalidInput, UnsafeState
 from dpftrl.federated.eligibility import Timers
 from dpftrl.federated.run_guarantee import RunGuarantee
 from dpftrl.federated.settings import RunFile as FederatedFile
@@ -28,6 +28,7 @@ from dpftrl.federated.store.journal import Cohort, Committed, unpacked
 from dpftrl.federated.store.run_folder import RunFolder
 from dpftrl.federated.store.run_store import check_created
 from dpftrl.journal import Journal, read_without_lock, read_witness, witness_folder
+from dpftrl.noise import NoiseKey
 from dpftrl.plan import load_dataset_plan, load_plan
 
 # A server may write while a file is read. Reading is repeated so often before it fails.
@@ -118,7 +119,7 @@ class FederatedRun:
 
     def __init__(self, root: Path):
         self.folder = RunFolder(root)
-        self._key = self.folder.read_key()
+        self._key = _read_key(self.folder)
         check_created(self.folder, self._key)
         self.file = read_json(self.folder.settings, FederatedFile, "run")
         self.plan = load_plan(self.folder.plan)
@@ -158,7 +159,7 @@ class CentralizedRun:
 
     def __init__(self, root: Path):
         self.folder = centralized_store.RunFolder(root)
-        self._key = self.folder.read_key()
+        self._key = _read_key(self.folder)
         centralized_store.check_created(self.folder, self._key)
         self.file = read_json(self.folder.settings, CentralizedFile, "centralized run")
         # The plan is sealed by the journal, so its certificate need not be computed again.
@@ -207,6 +208,20 @@ def steadily(read: Callable[[], Value]) -> Value:
     return read()
 
 
+def _read_key(folder: RunFolder | centralized_store.RunFolder) -> NoiseKey:
+    """Read the noise key.
+
+    Raises:
+        UnsafeState: It is missing or damaged.
+    """
+    try:
+        return folder.read_key()
+    except InvalidInput as error:
+        if str(folder.key) in str(error):
+            raise
+        raise UnsafeState(f"{folder.key} is damaged: it is not the noise key of a run") from None
+
+
 class _Header(msgspec.Struct):
     """The field that all JSON files of dpftrl have."""
 
@@ -231,6 +246,8 @@ def _read_journal(
     except DpftrlError:
         seen, is_damaged = None, True
     behind = read_without_lock(journal, seen, follow)
+    if not journal.lines:  # the first line is written when the run is created, and never changes
+        raise UnsafeState(f"the journal in {root / 'private'} has no first line; it is damaged")
     return WitnessReading(path.parent, seen is not None or is_damaged, behind)
 
 
