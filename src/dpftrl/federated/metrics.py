@@ -32,7 +32,7 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     epsilon: float
     accuracy: float | None = None
     perplexity: float | None = None
-    evaluation: dict[str, float] = msgspec.field(default_factory=dict[str, float])
+    evaluation: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 @final

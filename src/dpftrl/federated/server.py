@@ -301,6 +301,15 @@ class Server:
             RunOver: There is no further round.
             TooFewClients: Too few clients may be contacted now, and nobody was contacted.
         """
+        try:
+            return self._begin(available, now)
+        except TooFewClients as error:
+            if time.monotonic() - self._waiting_noted >= WAITING_SECONDS:
+                self._waiting_noted = time.monotonic()
+                self.log(waiting=str(error), time=time.time(), **self._availability)
+            raise
+
+    def _begin(self, available: Sequence[str], now: float | None) -> Round:
         with self._lock:
             store = self._store
             store.check_usable()
@@ -313,11 +322,7 @@ class Server:
             pending, rounds = store.state.pending, store.state.rounds
             self._availability = {"available": len(by_key)}
             if pending is None:
-                try:
-                    chosen = store.eligibility.choose(by_key, rounds, store.state.attempts, now)
-                except TooFewClients as error:
-                    self._note_waiting(str(error))
-                    raise
+                chosen = store.eligibility.choose(by_key, rounds, store.state.attempts, now)
                 self._availability["eligible"] = chosen.eligible
                 if store.settings.budget is not None:
                     self._check_budget(rounds + 1, chosen.exposure)
@@ -328,12 +333,6 @@ class Server:
                 pending.row, pending.attempt, by_key, reports, store.folder.note
             )
             return self._open_round
-
-    def _note_waiting(self, reason: str) -> None:
-        """Write to the private log that there are too few clients; at most once per minute."""
-        if time.monotonic() - self._waiting_noted >= WAITING_SECONDS:
-            self._waiting_noted = time.monotonic()
-            self.log(waiting=reason, time=time.time(), **self._availability)
 
     def _check_budget(self, rounds: int, exposure: Exposure) -> None:
         if reason := self._guarantee.over_budget(rounds, exposure):

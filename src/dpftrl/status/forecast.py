@@ -118,12 +118,12 @@ class Contacts:
         back = np.maximum(self.rest.returning(self.last, self.next_round), 0.0)
         left = np.minimum(self.cap - self.count.astype(np.int64), most + 1)
         soon = (left > 0) & (back < rounds)
-        groups = np.stack([back[soon].astype(np.int64), left[soon]])
-        for (ahead, contacts), number in zip(
-            *(array.T.tolist() for array in np.unique(groups, axis=1, return_counts=True)),
-            strict=True,
-        ):
-            classes_in(ahead)[contacts - 1] += number
+        groups, numbers = np.unique(
+            back[soon].astype(np.int64) * (most + 1) + left[soon] - 1, return_counts=True
+        )
+        for group, number in zip(groups.tolist(), numbers.tolist(), strict=True):
+            ahead, contacts_left = divmod(group, most + 1)
+            classes_in(ahead)[contacts_left] += number
         classes_in(0)[min(self.cap, most + 1) - 1] += fresh
         pool, found = np.zeros(most + 1), list[float]()
         for ahead in range(rounds):
