@@ -20,7 +20,7 @@ from dpftrl.federated import Server
 
 PUBLIC = ["run", "rounds", "epsilon", "delta", "mechanism", "fleet", "reports", "timers"]
 PRIVATE = [
-    *("server", "last change", "open round", "attempts", "drop-outs", "unfit updates", "clients"),
+    *("process", "last change", "open round", "attempts", "drop-outs", "unfit updates", "clients"),
     *("eligible now", "eligible next", "last selection", "stand-still", "pace", "last round"),
     *("expected end", "disk", "permissions", "witness"),
 ]

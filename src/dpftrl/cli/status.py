@@ -204,13 +204,13 @@ def _private(
 ) -> Iterator[tuple[str, str]]:
     """Names and texts of the figures for the operator."""
     process = private.process
-    running = {True: f"process {process.pid}", False: "none on this machine", None: UNKNOWN}
-    yield "server", running[process.running]
+    running = {True: f"number {process.pid}", False: "none on this machine", None: UNKNOWN}
+    yield "process", running[process.running]
     yield "last change", f"{_clock(process.last_change)}, {_ago(process.last_change, now)}"
     if private.attempts is not None:
         yield from _attempt_rows(public, private.attempts)
     if private.clients is not None:
-        yield from _client_rows(private.clients)
+        yield from _client_rows(private.clients, bool(public.ended))
     pace = private.pace
     if pace.seconds_per_round is None:
         yield "pace", UNKNOWN
@@ -255,7 +255,7 @@ def _attempt_rows(public: PublicFigures, attempts: Attempts) -> Iterator[tuple[s
     yield "unfit updates", UNKNOWN if attempts.unfit is None else f"{attempts.unfit:,}"
 
 
-def _client_rows(clients: Clients) -> Iterator[tuple[str, str]]:
+def _client_rows(clients: Clients, is_over: bool) -> Iterator[tuple[str, str]]:
     fresh = UNKNOWN if clients.never_contacted is None else f"{clients.never_contacted:,}"
     yield (
         "clients",
@@ -264,8 +264,9 @@ def _client_rows(clients: Clients) -> Iterator[tuple[str, str]]:
     )
     eligible = UNKNOWN if clients.eligible is None else f"{clients.eligible:,}"
     yield "eligible now", f"{eligible}, of which {clients.rested:,} were contacted before"
-    following = " ".join(f"{number:,}" for number in clients.eligible_next)
-    yield "eligible next", following or UNKNOWN
+    if not is_over:
+        following = " ".join(f"{number:,}" for number in clients.eligible_next)
+        yield "eligible next", following or UNKNOWN
     if clients.available_at_begin is None:
         yield "last selection", UNKNOWN
     else:
@@ -275,6 +276,8 @@ def _client_rows(clients: Clients) -> Iterator[tuple[str, str]]:
             f"{clients.available_at_begin:,} clients were available; eligible of them: {able}",
         )
     still = clients.stand_still
+    if is_over:
+        return
     if still is None:
         yield "stand-still", UNKNOWN if clients.eligible is None else "none foreseen"
     elif still.observed or not still.rounds_left:

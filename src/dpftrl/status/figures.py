@@ -217,7 +217,7 @@ class Disk(Figures, frozen=True, kw_only=True):
         run_bytes: Bytes of the files of the run.
         bytes_per_round: By how much the files grow in each round; None before the first.
         bytes_needed: Bytes that the remaining rounds need, with drafts of checkpoints. Before the
-            first round, only those for one round.
+            first round, those of the drafts only.
         problems: Files and folders with a wrong owner or wrong permissions.
     """
 

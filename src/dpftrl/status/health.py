@@ -20,6 +20,8 @@ LOCKS = Path("/proc/locks")
 def process_of(lock: Path, journal: Path) -> Process:
     """The process that holds the lock of a run. The lock is not touched."""
     changed = journal.stat().st_mtime
+    if not lock.exists():  # whoever opens a run creates it
+        return Process(running=False, pid=None, last_change=changed)
     try:
         status, held = lock.stat(), LOCKS.read_text()
         pid = int(lock.read_text() or 0)
@@ -35,14 +37,14 @@ def process_of(lock: Path, journal: Path) -> Process:
 
 
 def disk_of(
-    root: Path, rounds: int, rounds_left: int, noise_bytes: int, free_bytes: int | None
+    root: Path, rounds: int, rounds_left: int | None, noise_bytes: int, free_bytes: int | None
 ) -> Disk:
     """Room for the files of a run, and what is wrong with their permissions.
 
     Args:
         root: The folder of the run.
         rounds: Number of rounds so far.
-        rounds_left: Number of rounds to come.
+        rounds_left: Number of rounds to come; None if the run has ended.
         noise_bytes: Bytes of the noise buffers, which may not have been saved yet.
         free_bytes: Free bytes on the disk; None asks the system.
     """
@@ -57,12 +59,14 @@ def disk_of(
     if free_bytes is None:
         system = os.statvfs(root)
         free_bytes = system.f_bavail * system.f_frsize
+    # A new checkpoint is complete before an old one is removed, and so is the noise.
+    drafts = 2 * max(replaced) + noise_bytes
+    growth = round((per_round or 0) * (rounds_left or 0))
     return Disk(
         free_bytes=free_bytes,
         run_bytes=total,
         bytes_per_round=per_round,
-        # A new checkpoint is complete before an old one is removed, and so is the noise.
-        bytes_needed=round((per_round or 0) * rounds_left) + 2 * max(replaced) + noise_bytes,
+        bytes_needed=0 if rounds_left is None else growth + drafts,
         problems=tuple(_problems(root)),
     )
 

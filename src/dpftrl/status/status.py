@@ -50,6 +50,7 @@ NEXT_ROUNDS: Final = 10  # rounds whose eligible clients are listed
 SECONDS_PER_HOUR: Final = 3600.0
 # A clock that is within this many hours of the times of the files is taken for a real clock.
 REAL_CLOCK_HOURS: Final = 24.0
+COPIED_SECONDS: Final = 1e-3  # rounds that seem to be shorter are those of files that were copied
 BYTES_PER_NUMBER: Final = 8  # of the noise buffers
 
 
@@ -179,7 +180,9 @@ class _Federated:
             clients=clients,
             pace=_with_end(pace, 0 if standing else rounds_left, now),
             process=process,
-            disk=disk_of(folder.root, rounds, rounds_left, noise, free_bytes),
+            disk=disk_of(
+                folder.root, rounds, None if public.ended else rounds_left, noise, free_bytes
+            ),
             witness=_witness(reading.witness, process),
         )
 
@@ -313,7 +316,9 @@ class _Centralized:
             clients=None,
             pace=_with_end(pace, 0 if is_over else planned - steps, now),
             process=process,
-            disk=disk_of(folder.root, steps, planned - steps, noise, free_bytes),
+            disk=disk_of(
+                folder.root, steps, None if is_over else planned - steps, noise, free_bytes
+            ),
             witness=_witness(reading.witness, process),
         )
 
@@ -384,7 +389,9 @@ def _pace(log: Sequence[LogEntry], rounds: int, created: Path, last: Path) -> Pa
     if lengths:
         seconds, basis = max(0.0, median(lengths)), "last rounds"
     elif rounds > 1:
-        seconds, basis = max(0.0, last_round - created.stat().st_mtime) / rounds, "whole run"
+        mean = (last_round - created.stat().st_mtime) / rounds
+        if mean > COPIED_SECONDS:
+            seconds, basis = mean, "whole run"
     return Pace(seconds_per_round=seconds, basis=basis, last_round=last_round, expected_end=None)
 
 

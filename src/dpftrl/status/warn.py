@@ -56,7 +56,7 @@ def warnings_of(
             "planned; fewer rounds, or longer timers, keep the plan",
         )
     disk = private.disk
-    if not public.ended and not disk.free_bytes >= disk.bytes_needed:
+    if not disk.free_bytes >= disk.bytes_needed:
         yield StatusWarning(
             kind="disk",
             text=f"{byte_count(disk.free_bytes)} are free, and the rounds to come need "
