@@ -86,7 +86,8 @@ def _serve(reader: StatusReader, host: str, port: int) -> None:
     from dpftrl.status.prometheus import serve
 
     server = serve(reader, host, port)
-    say(f"metrics: http://{host}:{server.server_port}/metrics (Ctrl-C ends this)")
+    address = f"[{host}]" if ":" in host else host
+    say(f"metrics: http://{address}:{server.server_port}/metrics (Ctrl-C ends this)")
     try:
         while True:
             time.sleep(3600)
