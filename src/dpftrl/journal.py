@@ -16,7 +16,7 @@ import fcntl
 import hmac
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, Literal, TypeVar, final
@@ -202,7 +202,12 @@ class Witness:
 
     def seen(self) -> WitnessFile | None:
         """The content of the witness file, or None if there is no such file."""
-        return read_witness(self._path, self._run)
+        if not self._path.exists():
+            return None
+        found = read_json(self._path, WitnessFile, "witness", own=True)
+        if found.run != self._run:
+            raise UnsafeState(f"{self._path} is the witness of another run, {found.run:.40}")
+        return found
 
     def check(self, lines: int, mac: str) -> None:
         """Raise an error if another server has worked on the run in the meantime."""
@@ -221,43 +226,6 @@ class Witness:
     def close(self) -> None:
         """Release the lock, so that another process can open the run."""
         self._lock.close()
-
-
-def read_witness(path: Path, run: str) -> WitnessFile | None:
-    """The content of a witness file, or None if there is no such file; this needs no lock.
-
-    Raises:
-        UnsafeState: It is the witness of another run.
-    """
-    if not path.exists():
-        return None
-    found = read_json(path, WitnessFile, "witness", own=True)
-    if found.run != run:
-        raise UnsafeState(f"{path} is the witness of another run, {found.run:.40}")
-    return found
-
-
-def read_without_lock(
-    journal: Journal[AnyRecord], seen: WitnessFile | None, follow: Callable[[AnyRecord], None]
-) -> int | None:
-    """Read a journal to which another process may be appending.
-
-    Args:
-        journal: The journal, which has not been read yet.
-        seen: The content of the witness. Read it before the journal: a record is in the journal
-            before the witness knows it, so the journal then has at least the lines of the witness.
-        follow: Called with every record.
-
-    Returns:
-        The number of lines that the witness has not seen; None if there is no witness, or if its
-        line is not in the journal.
-    """
-    known = (0, START) if seen is None else (seen.lines, seen.mac)
-    is_known = known == (0, START)
-    for record, mac in journal.read():
-        follow(record)
-        is_known |= (journal.lines, mac) == known
-    return journal.lines - known[0] if is_known and seen is not None else None
 
 
 @final

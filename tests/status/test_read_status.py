@@ -413,6 +413,8 @@ def test_the_witness_is_compared_with_the_journal(tmp_path):
     assert (status.private.witness.state, status.private.witness.lines_behind) == ("behind", 2)
     witness.write_bytes(new.replace(b'"lines":5', b'"lines":4'))
     assert reader.read().private.witness.state == "differs"
+    witness.write_bytes(new.replace(server.run_id.encode(), b"0" * 32))
+    assert reader.read().private.witness.state == "differs"
     witness.write_bytes(b"{")
     assert reader.read().private.witness.state == "differs"
     witness.unlink()

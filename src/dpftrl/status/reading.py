@@ -27,7 +27,7 @@ from dpftrl.federated.store import journal as federated_journal
 from dpftrl.federated.store.journal import Cohort, Committed, unpacked
 from dpftrl.federated.store.run_folder import RunFolder
 from dpftrl.federated.store.run_store import check_created
-from dpftrl.journal import Journal, read_without_lock, read_witness, witness_folder
+from dpftrl.journal import START, Journal, WitnessFile, witness_folder
 from dpftrl.noise import NoiseKey
 from dpftrl.plan import load_dataset_plan, load_plan
 
@@ -239,16 +239,39 @@ def _read_journal(
     journal: Journal[Any],
     follow: Callable[[Any], None],
 ) -> WitnessReading:
-    """Read the witness, then the journal, and compare them."""
+    """Read the witness and then the journal, to which another process may be appending.
+
+    The witness comes first: a record is in the journal before the witness knows it, so the journal
+    then has at least the lines that the witness has seen.
+    """
     path = _witness_path(root, state_folder, run)
-    try:
-        seen, is_damaged = read_witness(path, run), False
-    except DpftrlError:
-        seen, is_damaged = None, True
-    behind = read_without_lock(journal, seen, follow)
+    seen = _read_witness(path)
+    known = None if seen is None else (seen.run, seen.lines, seen.mac)
+    is_known = known == (run, 0, START)  # a run that was killed while it was created
+    for record, mac in journal.read():
+        follow(record)
+        is_known |= known == (run, journal.lines, mac)
     if not journal.lines:  # the first line is written when the run is created, and never changes
         raise UnsafeState(f"the journal in {root / 'private'} has no first line; it is damaged")
-    return WitnessReading(path.parent, seen is not None or is_damaged, behind)
+    behind = journal.lines - seen.lines if is_known and seen is not None else None
+    return WitnessReading(path.parent, path.exists(), behind)
+
+
+def _read_witness(path: Path) -> WitnessFile | None:
+    """The content of a witness file; None if it is missing or damaged.
+
+    A server may be overwriting it, so it is read until it is twice the same.
+    """
+    seen: WitnessFile | None = None
+    for _ in range(2 * ATTEMPTS):
+        before = seen
+        try:
+            seen = read_json(path, WitnessFile, "witness", own=True)
+        except DpftrlError:
+            seen = None
+        if seen is not None and seen == before:
+            break
+    return seen
 
 
 def _read_log(path: Path) -> list[LogEntry]:
