@@ -187,6 +187,21 @@ def test_eligible_clients_are_those_that_the_next_round_chooses_from(tmp_path):
                 assert after.eligible == clients.eligible_next[0]
 
 
+def test_a_round_in_flight_is_taken_to_be_committed(tmp_path):
+    """Then the clients of an earlier round are rested, which they are not before."""
+    with create(tmp_path, small_plan(20, 2), key=None) as server:
+        one_round(server)
+        attempt = server.begin(PEOPLE)
+        clients = status_of(server).private.clients
+        fill(attempt)
+        server.commit(attempt)
+        one_round(server)
+        after = status_of(server).private.clients
+    assert clients is not None
+    assert after is not None
+    assert (clients.eligible, clients.rested) == (after.eligible_at_begin, 3)
+
+
 def test_rounds_within_the_budget_are_those_that_the_server_does(tmp_path):
     plan = small_plan(12)
     budget = 0.5 * plan.guarantee.epsilon
