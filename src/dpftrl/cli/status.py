@@ -257,14 +257,16 @@ def _attempt_rows(public: PublicFigures, attempts: Attempts) -> Iterator[tuple[s
 
 
 def _client_rows(clients: Clients, is_over: bool) -> Iterator[tuple[str, str]]:
-    fresh = UNKNOWN if clients.never_contacted is None else f"{clients.never_contacted:,}"
-    yield (
-        "clients",
-        f"{clients.contacted:,} contacted so far; never contacted: {fresh}"
-        f"{'' if clients.never_contacted is None else ', if the fleet is as planned'}",
-    )
-    eligible = UNKNOWN if clients.eligible is None else f"{clients.eligible:,}"
-    yield "eligible now", f"{eligible}, of which {clients.rested:,} were contacted before"
+    before = f"{clients.rested:,} that were contacted before"
+    yield "clients", f"{clients.contacted:,} contacted so far"
+    if clients.eligible is None:
+        yield "eligible now", f"{UNKNOWN}, because the fleet is larger than planned; {before}"
+    else:
+        yield (
+            "eligible now",
+            f"{clients.eligible:,} if the fleet is as planned: {before}, and "
+            f"{clients.never_contacted:,} new ones",
+        )
     if not is_over:
         following = " ".join(f"{number:,}" for number in clients.eligible_next)
         yield "eligible next", following or UNKNOWN

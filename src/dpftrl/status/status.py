@@ -148,6 +148,8 @@ class _Federated:
         settings, rounds = self._run.file.settings, self._run.plan.participation.rounds
         if settings.budget is None or settings.timer_hours is not None:
             return None
+        if self._run.guarantee.over_budget(rounds, Exposure()) is None:
+            return rounds
         low, high = 0, rounds  # epsilon does not fall from one round to the next
         while low < high:
             middle = (low + high + 1) // 2
