@@ -95,6 +95,14 @@ def test_folders_without_a_run_are_refused_in_one_line(tmp_path, server):
     assert "line 3 was changed" in refused_in_one_line("status", server.folder.root)
 
 
+def test_a_state_folder_that_is_a_file_is_named(server, tmp_path):
+    place = tmp_path / "file"
+    place.write_text("")
+    refused = refused_in_one_line("status", server.folder.root, "--state-folder", place)
+    assert "run cannot be read" not in refused
+    assert str(place) in refused
+
+
 def test_two_ways_of_showing_at_once_are_refused(server):
     for options in (["--watch", "--json"], ["--json", "--prometheus", "0"]):
         refused = refused_in_one_line("status", server.folder.root, *options)

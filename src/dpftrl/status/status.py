@@ -97,7 +97,7 @@ class StatusReader:
         try:
             self._figures = steadily(lambda: _figures_for(open_run(self._root)))
         except OSError as error:
-            raise InvalidInput(f"{self._root} cannot be read: {error.strerror}") from None
+            raise _unreadable(error, self._root) from None
 
     def read(self, *, now: float | None = None, free_bytes: int | None = None) -> Status:
         """Read the status; the arguments are those of `read_status`."""
@@ -107,11 +107,15 @@ class StatusReader:
                 lambda: self._figures.read(self._state_folder, time_now, free_bytes)
             )
         except OSError as error:
-            raise InvalidInput(f"{self._root} cannot be read: {error.strerror}") from None
+            raise _unreadable(error, self._root) from None
         warnings = tuple(warnings_of(public, private, time_now))
         return Status(
             folder=str(self._root), time=time_now, public=public, private=private, warnings=warnings
         )
+
+
+def _unreadable(error: OSError, root: Path) -> InvalidInput:
+    return InvalidInput(f"{error.filename or root} cannot be read: {error.strerror}")
 
 
 def _figures_for(run: FederatedRun | CentralizedRun) -> "_Federated | _Centralized":
