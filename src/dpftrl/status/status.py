@@ -4,6 +4,7 @@ The figures of a federated run and those of a centralized run are computed side 
 end in one `Status`.
 """
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -266,10 +267,13 @@ class _Federated:
         hours, fleet = self._run.file.settings.timer_hours, self._run.plan.fleet
         if hours is None:
             return Rest(self._run.plan.participation.min_sep)
-        times: list[float] = []
-        for attempt in reading.attempts:
-            times[attempt.row :] = [attempt.time or 0.0]
-        steps = [later - earlier for earlier, later in pairwise(times)]
+        # The last attempt at a round counts. Rounds for which nobody was contacted have no time.
+        by_row = {attempt.row: attempt.time or 0.0 for attempt in reading.attempts}
+        times = [by_row.get(row, -math.inf) for row in range(max(by_row, default=-1) + 1)]
+        steps = [
+            (by_row[later] - by_row[earlier]) / (later - earlier)
+            for earlier, later in pairwise(by_row)
+        ]
         pace = median(steps[-RECENT:]) if steps else None
         if not pace and fleet.rounds_per_day is not None:
             pace = 24 / fleet.rounds_per_day
