@@ -36,6 +36,7 @@ COMMANDS = {
     "observe": ["observe", "missing.csv"],
     "plan": ["plan", "--help"],
     "statement": ["statement", "missing.json"],
+    "status": ["status", "missing"],
     "train": ["train", "--show-config"],
     "verify": ["verify", "missing"],
 }

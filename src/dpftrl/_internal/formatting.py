@@ -128,3 +128,27 @@ def percent(share: float) -> str:
     ('25%', '100%', '12.5%')
     """
     return f"{(Decimal(repr(float(share))) * 100).normalize():,f}%"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that suits it.
+
+    >>> duration(0.5), duration(90), duration(7200), duration(400_000)
+    ('0.5 s', '1.5 min', '2.0 h', '4.6 days')
+    """
+    for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= (2 if unit == "days" else 1) * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def byte_count(number: float) -> str:
+    """Return a number of bytes in the unit that suits it.
+
+    >>> byte_count(512), byte_count(1_500_000)
+    ('512 bytes', '1.5 MB')
+    """
+    for unit, length in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= length:
+            return f"{number / length:,.1f} {unit}"
+    return f"{number:.0f} bytes"

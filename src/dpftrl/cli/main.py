@@ -29,6 +29,7 @@ COMMANDS = {
     "compose": "compose_command",
     "observe": "observe",
     "statement": "statement_command",
+    "status": "status_command",
     "train": "train_command",
     "verify": "verify_command",
     "export": "export_command",
@@ -122,6 +123,7 @@ def dpftrl() -> None:
 
     \b
     Train on the text of simulated clients    dpftrl train --out run
+    How is the run doing?                     dpftrl status run
     Did the run keep its guarantee?           dpftrl verify run
     Write the model alone, to share it        dpftrl export run model.safetensors
 

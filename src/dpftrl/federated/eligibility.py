@@ -78,6 +78,12 @@ class Timers:
         """The number of contacts of each client."""
         return self._look(keys).often
 
+    def entries(self) -> tuple[Numbers, Numbers]:
+        """The round of the last contact, and the number of contacts, of every client so far."""
+        tables = (self._old, self._recent)
+        last = np.concatenate([table.last for table in tables])
+        return last, np.concatenate([table.count for table in tables])
+
     def mark(self, keys: Keys, row: int) -> None:
         """Record that these clients, each given once, are contacted for a round."""
         seen = self._look(keys)
@@ -394,12 +400,14 @@ class Chosen(NamedTuple):
         names: Names of the clients, in the same order.
         exposure: The exposure of the run after the cohort is contacted.
         time: The time on the clock of the run, in hours; None without timers by time.
+        eligible: Number of clients from which the cohort was chosen.
     """
 
     keys: Keys
     names: tuple[str, ...]
     exposure: Exposure
     time: float | None
+    eligible: int
 
 
 @final
@@ -495,7 +503,8 @@ class Eligibility:
         chosen = choose(eligible, self._size, self._seed, attempt)
         names = tuple(by_key[key] for key in chosen.tolist())
         self.pseudonyms.refuse_renamed(names, self.timers)
-        return Chosen(chosen, names, self.timers.exposure_after(chosen, row), time)
+        exposure = self.timers.exposure_after(chosen, row)
+        return Chosen(chosen, names, exposure, time, len(eligible))
 
     def shortage(self, by_key: Mapping[int, str], row: int, now: float | None) -> Shortage | None:
         """Why `choose` would refuse these clients; None if they are enough."""

@@ -8,10 +8,11 @@ over rounds: it sends models to clients and passes their updates to the server.
 
 import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, Self, final
+from typing import Any, Final, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from dpftrl._internal.deprecation import warn
 from dpftrl._internal.storage import replace_file
 from dpftrl.accounting import Guarantee
 from dpftrl.clipping import ExactSum, Grid
-from dpftrl.errors import InvalidInput, RunOver
+from dpftrl.errors import InvalidInput, RunOver, TooFewClients
 from dpftrl.federated.eligibility import Exposure, Shortage
 from dpftrl.federated.optimizers import State
 from dpftrl.federated.round import Released, Reports, Round
@@ -33,6 +34,9 @@ from dpftrl.federated.store.journal import unpacked
 from dpftrl.federated.store.run_folder import RunFolder
 from dpftrl.federated.store.run_store import RunStore
 from dpftrl.plan import Plan
+
+# Seconds between two entries in the private log that say that there are too few clients.
+WAITING_SECONDS: Final = 60.0
 
 
 @final
@@ -75,6 +79,10 @@ class Server:
         self._guarantee = RunGuarantee(store.plan, store.settings, file.test_key, store.start)
         self._grid = Grid.for_noise(store.plan.noise_multiplier, store.settings.clip_norm)
         self._planned_rounds = store.plan.participation.rounds
+        # For the private log: what the last `begin` knew about the clients, and when an entry said
+        # that there were too few.
+        self._availability: dict[str, int] = {}
+        self._waiting_noted = -math.inf
 
     @classmethod
     def create(
@@ -295,6 +303,15 @@ class Server:
             RunOver: There is no further round.
             TooFewClients: Too few clients may be contacted now, and nobody was contacted.
         """
+        try:
+            return self._begin(available, now)
+        except TooFewClients as error:
+            if time.monotonic() - self._waiting_noted >= WAITING_SECONDS:
+                self._waiting_noted = time.monotonic()
+                self.log(waiting=str(error), time=time.time(), **self._availability)
+            raise
+
+    def _begin(self, available: Sequence[str], now: float | None) -> Round:
         with self._lock:
             store = self._store
             store.check_usable()
@@ -305,8 +322,10 @@ class Server:
             now = None if now is None else _hours(now)
             by_key = store.eligibility.by_key(available)
             pending, rounds = store.state.pending, store.state.rounds
+            self._availability = {"available": len(by_key)}
             if pending is None:
                 chosen = store.eligibility.choose(by_key, rounds, store.state.attempts, now)
+                self._availability["eligible"] = chosen.eligible
                 if store.settings.budget is not None:
                     self._check_budget(rounds + 1, chosen.exposure)
                 pending = store.contact(chosen)
@@ -338,9 +357,16 @@ class Server:
             reports = open_round.reports
             self._release(reports)
             self._open_round = None
-            unfit = len(reports.unfit_clients)
-            attempt, row = open_round.attempt, open_round.number
-            self._store.tidy({"attempt": attempt, "row": row, "unfit": unfit})
+            self._waiting_noted = -math.inf
+            self._store.tidy(
+                {
+                    "attempt": open_round.attempt,
+                    "row": open_round.number,
+                    "unfit": reports.unfit,
+                    "time": time.time(),
+                    **self._availability,
+                }
+            )
             return Released(self.rounds, self.epsilon, self.arrays())
 
     def _release(self, reports: Reports | None) -> None:
@@ -453,7 +479,7 @@ class Server:
         """Release the noise of a round that was closed as empty."""
         row = self.rounds
         self._release(None)
-        self._store.tidy({"row": row, "empty": True})
+        self._store.tidy({"row": row, "empty": True, "time": time.time()})
         return Released(self.rounds, self.epsilon, self.arrays())
 
     def log(self, **entry: Any) -> None:

@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from dpftrl._internal.formatting import rounded_up
 from dpftrl.errors import InvalidInput, ReportRefused, RunOver, TooFewClients, UnsafeState
 from dpftrl.federated import Round, Server, Settings, StartModel
+from dpftrl.federated.metrics import MetricsFile, Point, finite_numbers_of
 from dpftrl.flower._flwr_internals import log
 from dpftrl.flower.in_process import InProcessGrid
 from dpftrl.flower.messages import (
@@ -140,12 +141,13 @@ class DpFtrl(Strategy):
         with self._opened(grid, model) as server:
             self.summary()
             result.arrays = record_of(server.arrays())
-            _evaluate(result, server.rounds, evaluate_fn, {"epsilon": server.epsilon})
+            file = MetricsFile(server.folder.root, server.rounds)
+            _measure(result, server, file, evaluate_fn, {"epsilon": server.epsilon})
             try:
                 while True:
                     result.arrays, metrics = self._next_round(server, result.arrays, config, grid)
                     result.train_metrics_clientapp[server.rounds] = metrics
-                    _evaluate(result, server.rounds, evaluate_fn, metrics)
+                    _measure(result, server, file, evaluate_fn, metrics)
             except RunOver as reason:
                 log(INFO, "The run is over: %s", reason)
         return result
@@ -331,15 +333,26 @@ class _OpenRun(NamedTuple):
         return None if self.server.settings.timer_hours is None else self.clock.hours()
 
 
-def _evaluate(
-    result: Result, rounds: int, evaluate_fn: Evaluate | None, own: Mapping[str, Any]
+def _measure(
+    result: Result,
+    server: Server,
+    file: MetricsFile,
+    evaluate_fn: Evaluate | None,
+    own: Mapping[str, Any],
 ) -> None:
-    """Call `evaluate_fn`, if there is one, and keep its metrics and our own in the result."""
+    """Evaluate the released model, if that is asked for, and write the metrics of the round.
+
+    The result also gets our own metrics, such as drop-outs, which are private. The file does not.
+    """
+    rounds = server.rounds
     metrics = evaluate_fn(rounds, result.arrays) if evaluate_fn else None
     if metrics is not None:
-        metrics = MetricRecord({**own, **metrics})
-        log(INFO, "Evaluated after %s rounds: %s", rounds, metrics)
-        result.evaluate_metrics_serverapp[rounds] = metrics
+        both = MetricRecord({**own, **metrics})
+        log(INFO, "Evaluated after %s rounds: %s", rounds, both)
+        result.evaluate_metrics_serverapp[rounds] = both
+    if file.last < rounds:
+        evaluation = {} if metrics is None else finite_numbers_of(metrics)
+        file.add(Point(rounds, server.epsilon, evaluation=evaluation))
 
 
 class Standstill(TooFewClients):

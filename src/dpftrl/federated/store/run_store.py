@@ -149,7 +149,7 @@ class RunStore:
             lock = Lock(folder.lock)
             held.callback(lock.close)
             key = folder.read_key()
-            _check_created(folder, key)
+            check_created(folder, key)
             file = read_json(folder.settings, RunFile, "run")
             start = None if file.start is None else Start.of_content(file.start, folder.settings)
             plan, settings = load_plan(folder.plan), file.settings
@@ -356,7 +356,7 @@ def _write_first(
     )
 
 
-def _check_created(folder: RunFolder, key: NoiseKey) -> None:
+def check_created(folder: RunFolder, key: NoiseKey) -> None:
     """Check, before it is used, that no file sealed in the first journal record was changed.
 
     These files are `run.json`, `plan.json` and the further files of `Server.create`.
