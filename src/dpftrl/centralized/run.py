@@ -3,9 +3,10 @@
 import os
 import weakref
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Literal, Self, final
+from typing import Any, Final, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from dpftrl.centralized.store import RunFolder, RunStore
 from dpftrl.clipping import ExactSum, Grid, Steps
 from dpftrl.errors import InvalidInput, RoundsExceeded, UnsafeState
 from dpftrl.noise import NoiseKey, NoiseStream
+from dpftrl.noise.key import Secret
 from dpftrl.plan import DatasetPlan
 
 PathLike = str | os.PathLike[str]
@@ -77,7 +79,7 @@ class TrainingRun:
             self._noise = store.noise_at_checkpoint(self._noise)
             weakref.finalize(self, store.close)
         self.steps = self._noise.round
-        self._mean = np.empty(file.settings.size)  # for the noisy mean of each step
+        self._mean: NDArray[Any] = np.empty(0)  # for the noisy mean of each step
         self._process = os.getpid()
         self._poisoned = False
 
@@ -232,8 +234,9 @@ class TrainingRun:
         self,
         total: Steps,
         units: int,
-        apply: Callable[[NDArray[np.float64]], None],
+        apply: Callable[[NDArray[Any]], None],
         grid: Grid | None = None,
+        dtype: type[np.floating[Any]] = np.float64,
     ) -> None:
         """Do one step: add the noise, journal the step, and let the caller change the model.
 
@@ -242,6 +245,7 @@ class TrainingRun:
             units: Number of units in the sum.
             apply: Changes the model, given the noisy mean. The next step overwrites that array.
             grid: The grid of the sum; by default that of the run.
+            dtype: The type of the noisy mean, float64 or float32.
 
         Raises:
             UnsafeState: The step is repeated after a crash, and its sum differs.
@@ -249,13 +253,19 @@ class TrainingRun:
         self.check_usable()
         with self._all_or_nothing():
             on = grid or self.grid
-            self._add_noise(total, on, units)
-            if self.store is not None:
-                self.store.record_step(self.steps, self._noise.last_digest())
+            recorded = _Recorded(self.store, self.steps)
+            try:
+                self._add_noise(total, on, units, recorded.start)
+            finally:
+                recorded.wait()
+            if self._mean.dtype != dtype or self._mean.size != total.size:
+                self._mean = np.empty(total.size, dtype)
             apply(on.values(total, self.plan.dataset.batch_size, self._mean))
             self.steps += 1
 
-    def _add_noise(self, total: Steps, grid: Grid, units: int) -> None:
+    def _add_noise(
+        self, total: Steps, grid: Grid, units: int, on_digest: Callable[[Secret], None]
+    ) -> None:
         """Add the noise of the next step.
 
         The caller clips. That the norm of the sum is possible for so many clipped gradients is
@@ -263,10 +273,10 @@ class TrainingRun:
         then.
         """
         if self.settings.size < SMALL or self.steps % CHECK_EVERY == 0:
-            self._noise.add_to(total, grid, updates=units)
+            self._noise.add_to(total, grid, updates=units, on_digest=on_digest)
             return
         exact = ExactSum.of(grid, total, units)
-        self._noise.add_to(exact)
+        self._noise.add_to(exact, on_digest=on_digest)
 
     @contextmanager
     def _all_or_nothing(self) -> Generator[None]:
@@ -296,6 +306,25 @@ class TrainingRun:
         if self.store is None:
             raise UnsafeState("a run without a folder has no checkpoint")
         return self.store.checkpoint()
+
+
+@final
+class _Recorded:
+    """The journal record of one step, which is written while the noise is computed."""
+
+    def __init__(self, store: RunStore | None, step: int):
+        self._store, self._step = store, step
+        self._written: Future[None] | None = None
+
+    def start(self, digest: Secret) -> None:
+        """Begin to write the record, or check that a repeated step has the same digest."""
+        if self._store is not None:
+            self._written = self._store.start_recording_step(self._step, digest)
+
+    def wait(self) -> None:
+        """Wait until the record is on the disk; raise if it could not be written."""
+        if self._written is not None:
+            self._written.result()
 
 
 def _check_units(plan: DatasetPlan, settings: Settings, units: Units) -> None:

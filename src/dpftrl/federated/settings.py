@@ -34,6 +34,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         identity: How clients are known by their names. `stated`: the caller of the server vouches
             for the names. `registered`: each client signs its messages with a key that was
             registered beforehand. `unregistered`: a client gets a new name when it restarts.
+        aggregators: Accept partial sums of aggregators, which clip and add updates for the server.
+            The guarantee then rests on them too.
         population: Your label for the people of this run, such as "es-ES keyboards". It is recorded
             and published with the model; nothing is derived from it.
     """
@@ -46,6 +48,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     snapshot_every: int = 20
     hash_clients: bool = True
     identity: Literal["stated", "registered", "unregistered"] = "stated"
+    aggregators: bool = False
     population: str | None = None
 
     def check(self, plan: Plan) -> None:

@@ -13,6 +13,7 @@ from dpftrl._internal.formatting import percent, percent_up, plain_number, round
 from dpftrl.accounting import Guarantee
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import EarlierRun
+from dpftrl.federated.run_guarantee import AGGREGATORS
 from dpftrl.participation import FixedEpochs, Participation
 from dpftrl.plan import Fleet
 from dpftrl.statement.document import Block, Bullets, Figure, Paragraph, Section, Span, Table
@@ -213,6 +214,11 @@ SETTING = (
     "keep the noise key and the noise state secret, and to release nothing else about the updates. "
     "Everybody else may be curious: those who see the models, and the other clients too."
 )
+TRUSTED_AGGREGATORS = (
+    "Some updates may have reached the server through aggregators, which clip and sum the updates "
+    "of a share of the clients. The aggregators, and whoever runs them, are trusted like the "
+    "server."
+)
 OUTPUT = (
     "The output is every noisy round of the training. All intermediate models are computed from it "
     "without another use of the data. So they are covered as well, including those that are sent "
@@ -306,6 +312,14 @@ def promised_and_observed_section(facts: Facts) -> Section:
     blocks: list[Block] = [Table(caption, head, tuple(rows))]
     if facts.observed is not None:
         blocks.append(Paragraph(_log_text(facts)))
+    if facts.verdict is not None and facts.verdict.empty_rounds:
+        blocks.append(
+            Paragraph(
+                f"In {facts.verdict.empty_rounds:,} of the {facts.verdict.rounds:,} rounds nobody "
+                "took part, because too few clients could be contacted. The model took a step with "
+                "the noise alone. These rounds count as rounds, and cost no client any privacy."
+            )
+        )
     if facts.curves is not None:
         blocks.append(Figure(CURVES, "curves.png", facts.curves))
     return Section("Planned and observed", tuple(blocks))
@@ -357,9 +371,11 @@ def _log_text(facts: Facts) -> str:
     )
 
 
-def setting_section() -> Section:
+def setting_section(facts: Facts) -> Section:
     """Return the section that says who must be trusted."""
-    return Section("1. Setting", (Paragraph(SETTING),))
+    has_aggregators = any(one.name == AGGREGATORS.name for one in facts.hypotheses)
+    trusted = (SETTING, *([TRUSTED_AGGREGATORS] if has_aggregators else []))
+    return Section("1. Setting", tuple(map(Paragraph, trusted)))
 
 
 def definition_section(facts: Facts) -> Section:

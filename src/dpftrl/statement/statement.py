@@ -282,7 +282,7 @@ def _document(facts: Facts) -> Document:
         (
             summary_section(facts),
             *([promised_and_observed_section(facts)] if is_after_run else []),
-            setting_section(),
+            setting_section(facts),
             definition_section(facts),
             accounting_section(facts),
             verification_section(facts),
@@ -431,7 +431,12 @@ def _verification_json(facts: Facts) -> dict[str, Any] | None:
     by_outcome: dict[str, list[str]] = {"passed": [], "failed": [], "warning": []}
     for check in facts.verdict.checks:
         by_outcome[check.outcome].append(check.name)
-    return {"verified": facts.verdict.passed, "checks": by_outcome}
+    empty = facts.verdict.empty_rounds
+    return {
+        "verified": facts.verdict.passed,
+        "checks": by_outcome,
+        **({"empty_rounds": empty} if empty else {}),
+    }
 
 
 def _encode_array(value: Any) -> Any:
