@@ -331,6 +331,33 @@ def test_a_forecast_names_the_round_at_which_the_server_has_too_few(tmp_path):
         assert still.observed
 
 
+@pytest.mark.parametrize("hours", [None, 2.0])
+def test_rounds_that_are_closed_as_empty_are_rounds_and_no_attempts(tmp_path, hours):
+    plan = small_plan(20, 4, goal=3, population=12)
+    people = PEOPLE[:12]
+    with create(tmp_path, plan, key=None, timer_hours=hours) as server:
+
+        def now() -> float | None:
+            return None if hours is None else float(server.rounds)
+
+        one_round(server, people, now=now())
+        server.abandon(server.begin(people, now()), "too few")
+        server.close_empty_round(people[:2], "nobody", now())
+        for _ in range(2):
+            one_round(server, people, now=now())
+        status = status_of(server)
+        attempts, clients = status.private.attempts, status.private.clients
+        assert status.public.rounds == 4
+        assert attempts is not None
+        assert (attempts.abandoned, attempts.recent, attempts.recent_contacts) == (1, 4, 12)
+        assert attempts.drop_out == pytest.approx(3 / 12)
+        assert clients is not None
+        one_round(server, people, now=now())
+        after = status_of(server).private.clients
+        assert after is not None
+        assert after.eligible_at_begin == clients.eligible
+
+
 def test_timers_in_hours_end_a_stand_still_by_themselves(tmp_path):
     plan = small_plan(20, 4, goal=3, population=9)
     people = PEOPLE[:9]

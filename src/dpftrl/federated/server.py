@@ -357,16 +357,11 @@ class Server:
             reports = open_round.reports
             self._release(reports)
             self._open_round = None
+            unfit = len(reports.unfit_clients)
+            attempt, row = open_round.attempt, open_round.number
+            entry = {"attempt": attempt, "row": row, "unfit": unfit, "time": time.time()}
             self._waiting_noted = -math.inf
-            self._store.tidy(
-                {
-                    "attempt": open_round.attempt,
-                    "row": open_round.number,
-                    "unfit": reports.unfit,
-                    "time": time.time(),
-                    **self._availability,
-                }
-            )
+            self._store.tidy({**entry, **self._availability})
             return Released(self.rounds, self.epsilon, self.arrays())
 
     def _release(self, reports: Reports | None) -> None:
@@ -479,7 +474,7 @@ class Server:
         """Release the noise of a round that was closed as empty."""
         row = self.rounds
         self._release(None)
-        self._store.tidy({"row": row, "empty": True, "time": time.time()})
+        self._store.tidy({"row": row, "empty": True})
         return Released(self.rounds, self.epsilon, self.arrays())
 
     def log(self, **entry: Any) -> None:

@@ -342,17 +342,17 @@ def _measure(
 ) -> None:
     """Evaluate the released model, if that is asked for, and write the metrics of the round.
 
-    The result also gets our own metrics, such as drop-outs, which are private. The file does not.
+    Our own metrics are kept in the result only: drop-outs must not be in a file to be published.
     """
     rounds = server.rounds
     metrics = evaluate_fn(rounds, result.arrays) if evaluate_fn else None
-    if metrics is not None:
-        both = MetricRecord({**own, **metrics})
-        log(INFO, "Evaluated after %s rounds: %s", rounds, both)
-        result.evaluate_metrics_serverapp[rounds] = both
     if file.last < rounds:
         evaluation = {} if metrics is None else finite_numbers_of(metrics)
         file.add(Point(rounds, server.epsilon, evaluation=evaluation))
+    if metrics is not None:
+        metrics = MetricRecord({**own, **metrics})
+        log(INFO, "Evaluated after %s rounds: %s", rounds, metrics)
+        result.evaluate_metrics_serverapp[rounds] = metrics
 
 
 class Standstill(TooFewClients):

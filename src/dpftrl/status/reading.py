@@ -24,7 +24,7 @@ from dpftrl.federated.run_guarantee import RunGuarantee
 from dpftrl.federated.settings import RunFile as FederatedFile
 from dpftrl.federated.start_model import Start
 from dpftrl.federated.store import journal as federated_journal
-from dpftrl.federated.store.journal import Abandoned, Cohort, Committed, unpacked
+from dpftrl.federated.store.journal import Cohort, Committed, unpacked
 from dpftrl.federated.store.run_folder import RunFolder
 from dpftrl.federated.store.run_store import check_created
 from dpftrl.journal import START, Journal, WitnessFile, witness_folder
@@ -143,8 +143,7 @@ class FederatedRun:
                 timers.mark(keys, record.row)
                 attempts.append(Attempt(record.row, len(keys), None, record.time))
             # A round for which nobody was contacted is no attempt, and ends none.
-            is_end = isinstance(record, Committed | Abandoned)
-            if is_end and attempts and attempts[-1].counted is None:
+            elif attempts and attempts[-1].counted is None:
                 counted = record.reports if isinstance(record, Committed) else 0
                 attempts[-1] = attempts[-1]._replace(counted=counted)
 

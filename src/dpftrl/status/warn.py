@@ -97,7 +97,7 @@ def _remedy(still: StandStill) -> str:
         return "it ends by itself when the timers of enough clients have run out"
     return (
         "waiting does not end it, because timers count rounds; let clients take part that were "
-        "not available, or plan a new run with a smaller cohort or min-sep"
+        "not available, or close rounds as empty (Server.close_empty_round)"
     )
 
 
