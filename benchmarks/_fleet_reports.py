@@ -30,22 +30,24 @@ Work = Callable[[int, int], None]  # (number of the call, thread)
 
 
 def elapsed(work: Work, threads: int, calls: int) -> tuple[float, float]:
-    """Elapsed and CPU seconds per call, if threads share the calls."""
-    ready = threading.Barrier(threads + 1)
+    """Elapsed seconds per call if threads share the calls, and the median CPU seconds of a call."""
+    ready, cpu = threading.Barrier(threads + 1), list[float]()
 
     def share(thread: int) -> None:
         ready.wait()
         for call in range(thread, calls, threads):
+            start = time.thread_time()
             work(call, thread)
+            cpu.append(time.thread_time() - start)
 
     workers = [threading.Thread(target=share, args=(thread,)) for thread in range(threads)]
     for worker in workers:
         worker.start()
     ready.wait()
-    start, cpu = time.perf_counter(), time.process_time()
+    start = time.perf_counter()
     for worker in workers:
         worker.join()
-    return (time.perf_counter() - start) / calls, (time.process_time() - cpu) / calls
+    return (time.perf_counter() - start) / calls, statistics.median(cpu)
 
 
 def server_of(folder: str, shapes: dict[str, int], goal: int) -> Server:
