@@ -474,7 +474,7 @@ class Server:
         """Release the noise of a round that was closed as empty."""
         row = self.rounds
         self._release(None)
-        self._store.tidy({"row": row, "empty": True})
+        self._store.tidy({"row": row, "empty": True, "time": time.time()})
         return Released(self.rounds, self.epsilon, self.arrays())
 
     def log(self, **entry: Any) -> None:
