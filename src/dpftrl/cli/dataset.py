@@ -16,10 +16,18 @@ from rich.table import Table
 
 from dpftrl._internal.formatting import in_full, rounded_up
 from dpftrl._internal.storage import read_json
+from dpftrl.accounting import risk_of
 from dpftrl.accounting.amplification import SampledGuarantee
 from dpftrl.cli.files import Header
 from dpftrl.cli.options import Count
-from dpftrl.cli.output import number, print_json, print_table, progress_bar, say
+from dpftrl.cli.output import (
+    number,
+    print_json,
+    print_table,
+    progress_bar,
+    risk_table,
+    say,
+)
 from dpftrl.errors import DpftrlError, InvalidInput
 from dpftrl.mechanisms import Mechanism, save_mechanism
 from dpftrl.plan import (
@@ -324,6 +332,7 @@ def _as_json(row: DatasetOption) -> dict[str, Any]:
         "confidence": 1 - row.failure,
         "failure_probability": row.failure,
         "rms_noise": row.rms_noise,
+        **risk_of(guarantee).as_json(),
         "mechanism": {"family": row.mechanism.family, **row.mechanism.parameters()},
     }
 
@@ -358,6 +367,7 @@ def _print_one(row: DatasetOption, request: DatasetRequest, as_json: bool) -> No
     table.add_row("rms noise", number(row.rms_noise))
     table.add_row("Python value", escape(repr(row.mechanism)))
     print_table(table)
+    print_table(risk_table(risk_of(guarantee), "example"))
 
 
 def _epsilon(row: DatasetOption) -> str:
