@@ -128,3 +128,16 @@ def percent(share: float) -> str:
     ('25%', '100%', '12.5%')
     """
     return f"{(Decimal(repr(float(share))) * 100).normalize():,f}%"
+
+
+def memory_text(size: float) -> str:
+    """Return a number of bytes with a unit.
+
+    >>> memory_text(0), memory_text(32_000_000), memory_text(1.5e12)
+    ('0 B', '32 MB', '1,500.0 GB')
+    """
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.1f} GB"

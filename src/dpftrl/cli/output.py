@@ -190,9 +190,10 @@ def risk_table(risk: Risk, unit: str) -> Table:
     kind = "some attack attains these rates"
     if risk.kind == "upper bound":
         kind = "upper bounds: the true rates may be far smaller"
+    whose = unit if unit[0].isdigit() else f"one {unit}"
     table = Table(
         title="the best possible attack",
-        caption=f"whether the data of one {unit} was used; largest advantage (TPR - FPR): "
+        caption=f"whether the data of {whose} was used; largest advantage (TPR - FPR): "
         f"{rounded_up(risk.max_advantage)}\n{kind}",
     )
     table.add_column("false alarms (FPR)", justify="right", no_wrap=True)
