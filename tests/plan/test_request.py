@@ -119,7 +119,7 @@ WRONG = {
     "days": [0.0, math.nan, -1.0],
     "rounds_per_day": [0.0, math.inf],
     "timer_days": [0.0, math.nan],
-    "min_sep": [0, 10**7],
+    "min_sep": [0, 1501],
     "availability": [0.0, 1.5, math.nan],
     "over_selection": [0.5, math.nan],
     "devices": [0, -2],
@@ -142,6 +142,8 @@ def test_a_wrong_field_is_named(field, value):
         content["rounds_per_day"] = 10.0
     elif field == "timer_days":
         content["rounds_per_day"] = 10.0
+    elif field == "min_sep":
+        content |= {"report_goal": 2000, "rounds": 2000}
     words = {"report_goal": "report.goal|contacts"}.get(field, field)
     with pytest.raises(InvalidInput, match=words):
         plan_request(content).resolve()

@@ -61,7 +61,7 @@ def calibrate_command(
     dataset_request: DatasetRequest | None,
     as_json: bool,
 ) -> None:
-    """Compute the smallest noise multiplier for an epsilon at a delta, for a rho, or for a risk.
+    """Compute the smallest noise multiplier for an epsilon, a rho or a risk.
 
     The noise multiplier is the standard deviation of the independent noise Z in units of the clip
     norm. Noise multipliers of different mechanisms are not comparable; compare losses instead.

@@ -193,7 +193,7 @@ def plan_command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Compare mechanisms for your fleet, and recommend one: noise, epsilon, risk, loss, memory.
+    """Compare mechanisms for your fleet, and recommend one.
 
     The row marked * is recommended: it needs the least memory, of all mechanisms whose loss is
     within 10% of the smallest. What you leave open is chosen: the rounds from --days and
