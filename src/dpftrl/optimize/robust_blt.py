@@ -24,7 +24,6 @@ from dpftrl.optimize._solvers import (
     scipy_optimize,
 )
 from dpftrl.optimize.blt import (
-    SPREAD,
     Chain,
     chain,
     check_buffers,
@@ -134,7 +133,7 @@ def optimize_robust_blt(
     points = _grid(*box, max_participations, COARSE_GRID)
     free = np.concatenate(
         [
-            starts(points[len(points) // 2], size, SPREAD[objective]),
+            starts(points[len(points) // 2], size),
             *(_as_start(specialist(p), size) for p in points),
         ]
     )
