@@ -56,9 +56,10 @@ def all_mechanisms(request: FleetPlanRequest) -> dict[str, object]:
     n, b, objective = clients.rounds, clients.min_sep, request.objective
     buffers = "auto" if request.buffers is None else min(request.buffers, n)
     ranges = (max(1, n // 2), 2 * n), (max(1, b // 2), 2 * b)
-    few = min(request.buffers or 4, ranges[0][0])
+    blt = optimize_blt(clients, buffers, objective).mechanism
+    few = min(request.buffers or max(1, blt.memory(n)), ranges[0][0])
     return {
-        "blt": optimize_blt(clients, buffers, objective).mechanism,
+        "blt": blt,
         "blt-robust": optimize_robust_blt(
             *ranges, request.resolve().question.max_participations, few, objective, 3
         ).mechanism,

@@ -304,7 +304,7 @@ def candidates(
             rounds_range,
             question.min_sep_range,
             question.max_participations,
-            min(question.buffers or DEFAULT_BUFFERS, rounds_range[0]),
+            min(question.buffers or max(1, blt.memory(n)), rounds_range[0]),
             objective,
             QUICK_GRID,
         ).mechanism
@@ -316,7 +316,8 @@ def candidates(
     # The BLT is the reference for the others: if it fails, there is no comparison, so its error is
     # not caught.
     buffers = "auto" if question.buffers is None else min(question.buffers, n)
-    yield Candidate("blt", optimize_blt(participation, buffers, objective).mechanism)
+    blt = optimize_blt(participation, buffers, objective).mechanism
+    yield Candidate("blt", blt)
     if quick:
         yield Candidate("blt-robust", None, NOT_QUICK)
     else:
