@@ -142,13 +142,14 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def byte_count(number: float) -> str:
-    """Return a number of bytes in the unit that suits it.
+def memory_text(size: float) -> str:
+    """Return a number of bytes with a unit.
 
-    >>> byte_count(512), byte_count(1_500_000)
-    ('512 bytes', '1.5 MB')
+    >>> memory_text(0), memory_text(32_000_000), memory_text(1.5e12)
+    ('0 B', '32 MB', '1,500.0 GB')
     """
-    for unit, length in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= length:
-            return f"{number / length:,.1f} {unit}"
-    return f"{number:.0f} bytes"
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.1f} GB"

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from dpftrl._internal.formatting import byte_count, duration, in_full, rounded_up
+from dpftrl._internal.formatting import duration, in_full, memory_text, rounded_up
 from dpftrl.cli.options import json_option, state_folder_option
 from dpftrl.cli.output import print_json, print_table, say, working
 from dpftrl.errors import InvalidInput, visible
@@ -223,11 +223,11 @@ def _private(
     if not public.ended:
         yield "expected end", _expected_end(private, now)
     disk = private.disk
-    per = UNKNOWN if disk.bytes_per_round is None else byte_count(disk.bytes_per_round)
+    per = UNKNOWN if disk.bytes_per_round is None else memory_text(disk.bytes_per_round)
     yield (
         "disk",
-        f"{byte_count(disk.free_bytes)} free, {byte_count(disk.bytes_needed)} needed to the end; "
-        f"the run has {byte_count(disk.run_bytes)} and grows per {_unit(public)[:-1]} by {per}",
+        f"{memory_text(disk.free_bytes)} free, {memory_text(disk.bytes_needed)} needed to the end; "
+        f"the run has {memory_text(disk.run_bytes)} and grows per {_unit(public)[:-1]} by {per}",
     )
     yield "permissions", "; ".join(disk.problems) or "fine"
     yield "witness", f"{private.witness.state} ({private.witness.folder})"

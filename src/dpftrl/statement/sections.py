@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from dpftrl._internal.formatting import percent, percent_up, plain_number, rounded_down, rounded_up
-from dpftrl.accounting import Guarantee
+from dpftrl.accounting import Guarantee, risk_of
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import EarlierRun
 from dpftrl.federated.run_guarantee import AGGREGATORS
@@ -262,12 +262,14 @@ def summary_section(facts: Facts) -> Section:
         f"The guarantee rests on {len(facts.hypotheses)} hypotheses ({basis_counts(facts)}): see "
         "section 3.4."
     )
+    attack = " ".join(risk_of(unit).sentence(_secret(unit)) for unit in facts.by_unit)
     texts = (
         Span(summary_sentence(facts), "strong"),
         *([" ".join(delta_sentences(facts))] if delta_sentences(facts) else []),
         origin_text(facts),
         *start_model_sentences(facts),
         meaning,
+        attack,
         hypotheses,
     )
     return Section("Summary", tuple(map(Paragraph, texts)))

@@ -14,7 +14,7 @@ import numpy as np
 from dpftrl import __version__
 from dpftrl._internal.checks import whole_number
 from dpftrl._internal.storage import replace_file
-from dpftrl.accounting import Guarantee, Run, guarantee_of
+from dpftrl.accounting import Guarantee, Run, guarantee_of, risk_of
 from dpftrl.accounting.guarantee_files import ParticipationContent
 from dpftrl.accounting.logs import Observed
 from dpftrl.errors import InvalidInput
@@ -315,6 +315,7 @@ def _json_content(facts: Facts, summary: str, formal: str) -> dict[str, Any]:
         **_numbers_json(stated),
         "delta_in_words": delta_in_words(stated),
         "right_guess": facts.right_guess,
+        **risk_of(stated).as_json(),
         "kind": facts.kind,
         "unit": stated.unit,
         "adjacency": stated.adjacency,

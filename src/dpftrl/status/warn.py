@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from dpftrl._internal.formatting import byte_count, duration, rounded_up
+from dpftrl._internal.formatting import duration, memory_text, rounded_up
 from dpftrl.status.figures import (
     Clients,
     PrivateFigures,
@@ -59,8 +59,8 @@ def warnings_of(
     if not disk.free_bytes >= disk.bytes_needed:
         yield StatusWarning(
             kind="disk",
-            text=f"{byte_count(disk.free_bytes)} are free, and the rounds to come need "
-            f"{byte_count(disk.bytes_needed)}; make room before the disk is full",
+            text=f"{memory_text(disk.free_bytes)} are free, and the rounds to come need "
+            f"{memory_text(disk.bytes_needed)}; make room before the disk is full",
         )
     for problem in disk.problems:
         yield StatusWarning(kind="permissions", text=problem)
