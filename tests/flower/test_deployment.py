@@ -13,7 +13,7 @@ import pytest
 from deployment import HERE, Deployment, deployed, until
 
 from dpftrl.federated import Server, Settings
-from dpftrl.federated.eligibility import Pseudonyms
+from dpftrl.federated.pseudonyms import Pseudonyms
 from dpftrl.noise import NoiseKey
 from dpftrl.plan import load_plan
 from dpftrl.verify import verify_run

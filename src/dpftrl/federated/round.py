@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dpftrl._internal.arrays import Layout
 from dpftrl.clipping import ExactSum, Grid
 from dpftrl.errors import InvalidInput, ReportRefused
-from dpftrl.federated.eligibility import written
+from dpftrl.federated.pseudonyms import written
 
 
 @final

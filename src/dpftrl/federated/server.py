@@ -8,7 +8,7 @@ over rounds: it sends models to clients and passes their updates to the server.
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any, Self, final
@@ -25,11 +25,11 @@ from dpftrl.clipping import Grid
 from dpftrl.errors import InvalidInput, RunOver
 from dpftrl.federated.eligibility import Exposure
 from dpftrl.federated.optimizers import State
+from dpftrl.federated.pseudonyms import Population
 from dpftrl.federated.round import Released, Reports, Round
 from dpftrl.federated.run_guarantee import RunGuarantee
 from dpftrl.federated.settings import Settings
 from dpftrl.federated.start_model import PROVENANCE, Start, StartModel, provenance_metadata
-from dpftrl.federated.store.journal import unpacked
 from dpftrl.federated.store.run_folder import RunFolder
 from dpftrl.federated.store.run_store import RunStore
 from dpftrl.plan import Plan
@@ -210,12 +210,11 @@ class Server:
         """Whether the last contacted cohort belongs to a round that has not ended yet."""
         return self._store.state.pending is not None
 
-    def contacted_before(self, available: Sequence[str]) -> int:
+    def contacted_before(self, available: Iterable[str] | Population) -> int:
         """The number of available clients that were contacted for the round in flight."""
         if self._store.state.pending is None:
             return 0
-        contacted = set(unpacked(self._store.state.pending.clients).tolist())
-        return len(contacted & set(self._store.eligibility.by_key(available)))
+        return len(self._available(available).names_of(self._store.state.pending.keys()))
 
     @property
     def clock(self) -> float | None:
@@ -280,12 +279,29 @@ class Server:
             return self._guarantee.over_budget(self.rounds + 1, Exposure())
         return None
 
-    def begin(self, available: Sequence[str], now: float | None = None) -> Round:
+    def population(self, names: Iterable[str]) -> Population:
+        """Check and hash the names of many clients once, for all rounds that begin with them.
+
+        With millions of clients, `begin` spends most of its time on their names. A population
+        belongs to this server, and cannot be used after the run is resumed.
+
+        Args:
+            names: Names of all clients that may be available; `Population.select` says in each
+                round who is. A client must have the same name in all rounds.
+
+        Raises:
+            InvalidInput: A name could be another spelling of another client's name.
+        """
+        with self._lock:
+            return self._store.eligibility.population(names)
+
+    def begin(self, available: Iterable[str] | Population, now: float | None = None) -> Round:
         """Open the next round: choose its cohort, or take the cohort of an interrupted round.
 
         Args:
-            available: Names of the clients that can be contacted now. A client must have the same
-                name in all rounds; names that differ only in how they are written are refused.
+            available: Names of the clients that can be contacted now, or a `population` of them. A
+                client must have the same name in all rounds; names that differ only in how they
+                are written are refused.
             now: The current time in hours. It is required if the timers count hours.
 
         Raises:
@@ -301,19 +317,36 @@ class Server:
             if store.state.pending is None and (reason := self.ended()):
                 raise RunOver(reason)
             now = None if now is None else _hours(now)
-            by_key = store.eligibility.by_key(available)
             pending, rounds = store.state.pending, store.state.rounds
+            people = self._available(available, check=pending is None)
             if pending is None:
-                chosen = store.eligibility.choose(by_key, rounds, store.state.attempts, now)
+                chosen = store.eligibility.choose(people, rounds, store.state.attempts, now)
                 if store.settings.budget is not None:
                     self._check_budget(rounds + 1, chosen.exposure)
                 pending = store.contact(chosen)
-            clients = frozenset(unpacked(pending.clients).tolist())
+                keys, names = chosen.keys, chosen.names
+            else:
+                keys = pending.keys()
+                names = people.names_of(keys)
+            clients = frozenset(keys.tolist())
             reports = Reports(clients, store.plan.fleet.report_goal, store.layout, self._grid)
             self._open_round = Round(
-                pending.row, pending.attempt, by_key, reports, store.folder.note
+                pending.row, pending.attempt, names, reports, store.folder.note
             )
             return self._open_round
+
+    def _available(
+        self, available: Iterable[str] | Population, *, check: bool = False
+    ) -> Population:
+        """The available clients as a population of this server."""
+        eligibility = self._store.eligibility
+        if not isinstance(available, Population):
+            return eligibility.population(available, check=check)
+        if available.owner is not eligibility:
+            raise InvalidInput(
+                "this population was made by another server; make one with server.population(names)"
+            )
+        return available
 
     def _check_budget(self, rounds: int, exposure: Exposure) -> None:
         if reason := self._guarantee.over_budget(rounds, exposure):
