@@ -179,7 +179,7 @@ def _kind(text: Any, start: Any, end: Any, most_padded: Any) -> Any:
         return PLAIN  # an identifier
     if not is_number_like:
         return PLAIN if first != 0x20 and last != 0x20 else OTHER
-    if first == 0x2D and digits == size - 1 and text[start + 1] != 0x30:
+    if first == 0x2D and size > 1 and digits == size - 1 and text[start + 1] != 0x30:
         return PLAIN  # a negative number
     return OTHER
 
