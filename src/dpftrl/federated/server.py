@@ -41,7 +41,7 @@ class Server:
 
     Guarantees:
         The model of a round is returned only when the model, the state of the optimizer, the row of
-        noise, the digest of the sum and the ledger are all on the disk. A run whose process was
+        noise, the digest of the sum and who was counted are on the disk. A run whose process was
         killed at any moment can be resumed; with the same updates it gives the same bits, and with
         any updates no row of noise is used for two different sums. Files that are older than the
         last journal record, that were changed, or that another server uses are refused.
