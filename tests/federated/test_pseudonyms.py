@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import traceback
 
 import numpy as np
 import pytest
@@ -135,6 +136,17 @@ class Text(str):
 def test_a_text_of_another_type_is_refused():
     with pytest.raises(InvalidInput, match="is a text"):
         Pseudonyms(KEY).keys(["a", Text("b")])
+
+
+def test_no_traceback_shows_the_secret_state(monkeypatch):
+    pseudonyms = Pseudonyms(KEY)
+    monkeypatch.setattr(module, "hash_names", None)
+    with pytest.raises(TypeError) as error:
+        pseudonyms.keys(["a"])
+    shown = traceback.TracebackException.from_exception(error.value, capture_locals=True)
+    text = "".join(shown.format())
+    assert "names = ['a']" in text  # local variables are in it
+    assert not any(str(word) in text for word in pseudonyms._state.tolist())
 
 
 # --- Populations ---------------------------------------------------------------------------------

@@ -304,11 +304,12 @@ class Pseudonyms:
         except UnicodeEncodeError:
             _refuse_what_is_no_name(names)
             raise
-        result = (self._state, MOST_PADDED_DIGITS, keys, forms, kinds)
-        if hash_names(text, ord(LINE_BREAK), *result) != len(names):
+        # The state is in no local variable: a traceback could show it.
+        result = (MOST_PADDED_DIGITS, keys, forms, kinds)
+        if hash_names(text, ord(LINE_BREAK), self._state, *result) != len(names):
             # A name contains a line break. No name contains 0xff, which UTF-8 does not use.
             text = np.frombuffer(NOT_IN_UTF8.join(map(str.encode, names)), np.uint8)
-            hash_names(text, ord(NOT_IN_UTF8), *result)
+            hash_names(text, ord(NOT_IN_UTF8), self._state, *result)
         if (kinds == EMPTY).any():
             _refuse_what_is_no_name(names)
         return keys, forms, kinds
