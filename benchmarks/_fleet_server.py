@@ -112,7 +112,7 @@ def measure_files(clients: int, cohort: int, rounds: int, folder: Path) -> dict[
             one_round(server, everybody)
             if done % 100 == 0:
                 print(f"{done} of {rounds} rounds", file=sys.stderr, flush=True)
-        snapshot = server.folder.snapshot
+        snapshot, ledger = server.folder.snapshot, server.folder.ledger
     ran = time.perf_counter() - start, time.process_time() - began
     extra = memory("VmHWM") - before
     private = folder / "run" / "private"
@@ -123,6 +123,7 @@ def measure_files(clients: int, cohort: int, rounds: int, folder: Path) -> dict[
         "extra_bytes": extra,
         "journal_bytes": (private / "journal.jsonl").stat().st_size,
         "snapshot_bytes": snapshot.stat().st_size if snapshot.exists() else 0,
+        "kept_ledger_bytes": ledger.stat().st_size if ledger.exists() else 0,
         "floor": floor,
     }
 

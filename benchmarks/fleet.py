@@ -44,8 +44,8 @@ def begin_rows(clients: int, folder: Path) -> list[dict[str, Any]]:
         row("begin, list of names, first round", got["first_list"], "s", 3 * scale, floor),
         row("begin, list of names, later rounds", got["list"], "s", 3 * scale, floor),
         row("make a population", got["make_population"], "s", 3 * scale, floor),
-        row("begin, population", got["population"], "s", 0.1 * scale, floor),
-        row("begin, two thirds of a population", got["mask"], "s", 0.1 * scale, floor),
+        row("begin, population", got["population"], "s", 0.1, floor),
+        row("begin, two thirds of a population", got["mask"], "s", 0.1, floor),
         row("begin, memory beyond the names", megabytes, "MB", 300 * scale, None),
     ]
 
@@ -61,7 +61,7 @@ def file_rows(clients: int, rounds: int, folder: Path) -> list[dict[str, Any]]:
     return [
         row("journal", journal, "MB", 120 * scale, raw),
         row("snapshot of the state", snapshot, "MB", 70, None),
-        row("ledger kept up in every round", 0.0, "MB", 0.0, None),
+        row("ledger kept up in every round", files["kept_ledger_bytes"] / 1e6, "MB", 0.0, None),
         row("resume", opened["resume"], "s", 1.0, files["floor"]),
         row("resume without a snapshot", opened["full_replay"], "s", 12.7 * scale, files["floor"]),
         row("write the ledger on demand", opened["ledger"], "s", 30 * scale, None),

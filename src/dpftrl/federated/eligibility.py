@@ -435,9 +435,13 @@ class Eligibility:
         """Call `refuse_unclear` for all names that it could refuse; often these are few."""
         forms, keys = hashed.forms, hashed.keys[hashed.unclear]
         order = np.argsort(forms)
-        is_pair = (forms[order[1:]] == forms[order[:-1]]) & (keys[order[1:]] != keys[order[:-1]])
-        as_names = population.names_of(np.sort(forms[forms != keys]))
-        twice = np.union1d(forms[order[1:]][is_pair], np.fromiter(as_names, np.uint64))
+        in_order = forms[order]
+        same = np.flatnonzero(in_order[1:] == in_order[:-1])
+        pairs = in_order[same[keys[order[same]] != keys[order[same + 1]]]]
+        as_names = population.names_of(in_order[in_order != keys[order]])
+        twice = np.union1d(pairs, np.fromiter(as_names, np.uint64))
+        if not len(twice) and not len(hashed.unusual):
+            return
         suspects = np.union1d(hashed.unclear[np.isin(forms, twice)], hashed.unusual).tolist()
         unclear = {int(hashed.keys[i]): names[i] for i in map(int, suspects)}
         refuse_unclear({**as_names, **unclear}, unclear, self.timers)
