@@ -15,7 +15,8 @@ import pytest
 from deployment import HERE, Deployment, deployed, until
 
 from dpftrl.federated import Round, Server, Settings
-from dpftrl.federated.eligibility import Pseudonyms
+from dpftrl.federated.pseudonyms import Pseudonyms
+from dpftrl.federated.store.ledger import ledger_file
 from dpftrl.noise import NoiseKey
 from dpftrl.plan import load_plan
 from dpftrl.verify import verify_run
@@ -70,7 +71,7 @@ def model_of(there: Deployment) -> np.ndarray:
 
 def contacts(there: Deployment) -> dict[str, list[int]]:
     rows_by_client: dict[str, list[int]] = {}
-    with (there.place / "run/ledger.csv").open(newline="") as file:
+    with ledger_file(there.place / "run") as path, path.open(newline="") as file:
         for row, who, _ in list(csv.reader(file))[1:]:
             rows_by_client.setdefault(who, []).append(int(row))
     return rows_by_client
@@ -109,7 +110,7 @@ def test_a_node_that_never_uploads_does_not_delay_the_round(tmp_path: Path) -> N
         there.run(rounds=2, goal=2, over_selection=1.5, reply_seconds=600)
         until(lambda: there.released() >= 2, "two rounds", 120)
         until(lambda: "finished" in there.status(there.last_run), "the end of the run")
-        with (there.place / "run/ledger.csv").open(newline="") as file:
+        with ledger_file(there.place / "run") as path, path.open(newline="") as file:
             statuses = [status for _, _, status in list(csv.reader(file))[1:]]
         assert sorted(statuses) == ["contacted"] * 2 + ["counted"] * 4
         log = (there.place / "dpftrl-supernode@0.log").read_text()

@@ -23,7 +23,7 @@ from tiny_apps import (
 )
 
 from dpftrl.errors import InvalidInput, RunInUse, TooFewClients, UnsafeState
-from dpftrl.federated import Server, Settings, StartModel
+from dpftrl.federated import Server, Settings, StartModel, write_ledger
 from dpftrl.flower import InProcessGrid, Patience
 from dpftrl.plan import Plan
 from dpftrl.verify import verify_run
@@ -40,7 +40,8 @@ def hypotheses(place: Path) -> dict[str, str]:
 
 
 def ledger(place: Path) -> list[tuple[int, str, str]]:
-    with (place / "run" / "ledger.csv").open(newline="") as file:
+    write_ledger(place / "run", place / "ledger.csv")
+    with (place / "ledger.csv").open(newline="") as file:
         return [(int(row), who, status) for row, who, status in list(csv.reader(file))[1:]]
 
 
