@@ -16,6 +16,7 @@ from deployment import HERE, Deployment, deployed, until
 
 from dpftrl.federated import Round, Server, Settings
 from dpftrl.federated.pseudonyms import Pseudonyms
+from dpftrl.federated.store.journal import unpacked
 from dpftrl.federated.store.ledger import ledger_file
 from dpftrl.noise import NoiseKey
 from dpftrl.plan import load_plan
@@ -51,7 +52,7 @@ def replayed(there: Deployment, place: Path) -> np.ndarray:
             if record["kind"] == "empty":
                 server.close_empty_round([], record["reason"])
             elif record["kind"] == "cohort":
-                keys = np.frombuffer(bytes.fromhex(record["clients"]), ">u8")
+                keys = unpacked(record["clients"], record["size"])
                 attempt = server.begin([by_key[int(one)] for one in keys])
             elif record["kind"] == "abandoned":
                 server.abandon(attempt, record["reason"])

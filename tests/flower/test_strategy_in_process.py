@@ -174,7 +174,7 @@ def cohorts(place: Path) -> list[int]:
     """The sizes of the cohorts in the journal."""
     lines = (place / "run/private/journal.jsonl").read_bytes().splitlines()
     records = [json.loads(line)["record"] for line in lines]
-    return [len(one["clients"]) // 16 for one in records if one["kind"] == "cohort"]
+    return [one["size"] for one in records if one["kind"] == "cohort"]
 
 
 def without_mod() -> ClientApp:

@@ -49,6 +49,7 @@ SUMMARIES = {
     "calibrate": "Compute the smallest noise multiplier for an epsilon, a rho or a risk.",
     "compose": "Compute one guarantee for several runs that the same clients could take part in.",
     "observe": "Summarize who took part in a run, from a participation log.",
+    "ledger": "Write the ledger of RUN: which client was contacted and counted in which round.",
     "statement": "Write the privacy statement of a plan, a guarantee or a run, as Markdown, HTML "
     "and JSON.",
     "train": "Train a language model privately, with simulated clients in this process.",
