@@ -28,7 +28,7 @@ from tinyfed import task
 
 def counted_in(there: Deployment, attempt: Round, key: Callable[[str], int]) -> list[str]:
     """Return the clients of a round that were counted, by the ledger."""
-    with (there.place / "run/ledger.csv").open(newline="") as file:
+    with ledger_file(there.place / "run") as path, path.open(newline="") as file:
         rows = {(row, who) for row, who, status in csv.reader(file) if status == "counted"}
     return [name for name in attempt.clients if (str(attempt.number), f"c{key(name):016x}") in rows]
 
