@@ -89,6 +89,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BLT",
     "Adam",
+    "AdaptiveClipping",
     "BallsInBins",
     "Banded",
     "BandedInverse",
@@ -170,6 +171,7 @@ _HOMES = {
             "calibrate_sampled compose load_guarantee save_guarantee"
         ),
         "dpftrl.accounting.logs": "Observed observe open_log",
+        "dpftrl.adaptive_clipping": "AdaptiveClipping",
         "dpftrl.clipping": "ExactSum Grid",
         "dpftrl.errors": "DpftrlError InvalidInput",
         "dpftrl.federated": "Adam Released Round Server Settings Sgd StartModel",

@@ -10,7 +10,7 @@ no privacy.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import accumulate, chain
 from typing import Any, Self, cast, final
 
@@ -31,6 +31,8 @@ MOST_STEPS = 2**61
 LARGEST = 2.0**400
 # A relative margin that exceeds all rounding errors in computing a norm and scaling by it.
 SLACK = 1e-12
+# The largest share of the bit in adaptive clipping. Up to here, 1 - beta^2 is accurate.
+MOST_BETA = 0.9
 # Default number of steps per standard deviation of the noise.
 FINENESS = 2**24
 # Adding SHIFT moves whole numbers below 2^51 to where neighbouring float64 numbers differ by 1.
@@ -102,6 +104,44 @@ class Grid:
 
 
 @final
+@dataclass(frozen=True)
+class JointClip:
+    """The clip norm of one round of adaptive clipping, and the share of the bit.
+
+    An update is clipped to the clip norm, divided by it and multiplied by sqrt(1 - beta^2). One
+    further coordinate is +beta if the norm of the update is at most the clip norm, and -beta if it
+    was clipped. The two together have norm at most 1; docs/adaptive_clipping.md has the proof.
+
+    Attributes:
+        clip_norm: The clip norm of this round.
+        beta: The size of the further coordinate.
+    """
+
+    clip_norm: float
+    beta: float
+
+    def __post_init__(self) -> None:
+        if not 1 / LARGEST <= self.clip_norm <= LARGEST:  # squares must neither vanish nor overflow
+            raise InvalidInput(f"clip_norm must be between 2^-400 and 2^400, got {self.clip_norm}")
+        if not 0 < self.beta <= MOST_BETA:
+            raise InvalidInput(f"beta must be above 0 and at most {MOST_BETA}, got {self.beta!r}")
+
+    @property
+    def scale(self) -> float:
+        """The factor by which an update that is not clipped is multiplied."""
+        return math.sqrt(1 - self.beta * self.beta) / self.clip_norm
+
+    def factor(self, norm: float) -> float:
+        """The factor by which an update of this norm is multiplied."""
+        return math.sqrt(1 - self.beta * self.beta) / (1 + SLACK) / max(norm, self.clip_norm)
+
+    def bit(self, norm: float, step: float) -> int:
+        """The further coordinate of an update of this norm, in steps of a grid."""
+        size = math.floor(self.beta / step)  # exact: step is a power of two
+        return size if norm <= self.clip_norm else -size
+
+
+@final
 class ExactSum:
     """The exact sum of clipped updates, in any order.
 
@@ -112,28 +152,57 @@ class ExactSum:
     [0.6, 0.55]
     """
 
-    def __init__(self, grid: Grid, size: int):
+    def __init__(self, grid: Grid, size: int, joint: JointClip | None = None):
+        """Start with a sum of zero.
+
+        Args:
+            grid: The grid, with the clip norm.
+            size: Number of coordinates of an update.
+            joint: For adaptive clipping: the clip norm of the round. The sum then has one further
+                coordinate, the last one, and the clip norm of the grid is 1.
+        """
+        if joint is not None and grid.clip_norm != 1:
+            raise InvalidInput(f"adaptive clipping needs a grid with clip norm 1, got {grid}")
         self.grid = grid
+        self.joint = joint
         self.updates = 0
-        self.steps: Steps = np.zeros(whole_number("size", size), dtype=np.int64)
+        self._size = whole_number("size", size)
+        self.steps: Steps = np.zeros(size + (joint is not None), dtype=np.int64)
         self._copy: NDArray[Any] | None = None
 
     @classmethod
-    def of(cls, grid: Grid, steps: Steps, updates: int) -> Self:
+    def of(cls, grid: Grid, steps: Steps, updates: int, joint: JointClip | None = None) -> Self:
         """The sum of updates that were clipped and added elsewhere, in steps of the grid."""
-        total = cls(grid, 1)
+        total = cls(grid, 1, joint)
         total.steps, total.updates = steps, updates
         return total
 
     def __repr__(self) -> str:
         return f"ExactSum({self.updates} updates of {self.steps.size:,} coordinates)"
 
+    @property
+    def covered(self) -> bytes:
+        """What the digest of this sum covers beside its steps; empty for a fixed clip norm."""
+        return b"" if self.joint is None else repr(("joint", *astuple(self.joint))).encode()
+
+    @property
+    def bits(self) -> int | None:
+        """The further coordinate of adaptive clipping, in steps; None for a fixed clip norm."""
+        return None if self.joint is None else int(self.steps[-1])
+
+    def mean(self, goal: int) -> NDArray[np.float64]:
+        """The sum of the updates, without the further coordinate, divided by the report goal."""
+        if self.joint is None:
+            return self.grid.values(self.steps, divisor=goal)
+        return self.grid.values(self.steps[:-1], divisor=goal * self.joint.scale)
+
     def add(self, *update: NDArray[Any]) -> None:
         """Clip an update in L2 norm and add it. The update may be given in several parts.
 
         Guarantees:
-            What is added has a norm of at most the clip norm, exactly: scaling leaves room for the
-            rounding of the norm, and cutting off toward zero makes nothing larger. The update is
+            What is added has a norm of at most the clip norm of the grid, exactly: scaling leaves
+            room for the rounding of the norm, and cutting off toward zero makes nothing larger. In
+            adaptive clipping this holds for update and bit together. The update is
             copied before it is checked, so another thread that changes it at the same time cannot
             get more than the clip norm into the sum.
         """
@@ -141,9 +210,13 @@ class ExactSum:
         norm = norm_of(parts)
         if not math.isfinite(norm):
             raise InvalidInput("an update and its norm must be finite")
-        grid = self.grid
-        limit = grid.clip_norm / (1 + SLACK)
-        factor = 1.0 if norm <= limit else limit / norm
+        grid, joint = self.grid, self.joint
+        if joint is None:
+            limit = grid.clip_norm / (1 + SLACK)
+            factor = 1.0 if norm <= limit else limit / norm
+        else:
+            factor = joint.factor(norm)
+            self.steps[-1] += joint.bit(norm, grid.step)
         start, most = 0, grid.clip_norm / grid.step
         for part in parts:
             end = start + part.size
@@ -158,13 +231,13 @@ class ExactSum:
             raise InvalidInput(
                 f"a sum on this grid holds {self.grid.most_updates:,} updates; use a larger step"
             )
-        expected = f"an update has {self.steps.size:,} coordinates of float32 or float64, got"
+        expected = f"an update has {self._size:,} coordinates of float32 or float64, got"
         for part in update:
             if not isinstance(part, np.ndarray):
                 raise InvalidInput(f"{expected} {type(part).__name__}")
         parts = cast("tuple[NDArray[Any], ...]", update)
         size = sum(part.size for part in parts)
-        if any(part.dtype not in FLOAT_DTYPES for part in parts) or size != self.steps.size:
+        if any(part.dtype not in FLOAT_DTYPES for part in parts) or size != self._size:
             dtypes = " and ".join(sorted({str(part.dtype) for part in parts}))
             raise InvalidInput(f"{expected} {size:,} of {dtypes or 'nothing'}")
         return self._copies(parts)
@@ -173,7 +246,7 @@ class ExactSum:
         """Private copies of the parts, contiguous and aligned, as the inner loops need them."""
         dtype = np.result_type(*parts)
         if self._copy is None or self._copy.dtype != dtype:
-            self._copy = np.empty(self.steps.size, dtype)
+            self._copy = np.empty(self._size, dtype)
         ends = list(accumulate(part.size for part in parts))
         copies = [self._copy[end - part.size : end] for part, end in zip(parts, ends, strict=True)]
         for copy, part in zip(copies, parts, strict=True):

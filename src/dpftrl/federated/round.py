@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl._internal.arrays import Layout
-from dpftrl.clipping import ExactSum, Grid
+from dpftrl.clipping import ExactSum, Grid, JointClip
 from dpftrl.errors import InvalidInput, ReportRefused
 from dpftrl.federated.eligibility import written
 
@@ -21,7 +21,8 @@ class Reports:
     Guarantees:
         Whether a report counts depends on its sender, its attempt and the number of reports before
         it, never on its content. An update that cannot be used counts as an update of zeros. No
-        client adds more than the clip norm.
+        client adds more than the clip norm. In adaptive clipping, an update that cannot be used
+        adds zero to the bits too.
 
     Attributes:
         clients: Pseudonyms of the cohort.
@@ -30,13 +31,20 @@ class Reports:
         unfit: Number of counted clients whose update could not be used. Never publish this number.
     """
 
-    def __init__(self, clients: frozenset[int], goal: int, layout: Layout, grid: Grid):
+    def __init__(
+        self,
+        clients: frozenset[int],
+        goal: int,
+        layout: Layout,
+        grid: Grid,
+        joint: JointClip | None = None,
+    ):
         self.goal = goal
         self.counted: set[int] = set()
         self.unfit = 0
         self.clients = clients
         self._layout = layout
-        self._sum = ExactSum(grid, layout.size)
+        self._sum = ExactSum(grid, layout.size, joint)
         self._lock = Lock()
 
     def __repr__(self) -> str:

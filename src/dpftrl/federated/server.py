@@ -21,7 +21,6 @@ from dpftrl._internal.checks import as_float
 from dpftrl._internal.deprecation import warn
 from dpftrl._internal.storage import replace_file
 from dpftrl.accounting import Guarantee
-from dpftrl.clipping import Grid
 from dpftrl.errors import InvalidInput, RunOver
 from dpftrl.federated.eligibility import Exposure
 from dpftrl.federated.optimizers import State
@@ -73,7 +72,7 @@ class Server:
         self._lock = Lock()
         file = store.file
         self._guarantee = RunGuarantee(store.plan, store.settings, file.test_key, store.start)
-        self._grid = Grid.for_noise(store.plan.noise_multiplier, store.settings.clip_norm)
+        self._grid = store.settings.grid(store.plan)
         self._planned_rounds = store.plan.participation.rounds
 
     @classmethod
@@ -164,6 +163,12 @@ class Server:
     def plan(self) -> Plan:
         """The plan of the run, with the promised guarantee."""
         return self._store.plan
+
+    @property
+    def clip_norm(self) -> float:
+        """The clip norm of the open round, or of the next one. It may be published."""
+        joint = self._store.joint()
+        return self._grid.clip_norm if joint is None else joint.clip_norm
 
     @property
     def settings(self) -> Settings:
@@ -309,7 +314,8 @@ class Server:
                     self._check_budget(rounds + 1, chosen.exposure)
                 pending = store.contact(chosen)
             clients = frozenset(unpacked(pending.clients).tolist())
-            reports = Reports(clients, store.plan.fleet.report_goal, store.layout, self._grid)
+            goal, joint = store.plan.fleet.report_goal, store.joint()
+            reports = Reports(clients, goal, store.layout, self._grid, joint)
             self._open_round = Round(
                 pending.row, pending.attempt, by_key, reports, store.folder.note
             )
@@ -331,9 +337,9 @@ class Server:
             total, exposure = reports.sum(), store.eligibility.timers.exposure
             with store.all_or_nothing():
                 store.noise.add_to(total)
-                mean = self._grid.values(total.steps, divisor=reports.goal)
+                mean = total.mean(reports.goal)
                 guarantee = self._guarantee.after(store.state.rounds + 1, exposure)
-                store.commit(reports.counted, *self._stepped(mean), guarantee)
+                store.commit(reports.counted, total, *self._stepped(mean), guarantee)
             self._open_round = None
             store.tidy(
                 {"attempt": open_round.attempt, "row": open_round.number, "unfit": reports.unfit}

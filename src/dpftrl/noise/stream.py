@@ -253,12 +253,13 @@ class NoiseStream:
                 number times the clip norm was not clipped, and is refused. A stream without a
                 plan does not require the number.
         """
+        covered = b""
         if isinstance(total, ExactSum):
             if grid is not None or updates is not None:
                 raise InvalidInput(
                     "an ExactSum has its own grid and number of updates; leave out grid and updates"
                 )
-            parts, grid = [total.steps.data], total.grid
+            parts, grid, covered = [total.steps.data], total.grid, total.covered
             self._check(parts, grid)
         else:
             parts = [part.data for part in segments(total)]
@@ -268,7 +269,7 @@ class NoiseStream:
         if not 0 < scale < math.inf:
             raise InvalidInput(f"noise multiplier times clip norm is {scale:g} steps of the sum")
         with self._lock:
-            self._add(parts, scale)
+            self._add(parts, scale, covered)
 
     def last_digest(self) -> Secret:
         """The digest with which `replay` can repeat the last round; as secret as the noise."""
@@ -381,11 +382,11 @@ class NoiseStream:
             key_fingerprint=self._key.fingerprint(),
         )
 
-    def _add(self, parts: Parts, scale: float) -> None:
+    def _add(self, parts: Parts, scale: float, covered: bytes) -> None:
         """Digest the sum, and add the noise of the next round to it."""
         self._check_can_continue()
         previous = self._state.last_digest
-        digest = digest_of_update(self._row_keys, parts, scale, previous, self._threads)
+        digest = digest_of_update(self._row_keys, parts, scale, previous, self._threads, covered)
         self._run(digest, parts, scale)
 
     def _run(self, digest: Secret, parts: Parts, scale: float) -> None:

@@ -22,12 +22,14 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         epsilon: Epsilon of all these rounds together.
         accuracy: Share of the held-out users' words that the model predicts; None if not measured.
         perplexity: Perplexity on the same sentences; None if not measured.
+        clip_norm: The clip norm of the next round, with adaptive clipping; else None.
     """
 
     round: int
     epsilon: float
     accuracy: float | None = None
     perplexity: float | None = None
+    clip_norm: float | None = None
 
 
 @final

@@ -55,7 +55,7 @@ class Cohort(Record, frozen=True, tag="cohort"):
 
 
 @final
-class Committed(Record, frozen=True, tag="committed"):
+class Committed(Record, frozen=True, tag="committed", omit_defaults=True):
     """A round was committed. From now on its model may be released.
 
     Attributes:
@@ -68,6 +68,9 @@ class Committed(Record, frozen=True, tag="committed"):
         ledger_bytes: Length of the ledger, including the rows of this round.
         ledger_sha256: SHA-256 of the first `ledger_bytes` bytes of the ledger.
         epsilon: Epsilon of everything released so far, at the delta of the plan.
+        clip_norm: The clip norm of the round, with adaptive clipping; else None.
+        bits: The noisy sum of the bits of the round, in steps of the grid, with adaptive clipping.
+            It is released like the model, and the next clip norm follows from it.
     """
 
     attempt: int
@@ -78,6 +81,8 @@ class Committed(Record, frozen=True, tag="committed"):
     ledger_bytes: int
     ledger_sha256: str
     epsilon: float
+    clip_norm: float | None = None
+    bits: int | None = None
 
 
 @final
@@ -121,6 +126,7 @@ class RunState:
         checkpoint_sha256: SHA-256 of the newest checkpoint.
         ledger: Length and SHA-256 of the ledger after the last attempt that ended.
         epsilon: Epsilon in the record of the last committed round.
+        committed: The record of the last committed round; None before the first.
         clock: Time of the last contact in hours; None unless the timers of the run count hours.
     """
 
@@ -133,6 +139,7 @@ class RunState:
         self.checkpoint_sha256 = ""
         self.ledger: tuple[int, str] | None = None
         self.epsilon = 0.0
+        self.committed: Committed | None = None
         self.clock: float | None = None
 
     def __repr__(self) -> str:
@@ -159,6 +166,7 @@ class RunState:
             self.digests.append(record.digest)
             self.checkpoint_sha256 = record.checkpoint_sha256
             self.epsilon = record.epsilon
+            self.committed = record
 
     def check(self, record: AnyRecord) -> None:
         """Refuse a record that cannot follow the records before it."""

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from dpftrl._internal.arrays import Float32Vector, Layout
 from dpftrl._internal.storage import read_json, replace_file, sha256_of
 from dpftrl.accounting import Guarantee, save_guarantee
+from dpftrl.clipping import ExactSum, JointClip
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.federated.eligibility import Chosen, Eligibility, Exposure, Rules
 from dpftrl.federated.optimizers import State as OptimizerState
@@ -201,6 +202,18 @@ class RunStore:
             raise UnsafeState("no round is open")
         return self.state.pending
 
+    def joint(self) -> JointClip | None:
+        """The clip norm of the next round, from committed rounds alone; None if it is fixed."""
+        adaptive, last = self.settings.adaptive, self.state.committed
+        if adaptive is None:
+            return None
+        if last is None:
+            return adaptive.first()
+        if last.clip_norm is None or last.bits is None:
+            raise UnsafeState("the journal has no clip norm for a round of adaptive clipping")
+        grid, goal = self.settings.grid(self.plan), self.plan.fleet.report_goal
+        return adaptive.following(last.clip_norm, last.bits, grid, goal, last.row)
+
     def contact(self, chosen: Chosen) -> Cohort:
         """Journal that the clients of a cohort are about to be contacted, and start their timers.
 
@@ -218,6 +231,7 @@ class RunStore:
     def commit(
         self,
         counted: set[int],
+        total: ExactSum,
         model: Float32Vector,
         optimizer: OptimizerState,
         guarantee: Guarantee,
@@ -228,6 +242,7 @@ class RunStore:
 
         Args:
             counted: Pseudonyms of the clients whose updates are in the sum.
+            total: The sum with its noise.
             model: The model after the round, as one flat vector.
             optimizer: The state of the server optimizer after the round.
             guarantee: The guarantee of all released rounds, including this one.
@@ -248,6 +263,8 @@ class RunStore:
                 ledger_bytes=self._ledger.bytes,
                 ledger_sha256=self._ledger.sha256,
                 epsilon=guarantee.epsilon,
+                clip_norm=None if total.joint is None else total.joint.clip_norm,
+                bits=total.bits,
             )
         )
         self.checkpoint, self.exposure = after, self.eligibility.timers.exposure
@@ -363,7 +380,9 @@ def _noise(plan: Plan, file: RunFile, layout: Layout, key: NoiseKey) -> NoiseStr
         raise UnsafeState(
             f"the run has noise buffers in {file.buffers}, its plan is for {plan.buffers}"
         )
-    return NoiseStream(plan, layout.size, key=key, clip_norm=file.settings.clip_norm)
+    settings = file.settings
+    size = layout.size + (settings.adaptive is not None)  # one coordinate for the bits
+    return NoiseStream(plan, size, key=key, clip_norm=settings.grid(plan).clip_norm)
 
 
 def _read_journal(
