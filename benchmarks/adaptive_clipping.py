@@ -68,9 +68,11 @@ class Measured:
         """The updates of the clients, unchanged."""
         self.norms = []
         for client, update in self._clients.updates(model, cohort, number):
-            flat = np.concatenate([np.ravel(one) for one in update.values()]) if isinstance(
-                update, dict
-            ) else update
+            flat = (
+                np.concatenate([np.ravel(one) for one in update.values()])
+                if isinstance(update, dict)
+                else update
+            )
             self.norms.append(float(np.linalg.norm(flat.astype(np.float64))))
             yield client, update
 

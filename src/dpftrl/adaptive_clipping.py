@@ -10,9 +10,11 @@ import math
 from typing import Literal, final
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from dpftrl._internal.checks import as_float, fraction, positive_number
-from dpftrl.clipping import LARGEST, MOST_BETA, Grid, JointClip
+from dpftrl.clipping import LARGEST, MOST_BETA, ExactSum, Grid, JointClip
 from dpftrl.errors import InvalidInput
 
 # The clip norm of the joint vector of update and bit.
@@ -22,20 +24,37 @@ MOST_RATE = 10.0
 
 
 @final
+class ClipState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The clip norm of a round, and how long ago the search for it ended.
+
+    Attributes:
+        clip_norm: The clip norm of the round.
+        settled: Number of rounds since the search ended; 0 during the search.
+    """
+
+    clip_norm: float
+    settled: int = 0
+
+
+@final
 class AdaptiveClipping(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A clip norm that follows a quantile of the update norms (Andrew et al. 2021).
 
-    After round t, counted from 0, the clip norm is multiplied by
-    exp(-learning_rate / sqrt(t + 1) * (share - quantile)). The share is a noisy estimate of the
-    share of updates that were not clipped.
+    After each round, the clip norm is multiplied by exp(-rate * (share - quantile)), where the
+    share is a noisy estimate of the share of updates that were not clipped. The rate is
+    `learning_rate` during the search, until the share crosses the quantile for the first time.
+    k rounds later it is `learning_rate` / sqrt(k + 1): noise of different rounds cancels only as
+    far as their clip norms are equal.
+
+    While the search comes from above, the noise is far larger than the updates. The model does not
+    change in a round of the search whose share is above (1 + quantile) / 2.
 
     Attributes:
-        start: The clip norm of the first round. Too small a start only loses the first rounds; too
-            large a start adds too much noise to the model in these rounds.
+        start: The clip norm of the first round.
         quantile: The share of updates that shall not be clipped.
-        beta: The share of the privacy budget for the bits: the noise on the updates grows by
-            1 / sqrt(1 - beta^2), and the noise on the share falls with 1 / beta.
-        learning_rate: How far the logarithm of the clip norm moves; see above.
+        beta: The share of the norm that is for the bits: the noise on the updates grows by
+            1 / sqrt(1 - beta^2), and the noise of the share falls with 1 / beta.
+        learning_rate: How fast the logarithm of the clip norm moves; see above.
         minimum: The clip norm never falls below this value.
         maximum: The clip norm never rises above this value.
     """
@@ -83,35 +102,78 @@ class AdaptiveClipping(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             )
         return grid
 
-    def first(self) -> JointClip:
-        """The clip norm of the first round."""
-        return JointClip(self.start, self.beta)
-
-    def share(self, bits: int, step: float, goal: int) -> float:
-        """A noisy estimate of the share of updates that were not clipped.
-
-        Args:
-            bits: The noisy sum of the bits, in steps of the grid.
-            step: The step of the grid.
-            goal: The report goal, or the expected batch size; never the number of reports, which
-                nothing protects.
-        """
-        return (1 + bits * step / (self.beta * goal)) / 2
-
-    def following(self, last: float, bits: int, grid: Grid, goal: int, number: int) -> JointClip:
-        """The clip norm after a round.
-
-        Args:
-            last: The clip norm of the round.
-            bits: The noisy sum of the bits of the round, in steps of the grid.
-            grid: The grid of the sum.
-            goal: The report goal, or the expected batch size.
-            number: The number of the round, from 0.
-        """
-        rate = self.learning_rate / math.sqrt(number + 1)
-        moved = math.log(last) - rate * (self.share(bits, grid.step, goal) - self.quantile)
+    def following(self, state: ClipState, share: float) -> ClipState:
+        """The state after a round, from its own state and its share."""
+        # The search goes from the start in one direction, until the share says to turn back.
+        turns = (state.clip_norm < self.start and share < self.quantile) or (
+            state.clip_norm > self.start and share > self.quantile
+        )
+        settled = state.settled + 1 if state.settled or turns else 0
+        rate = self.learning_rate / math.sqrt(settled + 1)
+        moved = math.log(state.clip_norm) - rate * (share - self.quantile)
         kept = min(max(moved, math.log(self.minimum)), math.log(self.maximum))
-        return JointClip(min(max(math.exp(kept), self.minimum), self.maximum), self.beta)
+        return ClipState(min(max(math.exp(kept), self.minimum), self.maximum), settled)
+
+    def holds(self, state: ClipState, share: float) -> bool:
+        """Whether the model stays as it is in a round, because the noise is far too large."""
+        return not state.settled and share > (1 + self.quantile) / 2
+
+
+@final
+class ClippedRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a round of adaptive clipping releases beside the noisy mean. The next state follows.
+
+    Attributes:
+        state: The clip norm of the round.
+        bits: The noisy sum of its bits, in steps of the grid.
+    """
+
+    state: ClipState
+    bits: int
+
+
+@final
+class MovingClipNorm:
+    """The clip norm of a run, which moves after each round.
+
+    Args:
+        options: The options of adaptive clipping.
+        grid: The grid of the sums.
+        goal: The report goal, or the expected batch size. Bits are divided by this number, never
+            by the number of reports, which nothing protects.
+        last: What the last committed round released; None before the first.
+    """
+
+    def __init__(self, options: AdaptiveClipping, grid: Grid, goal: int, last: ClippedRound | None):
+        self._options, self._grid, self._goal = options, grid, goal
+        self.state = ClipState(options.start)
+        if last is not None:
+            self.follow(last)
+
+    @property
+    def joint(self) -> JointClip:
+        """How the next round clips updates and adds their bits."""
+        return JointClip(self.state.clip_norm, self._options.beta)
+
+    def release(self, total: ExactSum) -> tuple[NDArray[np.float64], ClippedRound]:
+        """The mean of the updates in a noisy sum, and what is released beside it.
+
+        Args:
+            total: The sum of updates and bits, with the noise.
+        """
+        clipped = ClippedRound(self.state, int(total.steps[-1]))
+        if self._options.holds(self.state, self._share(clipped)):
+            return np.zeros(total.steps.size - 1), clipped
+        divisor = self._goal * self.joint.scale
+        return self._grid.values(total.steps[:-1], divisor), clipped
+
+    def follow(self, clipped: ClippedRound) -> None:
+        """Move the clip norm after a committed round."""
+        self.state = self._options.following(clipped.state, self._share(clipped))
+
+    def _share(self, clipped: ClippedRound) -> float:
+        """The noisy estimate of the share of updates that were not clipped."""
+        return (1 + clipped.bits * self._grid.step / (self._options.beta * self._goal)) / 2
 
 
 # What the settings of a run accept as a clip norm.

@@ -165,6 +165,8 @@ class ExactSum:
             raise InvalidInput(f"adaptive clipping needs a grid with clip norm 1, got {grid}")
         self.grid = grid
         self.joint = joint
+        # What the digest of the sum covers beside the steps.
+        self.covered = b"" if joint is None else repr(("joint", *astuple(joint))).encode()
         self.updates = 0
         self._size = whole_number("size", size)
         self.steps: Steps = np.zeros(size + (joint is not None), dtype=np.int64)
@@ -179,22 +181,6 @@ class ExactSum:
 
     def __repr__(self) -> str:
         return f"ExactSum({self.updates} updates of {self.steps.size:,} coordinates)"
-
-    @property
-    def covered(self) -> bytes:
-        """What the digest of this sum covers beside its steps; empty for a fixed clip norm."""
-        return b"" if self.joint is None else repr(("joint", *astuple(self.joint))).encode()
-
-    @property
-    def bits(self) -> int | None:
-        """The further coordinate of adaptive clipping, in steps; None for a fixed clip norm."""
-        return None if self.joint is None else int(self.steps[-1])
-
-    def mean(self, goal: int) -> NDArray[np.float64]:
-        """The sum of the updates, without the further coordinate, divided by the report goal."""
-        if self.joint is None:
-            return self.grid.values(self.steps, divisor=goal)
-        return self.grid.values(self.steps[:-1], divisor=goal * self.joint.scale)
 
     def add(self, *update: NDArray[Any]) -> None:
         """Clip an update in L2 norm and add it. The update may be given in several parts.

@@ -5,6 +5,7 @@ from typing import final
 
 from dpftrl.accounting import Guarantee, guarantee_of
 from dpftrl.accounting.guarantee import ADAPTIVE_CLIPPING, CLIPPING, Basis, Hypothesis
+from dpftrl.adaptive_clipping import AdaptiveClipping
 from dpftrl.federated.eligibility import Exposure
 from dpftrl.federated.settings import Settings
 from dpftrl.federated.start_model import TEST_KEY, EarlierRun, Start
@@ -87,8 +88,8 @@ class RunGuarantee:
         participation = Hypothesis("participation", run.hypothesis.text, basis)
         # The hypothesis ZERO_OUT stays assumed: the server cannot see why a client is absent, fails
         # or is late.
-        fixed = settings.adaptive is None
-        clipping = ENFORCED_CLIPPING if fixed else ENFORCED_ADAPTIVE_CLIPPING
+        adaptive = isinstance(settings.clip_norm, AdaptiveClipping)
+        clipping = ENFORCED_ADAPTIVE_CLIPPING if adaptive else ENFORCED_CLIPPING
         known = [participation, clipping, IDENTITIES[settings.identity]]
         known += [TEST_KEY] if self.test_key else []
         return guarantee_of([run], self.plan.guarantee.delta, known)

@@ -73,6 +73,7 @@ class Server:
         file = store.file
         self._guarantee = RunGuarantee(store.plan, store.settings, file.test_key, store.start)
         self._grid = store.settings.grid(store.plan)
+        self._moving = store.moving_clip_norm()  # None for a fixed clip norm
         self._planned_rounds = store.plan.participation.rounds
 
     @classmethod
@@ -167,8 +168,8 @@ class Server:
     @property
     def clip_norm(self) -> float:
         """The clip norm of the open round, or of the next one. It may be published."""
-        joint = self._store.joint()
-        return self._grid.clip_norm if joint is None else joint.clip_norm
+        moving = self._moving
+        return self._grid.clip_norm if moving is None else moving.state.clip_norm
 
     @property
     def settings(self) -> Settings:
@@ -314,7 +315,8 @@ class Server:
                     self._check_budget(rounds + 1, chosen.exposure)
                 pending = store.contact(chosen)
             clients = frozenset(unpacked(pending.clients).tolist())
-            goal, joint = store.plan.fleet.report_goal, store.joint()
+            goal = store.plan.fleet.report_goal
+            joint = None if self._moving is None else self._moving.joint
             reports = Reports(clients, goal, store.layout, self._grid, joint)
             self._open_round = Round(
                 pending.row, pending.attempt, by_key, reports, store.folder.note
@@ -337,9 +339,14 @@ class Server:
             total, exposure = reports.sum(), store.eligibility.timers.exposure
             with store.all_or_nothing():
                 store.noise.add_to(total)
-                mean = total.mean(reports.goal)
+                if self._moving is None:
+                    mean, clipping = self._grid.values(total.steps, divisor=reports.goal), None
+                else:
+                    mean, clipping = self._moving.release(total)
                 guarantee = self._guarantee.after(store.state.rounds + 1, exposure)
-                store.commit(reports.counted, total, *self._stepped(mean), guarantee)
+                store.commit(reports.counted, clipping, *self._stepped(mean), guarantee)
+            if self._moving is not None and clipping is not None:
+                self._moving.follow(clipping)
             self._open_round = None
             store.tidy(
                 {"attempt": open_round.attempt, "row": open_round.number, "unfit": reports.unfit}

@@ -7,7 +7,7 @@ import msgspec
 
 from dpftrl._internal.checks import positive_number, whole_number
 from dpftrl.accounting.guarantee import BufferType
-from dpftrl.adaptive_clipping import AdaptiveClipping, ClipNorm, adaptive, check_clip_norm
+from dpftrl.adaptive_clipping import AdaptiveClipping, ClipNorm, check_clip_norm
 from dpftrl.errors import InvalidInput
 from dpftrl.federated.optimizers import Optimizer, Sgd
 from dpftrl.federated.start_model import StartContent, check_label
@@ -58,12 +58,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def adaptive(self) -> AdaptiveClipping | None:
         """The options of adaptive clipping, or None for a fixed clip norm."""
-        return adaptive(self.clip_norm)
+        return self.clip_norm if isinstance(self.clip_norm, AdaptiveClipping) else None
 
     def grid(self, plan: Plan) -> Grid:
         """The grid of the sums. Its clip norm bounds what one client adds to a sum."""
-        if self.adaptive is not None:
-            return self.adaptive.grid(plan.noise_multiplier)
+        if isinstance(self.clip_norm, AdaptiveClipping):
+            return self.clip_norm.grid(plan.noise_multiplier)
         return Grid.for_noise(plan.noise_multiplier, cast("float", self.clip_norm))
 
     def check(self, plan: Plan) -> None:

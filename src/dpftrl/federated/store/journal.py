@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl.adaptive_clipping import ClippedRound
 from dpftrl.errors import UnsafeState
 from dpftrl.federated.eligibility import PREFIX
 from dpftrl.journal import Chain, Record
@@ -68,9 +69,7 @@ class Committed(Record, frozen=True, tag="committed", omit_defaults=True):
         ledger_bytes: Length of the ledger, including the rows of this round.
         ledger_sha256: SHA-256 of the first `ledger_bytes` bytes of the ledger.
         epsilon: Epsilon of everything released so far, at the delta of the plan.
-        clip_norm: The clip norm of the round, with adaptive clipping; else None.
-        bits: The noisy sum of the bits of the round, in steps of the grid, with adaptive clipping.
-            It is released like the model, and the next clip norm follows from it.
+        clipping: The clip norm and the noisy bits of the round, with adaptive clipping; else None.
     """
 
     attempt: int
@@ -81,8 +80,7 @@ class Committed(Record, frozen=True, tag="committed", omit_defaults=True):
     ledger_bytes: int
     ledger_sha256: str
     epsilon: float
-    clip_norm: float | None = None
-    bits: int | None = None
+    clipping: ClippedRound | None = None
 
 
 @final
@@ -126,7 +124,8 @@ class RunState:
         checkpoint_sha256: SHA-256 of the newest checkpoint.
         ledger: Length and SHA-256 of the ledger after the last attempt that ended.
         epsilon: Epsilon in the record of the last committed round.
-        committed: The record of the last committed round; None before the first.
+        clipping: The clip norm and the noisy bits of the last committed round, with adaptive
+            clipping; None before the first.
         clock: Time of the last contact in hours; None unless the timers of the run count hours.
     """
 
@@ -139,7 +138,7 @@ class RunState:
         self.checkpoint_sha256 = ""
         self.ledger: tuple[int, str] | None = None
         self.epsilon = 0.0
-        self.committed: Committed | None = None
+        self.clipping: ClippedRound | None = None
         self.clock: float | None = None
 
     def __repr__(self) -> str:
@@ -166,7 +165,7 @@ class RunState:
             self.digests.append(record.digest)
             self.checkpoint_sha256 = record.checkpoint_sha256
             self.epsilon = record.epsilon
-            self.committed = record
+            self.clipping = record.clipping
 
     def check(self, record: AnyRecord) -> None:
         """Refuse a record that cannot follow the records before it."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from dpftrl._internal.arrays import Float32Vector, Layout
 from dpftrl._internal.storage import read_json, replace_file, sha256_of
 from dpftrl.accounting import Guarantee, save_guarantee
-from dpftrl.clipping import ExactSum, JointClip
+from dpftrl.adaptive_clipping import ClippedRound, MovingClipNorm
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.federated.eligibility import Chosen, Eligibility, Exposure, Rules
 from dpftrl.federated.optimizers import State as OptimizerState
@@ -202,17 +202,15 @@ class RunStore:
             raise UnsafeState("no round is open")
         return self.state.pending
 
-    def joint(self) -> JointClip | None:
-        """The clip norm of the next round, from committed rounds alone; None if it is fixed."""
-        adaptive, last = self.settings.adaptive, self.state.committed
-        if adaptive is None:
+    def moving_clip_norm(self) -> MovingClipNorm | None:
+        """The clip norm after the committed rounds; None if it is fixed."""
+        options, last = self.settings.adaptive, self.state.clipping
+        if options is None:
             return None
-        if last is None:
-            return adaptive.first()
-        if last.clip_norm is None or last.bits is None:
+        if last is None and self.state.rounds:
             raise UnsafeState("the journal has no clip norm for a round of adaptive clipping")
         grid, goal = self.settings.grid(self.plan), self.plan.fleet.report_goal
-        return adaptive.following(last.clip_norm, last.bits, grid, goal, last.row)
+        return MovingClipNorm(options, grid, goal, last)
 
     def contact(self, chosen: Chosen) -> Cohort:
         """Journal that the clients of a cohort are about to be contacted, and start their timers.
@@ -231,7 +229,7 @@ class RunStore:
     def commit(
         self,
         counted: set[int],
-        total: ExactSum,
+        clipping: ClippedRound | None,
         model: Float32Vector,
         optimizer: OptimizerState,
         guarantee: Guarantee,
@@ -242,7 +240,7 @@ class RunStore:
 
         Args:
             counted: Pseudonyms of the clients whose updates are in the sum.
-            total: The sum with its noise.
+            clipping: The clip norm and the noisy bits, with adaptive clipping.
             model: The model after the round, as one flat vector.
             optimizer: The state of the server optimizer after the round.
             guarantee: The guarantee of all released rounds, including this one.
@@ -263,8 +261,7 @@ class RunStore:
                 ledger_bytes=self._ledger.bytes,
                 ledger_sha256=self._ledger.sha256,
                 epsilon=guarantee.epsilon,
-                clip_norm=None if total.joint is None else total.joint.clip_norm,
-                bits=total.bits,
+                clipping=clipping,
             )
         )
         self.checkpoint, self.exposure = after, self.eligibility.timers.exposure
