@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         save_guarantee,
     )
     from dpftrl.accounting.logs import Observed, observe, open_log
+    from dpftrl.adaptive_clipping import AdaptiveClipping
     from dpftrl.clipping import ExactSum, Grid
     from dpftrl.errors import DpftrlError, InvalidInput
     from dpftrl.federated import (

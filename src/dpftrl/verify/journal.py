@@ -37,13 +37,15 @@ def read_key(path: Path) -> memoryview:
     return key
 
 
-def derive_key(key: memoryview, purpose: bytes) -> memoryview:
-    """Derive a key for one purpose from the noise key.
+def derive_key(
+    key: memoryview, purpose: bytes, public: bytes = b"", secret: bytes = b""
+) -> memoryview:
+    """Derive a key for one purpose from the noise key or from another derived key.
 
-    This is HMAC-SHA256 of three parts: the purpose and two empty strings. Each part follows its
-    length, as four bytes.
+    This is HMAC-SHA256 of three parts: the purpose, and public and secret data that the key depends
+    on. Each part follows its length, as four bytes.
     """
-    parts = (purpose, b"", b"")
+    parts = (purpose, public, secret)
     message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     return memoryview(hmac.digest(key, message, "sha256"))
 
@@ -88,6 +90,22 @@ class Cohort(Record, frozen=True, tag="cohort"):
 
 
 @final
+class ClipState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The clip norm of a round, and the number of rounds since the search for it ended."""
+
+    clip_norm: float
+    settled: Count
+
+
+@final
+class Clipping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The clip norm of a round of adaptive clipping, and the noisy sum of its bits, in steps."""
+
+    state: ClipState
+    bits: int
+
+
+@final
 class Committed(Record, frozen=True, tag="committed"):
     """An attempt was committed, and its round released."""
 
@@ -99,6 +117,7 @@ class Committed(Record, frozen=True, tag="committed"):
     ledger_bytes: Count
     ledger_sha256: Sha256
     epsilon: Annotated[float, msgspec.Meta(ge=0)]
+    clipping: Clipping | None = None
 
 
 @final

@@ -8,6 +8,7 @@ from typing import Final, final
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.verify.centralized import CentralizedVerification, is_centralized
 from dpftrl.verify.check_guarantee import ReleasedRounds, check_guarantee_in_flight
+from dpftrl.verify.clip_norms import check_clip_norms
 from dpftrl.verify.contacts import (
     Contacts,
     Ledger,
@@ -58,8 +59,9 @@ def verify_run(
         A check fails if anything was changed, removed or added in the journal, the ledger, the
         plan, the settings or the kept checkpoints after they were written, unless whoever did it
         had the noise key and the witness. Whatever the files say, they pass only if no client was
-        contacted too early or too often, and if the stated epsilon follows from their content,
-        composed with the earlier runs that are recorded for the start model. For a centralized
+        contacted too early or too often, if every adaptive clip norm follows from the noisy bits of
+        earlier rounds, and if the stated epsilon follows from their content, composed with the
+        earlier runs that are recorded for the start model. For a centralized
         run, that no step was repeated with other noise, that there are no more steps than planned,
         and that the stated epsilon and hypotheses follow from the plan and the settings.
     """
@@ -142,6 +144,9 @@ class _Verification:
         contacts = Contacts.of(journal.attempts)
         cap = run_files.promised.stream.participation.max_participations
         self._check("cohorts", lambda: check_cohorts(journal, run_files))
+        if run_files.adaptive or any(commit.clipping is not None for commit in journal.commits):
+            key = read_key(self.root / "private" / "noise.key")
+            self._check("clip norms", lambda: check_clip_norms(journal, run_files, key))
         self._check("timers", lambda: check_timers(journal, contacts, run_files))
         self._check("cap", lambda: check_cap(contacts, cap))
         self._check("epsilon", lambda: self._check_epsilon(journal, contacts, run_files, earlier))

@@ -104,12 +104,20 @@ def test_kills_of_resuming_processes_are_harmless(
 def test_timers_by_time_and_plain_names_survive_kills(
     children: Children, places: Iterator[Place], creation: int
 ) -> None:
-    wanted = children.run(next(places), by_time=True)
+    wanted = children.run(next(places), kind="by_time")
     dice = random.Random(1)
     for _ in range(3):
         fuses = [dice.randrange(creation, 150)] + [dice.randrange(90) for _ in range(8)]
-        found = after_kills(children, next(places), fuses, by_time=True)
+        found = after_kills(children, next(places), fuses, kind="by_time")
         assert found["result"] == wanted["result"]
+
+
+def test_adaptive_clipping_survives_kills(children: Children, creation: int) -> None:
+    with fast_places() as places:
+        wanted = children.run(next(places), fuse=NEVER, kind="adaptive")
+    points = range(creation, wanted["points"], 29)
+    assert lost(children, points, wanted, kind="adaptive") == {}
+    assert not_verified(children, range(creation, wanted["points"], 97), kind="adaptive") == {}
 
 
 def test_fifty_kills_at_random_instants_are_harmless(
@@ -186,13 +194,13 @@ def test_one_server_at_a_time(
     assert children.run(other)["result"] == unharmed["result"]
 
 
-def not_verified(children: Children, points: range) -> dict[int, dict[str, str]]:
+def not_verified(children: Children, points: range, **job: Any) -> dict[int, dict[str, str]]:
     """The points at which a kill leaves a folder that fails verification, and why."""
     failures: dict[int, dict[str, str]] = {}
     seen = 0
     with fast_places() as places:
         for point, place in zip(points, places, strict=False):
-            assert children.run(place, fuse=point)["status"] == KILLED
+            assert children.run(place, fuse=point, **job)["status"] == KILLED
             if not (place.folder / "private" / "journal.jsonl").exists():
                 continue
             seen += 1
