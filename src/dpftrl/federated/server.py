@@ -172,6 +172,15 @@ class Server:
         return self._grid.clip_norm if moving is None else moving.state.clip_norm
 
     @property
+    def client_clip_norm(self) -> float:
+        """The norm to which a client may clip its update before it sends it.
+
+        With adaptive clipping this is twice the clip norm: the server must see which updates are
+        longer than the clip norm, and clips all of them itself.
+        """
+        return self.clip_norm if self._moving is None else 2 * self.clip_norm
+
+    @property
     def settings(self) -> Settings:
         """The settings of the run."""
         return self._store.settings
