@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from peer import main
 
 from dpftrl import MinSep
-from dpftrl.adaptive_clipping import AdaptiveClipping
+from dpftrl.adaptive_clipping import AdaptiveClipping, ClipState
 from dpftrl.optimize import optimize_blt
 from dpftrl.simulation.config import Config, read_config
 from dpftrl.simulation.population import Clients
@@ -158,28 +158,37 @@ def noise_of_model(rates: NDArray[np.float64], clip_norms: NDArray[np.float64]) 
 
 
 def moved(
-    options: AdaptiveClipping, decays: bool, rounds: int, goal: int, start: float, seed: int
-) -> NDArray[np.float64]:
+    options: AdaptiveClipping, constant: bool, rounds: int, goal: int, seed: int
+) -> tuple[NDArray[np.float64], float]:
     """Simulated clip norms: log-normal norms of updates around 1, and noisy bits.
 
     Args:
-        options: The options.
-        decays: Whether the rate falls with the square root of the round.
+        options: The options, with the start in medians.
+        constant: Whether the rate stays as it is and the model is never spared, which is not what
+            the library does.
         rounds: Number of rounds.
         goal: The report goal.
-        start: The clip norm of the first round, in medians.
         seed: Seed of the norms and of the noise.
+
+    Returns:
+        The factor of each round's noise in the model, which is the clip norm or 0 for a round in
+        which the model is spared; and the last clip norm.
     """
     generator = np.random.default_rng(seed)
-    rates = coefficients(rounds)
-    noise = NOISE * np.convolve(rates, generator.standard_normal(rounds))[:rounds]
-    logs = [math.log(start)]
-    for row in range(rounds - 1):
-        within = (generator.normal(0, SPREAD, goal) <= logs[-1]).mean()
+    noise = NOISE * np.convolve(coefficients(rounds), generator.standard_normal(rounds))[:rounds]
+    state, factors = ClipState(options.start), list[float]()
+    for row in range(rounds):
+        within = (generator.normal(0, SPREAD, goal) <= math.log(state.clip_norm)).mean()
         share = within + noise[row] / (2 * options.beta * goal)
-        rate = options.learning_rate / (math.sqrt(row + 1) if decays else 1)
-        logs.append(logs[-1] - rate * (share - options.quantile))
-    return np.exp(logs)
+        spared = not constant and options.holds(state, share)
+        factors.append(0.0 if spared else state.clip_norm)
+        last = state.clip_norm
+        if constant:
+            rate = options.learning_rate * (share - options.quantile)
+            state = ClipState(last * math.exp(-rate))
+        else:
+            state = options.following(state, share)
+    return np.array(factors), last
 
 
 NOISE = 2.432  # the noise multiplier of the default run of `dpftrl train`
@@ -198,20 +207,17 @@ def coefficients(rounds: int) -> NDArray[np.float64]:
 def cancellation(quick: bool) -> list[dict[str, Any]]:
     """Noise in the last model, over what it would be with the last clip norm in all rounds."""
     rows: list[dict[str, Any]] = []
-    rules = [
-        ("1 / sqrt(t + 1)", AdaptiveClipping(), True),
-        ("0.2", AdaptiveClipping(learning_rate=0.2), False),
-        ("1", AdaptiveClipping(), False),
-    ]
+    rules = [("as it is", 1.0, False), ("constant 0.2", 0.2, True), ("constant 1", 1.0, True)]
     for rounds in (60, 300) if quick else (60, 300, 2000):
-        for name, options, decays in rules:
+        still = noise_of_model(coefficients(rounds), np.ones(rounds))
+        for name, rate, constant in rules:
             row: dict[str, Any] = {"rounds": rounds, "rate": name}
             for start in (1 / WRONG, 1.0, WRONG):
+                options = AdaptiveClipping(start=start, learning_rate=rate)
                 ratios: list[float] = []
                 for seed in range(20):
-                    norms = moved(options, decays, rounds, 100, start, seed)
-                    still = norms[-1] * noise_of_model(coefficients(rounds), np.ones(rounds))
-                    ratios.append(noise_of_model(coefficients(rounds), norms) / still)
+                    factors, last = moved(options, constant, rounds, 100, seed)
+                    ratios.append(noise_of_model(coefficients(rounds), factors) / (last * still))
                 row[f"noise_from_{start:g}"] = statistics.fmean(ratios)
             rows.append(row)
     return rows

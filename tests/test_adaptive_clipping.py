@@ -223,13 +223,13 @@ def test_the_mean_is_divided_by_the_goal_and_scaled_back():
     options = AdaptiveClipping(start=2.0, beta=0.6)
     moving = MovingClipNorm(options, GRID, 4, None)
     total = ExactSum(GRID, 2, moving.joint)
-    for update in ([1.0, 0.0], [6.0, 8.0], [0.0, 0.5]):
+    for update in ([1.0, 0.0], [6.0, 8.0], [0.0, 50.0]):
         total.add(np.array(update))
     mean, clipped = moving.release(total)  # without noise
-    assert mean == pytest.approx([(1 + 1.2) / 4, (1.6 + 0.5) / 4], abs=1e-7)
-    assert clipped == ClippedRound(ClipState(2.0, 0), int(np.floor(0.6 * 2**30)))  # 2 of 3 within
+    assert mean == pytest.approx([(1 + 1.2) / 4, (1.6 + 2.0) / 4], abs=1e-7)
+    assert clipped == ClippedRound(ClipState(2.0, 0), -math.floor(0.6 * 2**30))  # 1 of 3
     moving.follow(clipped)
-    share = (1 + 1 / 4) / 2  # of the goal; an absent client counts as half
+    share = (1 - 1 / 4) / 2  # of the goal; an absent client counts as half
     assert moving.state.clip_norm == pytest.approx(2.0 * math.exp(-(share - 0.5)), rel=1e-6)
     assert MovingClipNorm(options, GRID, 4, clipped).state == moving.state
 
@@ -241,9 +241,18 @@ def test_the_model_is_spared_while_nothing_is_clipped():
         total.add(np.array([1.0, 2.0]))
     mean, _ = moving.release(total)
     assert mean.tolist() == [0.0, 0.0]
-    settled = ClippedRound(ClipState(1e5, 4), -5)
-    moving.follow(settled)
+    moving.follow(ClippedRound(ClipState(1e5, 4), -5))  # the search is over
     assert moving.release(total)[0].tolist() != [0.0, 0.0]
+
+
+@pytest.mark.parametrize("bound", ["minimum", "maximum"])
+def test_the_search_ends_at_a_bound(bound):
+    """Otherwise a start at the minimum would spare the model for ever."""
+    options = AdaptiveClipping(start=0.5, **{bound: 0.5})
+    share = 1.0 if bound == "minimum" else 0.0
+    assert options.following(ClipState(0.5), share) == ClipState(0.5, 1)
+    assert not options.holds(ClipState(0.5), share)
+    assert options.following(ClipState(0.5, 7), share) == ClipState(0.5, 8)
 
 
 # --- Options -------------------------------------------------------------------------------------

@@ -42,12 +42,12 @@ class AdaptiveClipping(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     After each round, the clip norm is multiplied by exp(-rate * (share - quantile)), where the
     share is a noisy estimate of the share of updates that were not clipped. The rate is
-    `learning_rate` during the search, until the share crosses the quantile for the first time.
-    k rounds later it is `learning_rate` / sqrt(k + 1): noise of different rounds cancels only as
-    far as their clip norms are equal.
+    `learning_rate` during the search, until the share crosses the quantile for the first time or
+    the clip norm meets a bound. k rounds later it is `learning_rate` / sqrt(k + 1): noise of
+    different rounds cancels only as far as their clip norms are equal.
 
-    While the search comes from above, the noise is far larger than the updates. The model does not
-    change in a round of the search whose share is above (1 + quantile) / 2.
+    The noise of a round is in proportion to its clip norm. While the search goes on to smaller
+    norms, the model does not change: the noise could be far larger than the updates.
 
     Attributes:
         start: The clip norm of the first round.
@@ -112,11 +112,13 @@ class AdaptiveClipping(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         rate = self.learning_rate / math.sqrt(settled + 1)
         moved = math.log(state.clip_norm) - rate * (share - self.quantile)
         kept = min(max(moved, math.log(self.minimum)), math.log(self.maximum))
+        if kept != moved:  # the search ends at a bound, too
+            settled = max(settled, 1)
         return ClipState(min(max(math.exp(kept), self.minimum), self.maximum), settled)
 
     def holds(self, state: ClipState, share: float) -> bool:
-        """Whether the model stays as it is in a round, because the noise is far too large."""
-        return not state.settled and share > (1 + self.quantile) / 2
+        """Whether the model stays as it is in a round: the search goes on to smaller norms."""
+        return share > self.quantile and not self.following(state, share).settled
 
 
 @final

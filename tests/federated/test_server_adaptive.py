@@ -34,7 +34,9 @@ def loop(rounds: list[dict], options: dict, goal: int, step: float) -> list[floa
         up, down = norm > options["start"], norm < options["start"]
         settled = settled + 1 if settled or (up and excess > 0) or (down and excess < 0) else 0
         norm *= math.exp(-options["learning_rate"] * excess / math.sqrt(settled + 1))
-        norm = min(max(norm, options["minimum"]), options["maximum"])
+        if not options["minimum"] <= norm <= options["maximum"]:
+            norm = min(max(norm, options["minimum"]), options["maximum"])
+            settled = max(settled, 1)
     return [*norms, norm]
 
 

@@ -93,8 +93,12 @@ def _check_rule(rounds: list[Clipping], options: AdaptiveContent, goal: int, ste
             settled += 1
         # math.pow(e, x) could overflow, and the bounds could not.
         exponent = -too_many * options.learning_rate * (settled + 1) ** -0.5
-        exponent = max(exponent, math.log(low / state.clip_norm))
-        exponent = min(exponent, math.log(high / state.clip_norm))
+        within = sorted(
+            (math.log(low / state.clip_norm), exponent, math.log(high / state.clip_norm))
+        )[1]
+        if within != exponent and not settled:
+            settled = 1
+        exponent = within
         expected = sorted((low, state.clip_norm * math.exp(exponent), high))[1]
 
 
