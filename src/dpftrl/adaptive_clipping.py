@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl._internal.checks import as_float, fraction, positive_number
-from dpftrl.clipping import LARGEST, MOST_BETA, ExactSum, Grid, JointClip
+from dpftrl.clipping import FINENESS, LARGEST, MOST_BETA, ExactSum, Grid, JointClip
 from dpftrl.errors import InvalidInput
 
 # The clip norm of the joint vector of update and bit.
@@ -88,13 +88,17 @@ class AdaptiveClipping(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
                 f"{self.learning_rate!r}"
             )
 
-    def grid(self, noise_multiplier: float) -> Grid:
+    def grid(self, noise_multiplier: float, fineness: int = FINENESS) -> Grid:
         """The grid of the sums: its clip norm is that of update and bit together.
+
+        Args:
+            noise_multiplier: The noise multiplier.
+            fineness: The smallest number of steps per standard deviation of the noise.
 
         Raises:
             InvalidInput: The bit is smaller than a step of this grid.
         """
-        grid = Grid.for_noise(noise_multiplier, JOINT_NORM)
+        grid = Grid.for_noise(noise_multiplier, JOINT_NORM, fineness)
         if not self.beta >= grid.step:
             raise InvalidInput(
                 f"the noise multiplier {noise_multiplier:g} is too large for adaptive clipping "

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dpftrl.accounting import Guarantee, SampledGuarantee
 from dpftrl.accounting.guarantee import Hypothesis
+from dpftrl.adaptive_clipping import MovingClipNorm
 from dpftrl.centralized.batches import Batch, Batches, Units
 from dpftrl.centralized.guarantee import epsilon_after, hypotheses
 from dpftrl.centralized.settings import RunFile, Settings
@@ -50,6 +51,7 @@ class TrainingRun:
         plan: Mechanism, noise and data set of the run, and the guarantee that follows from them.
         settings: All settings that are not in the plan.
         steps: Number of steps done.
+        moving: The clip norm of the next step, with adaptive clipping; else None.
     """
 
     def __init__(
@@ -66,17 +68,23 @@ class TrainingRun:
         self.grid = file.settings.grid(plan)
         self.batches = Batches(plan, units, key)
         self._key = key
+        adaptive = file.settings.adaptive
         self._noise = NoiseStream(
             plan,
-            file.settings.size,
+            file.settings.size + (adaptive is not None),  # one coordinate for the bits
             key=key,
-            clip_norm=file.settings.clip_norm,
+            clip_norm=self.grid.clip_norm,
             threads=1 if file.settings.size < SMALL else None,
         )
         if store is not None:
             self._noise = store.noise_at_checkpoint(self._noise)
             weakref.finalize(self, store.close)
         self.steps = self._noise.round
+        self.moving: MovingClipNorm | None = None
+        if adaptive is not None:
+            last = None if store is None or not self.steps else store.clipping(self.steps - 1)
+            goal = plan.dataset.batch_size
+            self.moving = MovingClipNorm(adaptive, self.grid, goal, last)
         self._mean = np.empty(file.settings.size)  # for the noisy mean of each step
         self._process = os.getpid()
         self._poisoned = False
@@ -239,6 +247,7 @@ class TrainingRun:
 
         Args:
             total: The sum of clipped gradients in steps of the grid; the noise is added in place.
+                With adaptive clipping, the sum of the bits is its last coordinate.
             units: Number of units in the sum.
             apply: Changes the model, given the noisy mean. The next step overwrites that array.
             grid: The grid of the sum; by default that of the run.
@@ -249,10 +258,18 @@ class TrainingRun:
         self.check_usable()
         with self._all_or_nothing():
             on = grid or self.grid
-            self._add_noise(total, on, units)
+            if self.moving is None:
+                self._add_noise(total, on, units)
+                mean, clipping = on.values(total, self.plan.dataset.batch_size, self._mean), None
+            else:
+                joint_sum = ExactSum.of(on, total, units, self.moving.joint)
+                self._noise.add_to(joint_sum)
+                mean, clipping = self.moving.release(joint_sum)
             if self.store is not None:
-                self.store.record_step(self.steps, self._noise.last_digest())
-            apply(on.values(total, self.plan.dataset.batch_size, self._mean))
+                self.store.record_step(self.steps, self._noise.last_digest(), clipping)
+            if self.moving is not None and clipping is not None:
+                self.moving.follow(clipping)
+            apply(mean)
             self.steps += 1
 
     def _add_noise(self, total: Steps, grid: Grid, units: int) -> None:

@@ -6,7 +6,8 @@ norm that follows bits without noise, or with other noise, is found.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, final
 
@@ -17,12 +18,11 @@ from numpy.typing import NDArray
 
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.mechanisms import Mechanism
-from dpftrl.verify.journal import Clipping, Journal, derive_key
-from dpftrl.verify.run_files import AdaptiveContent, RunFiles
+from dpftrl.verify.journal import Clipping, derive_key
+from dpftrl.verify.run_files import AdaptiveContent
 from dpftrl.verify.verdict import Check
 
 AGREEMENT: Final = 1e-9  # exp and log differ a little from one machine to another
-STEPS_PER_DEVIATION: Final = 2**24  # of the grid, at least
 # The noise of the run, rounded to whole steps, may differ from ours by this number of steps.
 TOLERANCE: Final = 2
 # With fewer steps per bit, noise that is wrong could look right by chance.
@@ -33,40 +33,67 @@ RUN_BYTES: Final = 8192
 BLOCK_BYTES: Final = 16
 
 
-def check_clip_norms(journal: Journal, run_files: RunFiles, key: memoryview) -> str | Check:
+@final
+@dataclass(frozen=True)
+class AdaptiveRun:
+    """What the files of a run say about its adaptive clipping.
+
+    Attributes:
+        options: The options of adaptive clipping; the clip norm itself if it is fixed.
+        rounds: The record of every released round; None where the journal has none.
+        digests: The keyed digest of every released round, in hexadecimal and in quotes.
+        goal: The number by which sums are divided.
+        most: The largest number of updates in a sum.
+        step: The step of the grid.
+        mechanism: The mechanism that correlates the noise.
+        noise_multiplier: The noise multiplier.
+        size: Number of coordinates of an update.
+        buffers: The precision of the noise buffers.
+    """
+
+    options: AdaptiveContent | float
+    rounds: Sequence[Clipping | None]
+    digests: Sequence[msgspec.Raw]
+    goal: int
+    most: int
+    step: float
+    mechanism: Mechanism
+    noise_multiplier: float
+    size: int
+    buffers: str
+
+
+def check_clip_norms(run: AdaptiveRun, key: memoryview) -> str | Check:
     """Check the clip norm and the noisy bits of every released round.
 
     Args:
-        journal: The journal of the run.
-        run_files: The settings and the plan.
+        run: What the files of the run say.
         key: The noise key.
 
     Raises:
         UnsafeState: A clip norm does not follow from the noisy bits before it, or the bits of a
             round are not a sum of bits plus the noise of that round.
     """
-    rounds = [commit.clipping for commit in journal.commits]
-    options = run_files.settings.clip_norm
+    options = run.options
     if not isinstance(options, AdaptiveContent):
         raise UnsafeState("the clip norm is fixed, but the journal has clip norms that move")
-    recorded = [one for one in rounds if one is not None]
-    if len(recorded) != len(rounds):
+    recorded = [one for one in run.rounds if one is not None]
+    if len(recorded) != len(run.rounds):
         raise UnsafeState("a released round has no clip norm in the journal")
-    step = _step(run_files.noise_multiplier)
-    _check_rule(recorded, options, run_files.fleet.report_goal, step)
+    _check_rule(recorded, options, run.goal, run.step)
     text = (
         f"{len(recorded):,} clip norms follow from the start {options.start:g} and the noisy bits"
     )
-    if not math.floor(options.beta / step) >= LEAST_BIT:
+    if not math.floor(options.beta / run.step) >= LEAST_BIT:
         text += "; the noise of the bits was not recomputed, because a bit is so few steps"
         return Check("clip norms", "warning", text)
-    _check_noise(recorded, journal, run_files, options, step, key)
+    _check_noise(recorded, run, options, key)
     return f"{text}, and the bits have the noise of their rounds"
 
 
-def _step(noise_multiplier: float) -> float:
-    """Return the step of the grid: a power of two, not above its share of the noise."""
-    return 2.0 ** math.floor(math.log2(noise_multiplier / STEPS_PER_DEVIATION))
+def grid_step(noise_multiplier: float, fineness: int) -> float:
+    """Return the step of a grid: a power of two, not above its share of the noise."""
+    return 2.0 ** math.floor(math.log2(noise_multiplier / fineness))
 
 
 def _check_rule(rounds: list[Clipping], options: AdaptiveContent, goal: int, step: float) -> None:
@@ -103,23 +130,19 @@ def _check_rule(rounds: list[Clipping], options: AdaptiveContent, goal: int, ste
 
 
 def _check_noise(
-    rounds: list[Clipping],
-    journal: Journal,
-    run_files: RunFiles,
-    options: AdaptiveContent,
-    step: float,
-    key: memoryview,
+    rounds: list[Clipping], run: AdaptiveRun, options: AdaptiveContent, key: memoryview
 ) -> None:
     """Check that the bits of each round minus its noise are a sum of as many bits as reports."""
-    bit, goal = math.floor(options.beta / step), run_files.fleet.report_goal
-    digests = [bytes.fromhex(msgspec.json.decode(one.digest)) for one in journal.commits]
-    noise = NoiseOfCoordinate(run_files, run_files.size, key)
-    for row, (digest, one) in enumerate(zip(digests, rounds, strict=True)):
-        rest = one.bits - round(run_files.noise_multiplier / step * noise.next(digest))
+    bit = math.floor(options.beta / run.step)
+    noise = NoiseOfCoordinate(run, run.size, key)
+    for row, (digest, one) in enumerate(zip(run.digests, rounds, strict=True)):
+        own = noise.next(bytes.fromhex(msgspec.json.decode(digest)))
+        rest = one.bits - round(run.noise_multiplier / run.step * own)
         count = round(rest / bit)
-        if not (abs(rest - count * bit) <= TOLERANCE and abs(count) <= goal):
+        if not (abs(rest - count * bit) <= TOLERANCE and abs(count) <= run.most):
             raise UnsafeState(
-                f"the bits of row {row} are not a sum of {goal} bits plus the noise of that row"
+                f"the bits of row {row} are not a sum of up to {run.most:,} bits plus the noise of "
+                "that row"
             )
 
 
@@ -128,18 +151,18 @@ class NoiseOfCoordinate:
     """The noise of one coordinate of a run, round by round, in standard deviations of Z.
 
     Args:
-        run_files: The settings and the plan, with adaptive clipping.
+        run: A run with adaptive clipping.
         coordinate: The coordinate.
         key: The noise key.
     """
 
-    def __init__(self, run_files: RunFiles, coordinate: int, key: memoryview):
-        self._mechanism = run_files.mechanism
-        self._state = run_files.mechanism.init(1)
+    def __init__(self, run: AdaptiveRun, coordinate: int, key: memoryview):
+        self._mechanism = run.mechanism
+        self._state = run.mechanism.init(1)
         self._coordinate = coordinate
         # The parameters of the stream: its clip norm is 1, and it has a coordinate for the bits.
-        sizes = (run_files.size + 1, run_files.noise_multiplier, 1.0, run_files.buffers)
-        identity = repr((_mechanism_digest(run_files.mechanism), *sizes)).encode()
+        sizes = (run.size + 1, run.noise_multiplier, 1.0, run.buffers)
+        identity = repr((_mechanism_digest(run.mechanism), *sizes)).encode()
         self._key = derive_key(key, b"stream", identity)
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from typing import Final, final
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.verify.centralized import CentralizedVerification, is_centralized
 from dpftrl.verify.check_guarantee import ReleasedRounds, check_guarantee_in_flight
-from dpftrl.verify.clip_norms import check_clip_norms
+from dpftrl.verify.clip_norms import AdaptiveRun, check_clip_norms, grid_step
 from dpftrl.verify.contacts import (
     Contacts,
     Ledger,
@@ -29,6 +29,7 @@ from dpftrl.verify.run_files import (
 )
 from dpftrl.verify.verdict import Check, Verdict, run_check
 
+STEPS_PER_DEVIATION: Final = 2**24  # of the grid of sums, at least
 CONFIG: Final = "config.toml"  # the configuration that `dpftrl train` keeps in a run
 
 
@@ -146,7 +147,8 @@ class _Verification:
         self._check("cohorts", lambda: check_cohorts(journal, run_files))
         if run_files.adaptive or any(commit.clipping is not None for commit in journal.commits):
             key = read_key(self.root / "private" / "noise.key")
-            self._check("clip norms", lambda: check_clip_norms(journal, run_files, key))
+            adaptive = _adaptive(journal, run_files)
+            self._check("clip norms", lambda: check_clip_norms(adaptive, key))
         self._check("timers", lambda: check_timers(journal, contacts, run_files))
         self._check("cap", lambda: check_cap(contacts, cap))
         self._check("epsilon", lambda: self._check_epsilon(journal, contacts, run_files, earlier))
@@ -213,3 +215,20 @@ class _Verification:
             "guarantee.json",
             lambda: check_guarantee_in_flight(path, journal, contacts, run_files, earlier),
         )
+
+
+def _adaptive(journal: Journal, run_files: RunFiles) -> AdaptiveRun:
+    """Return what the files of a run say about its adaptive clipping."""
+    goal = run_files.fleet.report_goal
+    return AdaptiveRun(
+        options=run_files.settings.clip_norm,
+        rounds=[commit.clipping for commit in journal.commits],
+        digests=[commit.digest for commit in journal.commits],
+        goal=goal,
+        most=goal,
+        step=grid_step(run_files.noise_multiplier, STEPS_PER_DEVIATION),
+        mechanism=run_files.mechanism,
+        noise_multiplier=run_files.noise_multiplier,
+        size=run_files.size,
+        buffers=run_files.buffers,
+    )
