@@ -89,18 +89,21 @@ class Grid:
         return int(MOST_STEPS // math.ceil(self.clip_norm / self.step))
 
     def values(
-        self, steps: Steps, divisor: float = 1.0, out: NDArray[np.float64] | None = None
-    ) -> NDArray[np.float64]:
+        self, steps: Steps, divisor: float = 1.0, out: NDArray[Any] | None = None
+    ) -> NDArray[Any]:
         """Convert steps to numbers, divided by `divisor`, such as the report goal.
 
         Args:
             steps: Numbers of steps.
             divisor: The divisor.
-            out: Memory for the result; by default it is new.
+            out: Memory for the result, of float64, or of float32 to which the numbers are then
+                rounded; by default it is new, of float64.
         """
         if not 0 < divisor < math.inf:
             raise InvalidInput(f"divisor must be a finite number above 0, got {divisor!r:.60}")
-        return np.multiply(steps, self.step / divisor, out=out)
+        result = np.empty(steps.shape) if out is None else out
+        multiply_steps(steps.reshape(-1), self.step / divisor, result.reshape(-1))
+        return result
 
 
 @final
@@ -266,6 +269,13 @@ def sum_of_squares(values: Array) -> Array:
             a += np.float64(part[i]) ** 2
         sums[tile] = (a + b) + (c + d)
     return sums
+
+
+@numba.njit(**compiled)
+def multiply_steps(steps: Array, factor: float, out: Array) -> None:
+    """Write `steps` times `factor` to `out`, computed in float64."""
+    for i in range(steps.shape[0]):
+        out[i] = np.float64(steps[i]) * factor
 
 
 @numba.njit(**compiled)

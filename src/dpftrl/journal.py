@@ -30,6 +30,8 @@ from dpftrl._internal.storage import (
     cut_durably,
     default_state_folder,
     open_own,
+    overwrite_durably,
+    read_file,
     read_json,
     replace_file,
 )
@@ -45,6 +47,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
+# Size of a witness file. It lies in one sector, so that a disk writes all of it or nothing.
+WITNESS_BYTES: Final = 512
 # The digest that the first line uses in place of the digest of a line before it.
 START: Final = "0" * 64
 
@@ -188,6 +192,8 @@ class Witness:
     def __init__(self, folder: Path, run: str):
         self._run = run
         self._path = folder / f"{run}.json"
+        self._handle = -1  # of the file that this process has written
+        self._content = b""  # what this process has written to it last
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -205,26 +211,51 @@ class Witness:
         if not self._path.exists():
             return None
         found = read_json(self._path, WitnessFile, "witness", own=True)
+        if not read_file(self._path, own=True).rstrip(b" ").endswith(b"}"):
+            raise UnsafeState(f"{self._path} was changed: it does not end in spaces")
         if found.run != self._run:
             raise UnsafeState(f"{self._path} is the witness of another run, {found.run:.40}")
         return found
 
-    def check(self, lines: int, mac: str) -> None:
-        """Raise an error if another server has worked on the run in the meantime."""
+    def check(self) -> None:
+        """Raise an error if the file is not what this process has written last."""
         self._lock.check()
-        seen = self.seen()
-        if seen is None or (seen.lines, seen.mac) != (lines, mac):
+        if not self._path.exists() or read_file(self._path, own=True) != self._content:
             raise UnsafeState(
                 f"somebody else has worked on this run, or changed {self._path}; open it again"
             )
 
     def remember(self, lines: int, mac: str) -> None:
-        """Record the number of lines in the journal, and the digest of the last line."""
-        content = msgspec.json.encode(WitnessFile("dpftrl witness", 1, self._run, lines, mac))
-        replace_file(self._path, content, private=True)
+        """Record the number of lines in the journal, and the digest of the last line.
+
+        The first time, a new file replaces the old one. After that the file is overwritten in
+        place, which takes a tenth of the time.
+        """
+        known = WitnessFile("dpftrl witness", 1, self._run, lines, mac)
+        content = msgspec.json.encode(known).ljust(WITNESS_BYTES)
+        if self._is_current():
+            overwrite_durably(self._path, self._handle, content)
+        else:
+            self._forget_handle()
+            replace_file(self._path, content, private=True)
+            try:
+                self._handle = open_own(self._path, os.O_WRONLY)
+            except OSError as error:
+                raise InvalidInput(f"{self._path} cannot be opened: {error.strerror}") from None
+        self._content = content
+
+    def _is_current(self) -> bool:
+        """Whether the file at the path is still the one that this process has written."""
+        return self._handle >= 0 and _is_at(self._handle, self._path)
+
+    def _forget_handle(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
 
     def close(self) -> None:
         """Release the lock, so that another process can open the run."""
+        self._forget_handle()
         self._lock.close()
 
 
@@ -264,11 +295,7 @@ class Lock:
 
     def check(self) -> None:
         """Raise an error if the lock file was replaced: another process may hold the new file."""
-        try:
-            here, there = os.fstat(self._handle), self._path.stat()
-        except OSError:
-            here = there = None
-        if here is None or there is None or not os.path.samestat(here, there):
+        if not _is_at(self._handle, self._path):
             raise UnsafeState(f"{self._path} was removed while this server worked; open it again")
 
     def close(self) -> None:
@@ -278,6 +305,14 @@ class Lock:
                 fcntl.flock(self._handle, fcntl.LOCK_UN)
             os.close(self._handle)
             self._handle = -1
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    """Whether an open file is the one at this path."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except OSError:
+        return False
 
 
 # All locks of this process. Processes that are forked from it, such as those that load examples,
@@ -312,7 +347,7 @@ class Chain(Generic[AnyRecord]):
     def append(self, record: AnyRecord) -> None:
         """Append a record to the journal on the disk, then to the witness."""
         self.lock.check()
-        self.witness.check(self.journal.lines, self.journal.mac)
+        self.witness.check()
         self.journal.append(record)
         self.witness.remember(self.journal.lines, self.journal.mac)
 

@@ -45,13 +45,20 @@ class Log:
             file.write(json.dumps([kind, *digests]) + "\n")
 
     def patch(self) -> None:
-        """Log every sum with its noise, and every mean before the model changes."""
+        """Log every sum with its noise, and every mean before the model changes.
+
+        The noise is computed while the step is journalled. Here it comes first, so that it is in
+        the log if the process is killed while it writes the journal.
+        """
         add_to, step, log = NoiseStream.add_to, TrainingRun.step, self.write
 
-        def logged(self: NoiseStream, total: Any, *rest: Any, **options: Any) -> None:
+        def logged(
+            self: NoiseStream, total: Any, *rest: Any, on_digest: Any, **options: Any
+        ) -> None:
             before, row = total.copy(), self.round
             add_to(self, total, *rest, **options)
             log("noise", row, before, total - before)
+            on_digest(self.last_digest())
 
         def logged_step(
             self: TrainingRun, total: Any, units: int, apply: Any, *rest: Any, **options: Any
@@ -121,15 +128,16 @@ def model_first() -> None:
         self: TrainingRun, total: Any, units: int, apply: Any, *rest: Any, **options: Any
     ) -> None:
         assert self.store is not None
-        record_step, arguments = self.store.record_step, list[Any]()
+        record, arguments = self.store.start_recording_step, list[Any]()
 
         def apply_first(mean: Any) -> None:
             apply(mean)
-            record_step(*arguments)
+            if written := record(*arguments):
+                written.result()
 
-        self.store.record_step = lambda *given: arguments.extend(given)
+        self.store.start_recording_step = lambda *given: arguments.extend(given)
         honest(self, total, units, apply_first, *rest, **options)
-        self.store.record_step = record_step
+        self.store.start_recording_step = record
 
     TrainingRun.step = step
 
@@ -153,13 +161,12 @@ def checkpoint_last() -> None:
 
 def repeats_are_not_compared() -> None:
     """A step that is repeated after a crash may have another sum than the first time."""
-    honest = RunStore.record_step
+    honest = RunStore.start_recording_step
 
-    def record_step(self: RunStore, step: int, digest: Any) -> None:
-        if step >= len(self.state.digests):
-            honest(self, step, digest)
+    def record(self: RunStore, step: int, digest: Any) -> Any:
+        return honest(self, step, digest) if step >= len(self.state.digests) else None
 
-    RunStore.record_step = record_step
+    RunStore.start_recording_step = record
 
 
 BREAKAGES = {

@@ -131,7 +131,8 @@ def retrained(
         children.run(place, fuse=creation)
         own = log.with_name(f"{log.name} {seed}")
         for salt in range(25):
-            fuse = dice.randrange(6, 80)
+            # Mostly within the first step after resuming; sometimes some steps later.
+            fuse = dice.randrange(33, 46) if salt % 3 else dice.randrange(60, 120)
             done = children.run(place, fuse=fuse, salt=salt, log=str(own), **job)
             answers.append(done)
             if done["status"] != KILLED:

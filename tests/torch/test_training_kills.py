@@ -186,7 +186,7 @@ def retrained(children: Children, place: Place, creation: int, log: Path, **job:
     dice, answers = random.Random(2), list[Job]()
     children.run(place, fuse=creation)
     for salt in range(20):
-        fuse = dice.randrange(6, 80)
+        fuse = dice.randrange(33, 54)  # the points of the first steps after resuming
         done = children.run(place, fuse=fuse, salt=salt, log=str(log), **job)
         answers.append(done)
         if done["status"] != KILLED:

@@ -261,6 +261,24 @@ def append_durably(path: Path, content: bytes | memoryview, at: int) -> None:
         raise InvalidInput(f"{path} cannot be written: {error.strerror}") from None
 
 
+def overwrite_durably(path: Path, handle: int, content: bytes) -> None:
+    """Overwrite a small open file in place. On return the content is on the disk.
+
+    Args:
+        path: The path of the file, for messages.
+        handle: The open file.
+        content: As many bytes as the file has, and no more than a disk writes at once: a sector.
+
+    Raises:
+        InvalidInput: The file cannot be written.
+    """
+    try:
+        _write_rest(handle, content, 0)
+        os.fdatasync(handle) if hasattr(os, "fdatasync") else os.fsync(handle)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be written: {error.strerror}") from None
+
+
 def cut_durably(path: Path, length: int) -> None:
     """Cut a file of this user to a length, which must not exceed its current length.
 

@@ -3,16 +3,17 @@
 import os
 import weakref
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Literal, Self, final
+from typing import Any, Final, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl.accounting import Guarantee, SampledGuarantee
 from dpftrl.accounting.guarantee import Hypothesis
-from dpftrl.adaptive_clipping import MovingClipNorm
+from dpftrl.adaptive_clipping import ClippedRound, MovingClipNorm
 from dpftrl.centralized.batches import Batch, Batches, Units
 from dpftrl.centralized.guarantee import epsilon_after, hypotheses
 from dpftrl.centralized.settings import RunFile, Settings
@@ -20,6 +21,7 @@ from dpftrl.centralized.store import RunFolder, RunStore
 from dpftrl.clipping import ExactSum, Grid, Steps
 from dpftrl.errors import InvalidInput, RoundsExceeded, UnsafeState
 from dpftrl.noise import NoiseKey, NoiseStream
+from dpftrl.noise.key import Secret
 from dpftrl.plan import DatasetPlan
 
 PathLike = str | os.PathLike[str]
@@ -85,7 +87,7 @@ class TrainingRun:
             last = None if store is None or not self.steps else store.clipping(self.steps - 1)
             goal = plan.dataset.batch_size
             self.moving = MovingClipNorm(adaptive, self.grid, goal, last)
-        self._mean = np.empty(file.settings.size)  # for the noisy mean of each step
+        self._mean: NDArray[Any] = np.empty(0)  # for the noisy mean of each step
         self._process = os.getpid()
         self._poisoned = False
 
@@ -240,8 +242,9 @@ class TrainingRun:
         self,
         total: Steps,
         units: int,
-        apply: Callable[[NDArray[np.float64]], None],
+        apply: Callable[[NDArray[Any]], None],
         grid: Grid | None = None,
+        dtype: type[np.floating[Any]] = np.float64,
     ) -> None:
         """Do one step: add the noise, journal the step, and let the caller change the model.
 
@@ -251,6 +254,7 @@ class TrainingRun:
             units: Number of units in the sum.
             apply: Changes the model, given the noisy mean. The next step overwrites that array.
             grid: The grid of the sum; by default that of the run.
+            dtype: The type of the noisy mean, float64 or float32.
 
         Raises:
             UnsafeState: The step is repeated after a crash, and its sum differs.
@@ -258,21 +262,43 @@ class TrainingRun:
         self.check_usable()
         with self._all_or_nothing():
             on = grid or self.grid
-            if self.moving is None:
-                self._add_noise(total, on, units)
-                mean, clipping = on.values(total, self.plan.dataset.batch_size, self._mean), None
-            else:
-                joint_sum = ExactSum.of(on, total, units, self.moving.joint)
-                self._noise.add_to(joint_sum)
-                mean, clipping = self.moving.release(joint_sum)
-            if self.store is not None:
-                self.store.record_step(self.steps, self._noise.last_digest(), clipping)
-            if self.moving is not None and clipping is not None:
-                self.moving.follow(clipping)
-            apply(mean)
+            recorded = _Recorded(self.store, self.steps)
+            if self.moving is not None:
+                apply(self._joint_step(self.moving, total, on, units, recorded))
+                self.steps += 1
+                return
+            try:
+                self._add_noise(total, on, units, recorded.start)
+            finally:
+                recorded.wait()
+            if self._mean.dtype != dtype or self._mean.size != total.size:
+                self._mean = np.empty(total.size, dtype)
+            apply(on.values(total, self.plan.dataset.batch_size, self._mean))
             self.steps += 1
 
-    def _add_noise(self, total: Steps, grid: Grid, units: int) -> None:
+    def _joint_step(
+        self,
+        moving: MovingClipNorm,
+        total: Steps,
+        grid: Grid,
+        units: int,
+        recorded: "_Recorded",
+    ) -> NDArray[np.float64]:
+        """Add the noise of a step with adaptive clipping, journal it, and return its noisy mean.
+
+        The record has the noisy bits, so it is written after the noise is added.
+        """
+        joint_sum = ExactSum.of(grid, total, units, moving.joint)
+        self._noise.add_to(joint_sum)
+        mean, clipping = moving.release(joint_sum)
+        recorded.start(self._noise.last_digest(), clipping)
+        recorded.wait()
+        moving.follow(clipping)
+        return mean
+
+    def _add_noise(
+        self, total: Steps, grid: Grid, units: int, on_digest: Callable[[Secret], None]
+    ) -> None:
         """Add the noise of the next step.
 
         The caller clips. That the norm of the sum is possible for so many clipped gradients is
@@ -280,10 +306,10 @@ class TrainingRun:
         then.
         """
         if self.settings.size < SMALL or self.steps % CHECK_EVERY == 0:
-            self._noise.add_to(total, grid, updates=units)
+            self._noise.add_to(total, grid, updates=units, on_digest=on_digest)
             return
         exact = ExactSum.of(grid, total, units)
-        self._noise.add_to(exact)
+        self._noise.add_to(exact, on_digest=on_digest)
 
     @contextmanager
     def _all_or_nothing(self) -> Generator[None]:
@@ -313,6 +339,25 @@ class TrainingRun:
         if self.store is None:
             raise UnsafeState("a run without a folder has no checkpoint")
         return self.store.checkpoint()
+
+
+@final
+class _Recorded:
+    """The journal record of one step, which is written while the noise is computed."""
+
+    def __init__(self, store: RunStore | None, step: int):
+        self._store, self._step = store, step
+        self._written: Future[None] | None = None
+
+    def start(self, digest: Secret, clipping: ClippedRound | None = None) -> None:
+        """Begin to write the record, or check that a repeated step has the same digest."""
+        if self._store is not None:
+            self._written = self._store.start_recording_step(self._step, digest, clipping)
+
+    def wait(self) -> None:
+        """Wait until the record is on the disk; raise if it could not be written."""
+        if self._written is not None:
+            self._written.result()
 
 
 def _check_units(plan: DatasetPlan, settings: Settings, units: Units) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import re
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -276,6 +277,8 @@ class RunStore:
         self._chain, self._held = chain, held
         self._mechanism = mechanism_content(plan.mechanism, folder.guarantee)
         self._covered = 0  # number of steps that guarantee.json covers
+        self._writer = ThreadPoolExecutor(1, "dpftrl journal")
+        held.callback(self._writer.shutdown)
 
     def __repr__(self) -> str:
         return f"RunStore({self.folder.root}, {self.state})"
@@ -348,13 +351,20 @@ class RunStore:
         """Release the locks, so that another process can resume the run."""
         self._held.close()
 
-    def record_step(self, step: int, digest: Secret, clipping: ClippedRound | None = None) -> None:
-        """Journal a step, or check that a repeated step is the same as before.
+    def start_recording_step(
+        self, step: int, digest: Secret, clipping: ClippedRound | None = None
+    ) -> "Future[None] | None":
+        """Begin to journal a step, in a thread, or check that a repeated one is as before.
+
+        Nothing of the step may be released, and no other method called, before the result is there.
 
         Args:
             step: The number of the step.
             digest: The digest of its sum.
             clipping: Its clip norm and noisy bits, with adaptive clipping.
+
+        Returns:
+            The result of writing, whose `result()` waits; None for a repeated step.
 
         Raises:
             UnsafeState: The step was done before, with another sum.
@@ -367,7 +377,10 @@ class RunStore:
                     "precision) are not what they were; resume with those of the first time. "
                     "Nothing was changed"
                 )
-            return
+            return None
+        return self._writer.submit(self._record_step, step, digest, clipping)
+
+    def _record_step(self, step: int, digest: Secret, clipping: ClippedRound | None) -> None:
         if step >= self._covered:  # before the step is journalled: the file is never too small
             self.publish(self.covered(step + 1))
         self._append(Step(step, msgspec.Raw(digest.json_string()), clipping))

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Literal, NoReturn, Protocol, Self, final
@@ -238,7 +238,12 @@ class NoiseStream:
         return self._rounds
 
     def add_to(
-        self, total: ExactSum | Arrays, grid: Grid | None = None, *, updates: int | None = None
+        self,
+        total: ExactSum | Arrays,
+        grid: Grid | None = None,
+        *,
+        updates: int | None = None,
+        on_digest: Callable[[Secret], None] | None = None,
     ) -> None:
         """Add the noise of the next round to a sum of clipped updates, in place.
 
@@ -252,6 +257,8 @@ class NoiseStream:
             updates: Number of updates in a sum of arrays. A sum with a larger norm than that
                 number times the clip norm was not clipped, and is refused. A stream without a
                 plan does not require the number.
+            on_digest: Called before any noise is added, with the digest that `last_digest` returns
+                after this call. If it raises, the round is not completed.
         """
         covered = b""
         if isinstance(total, ExactSum):
@@ -269,7 +276,7 @@ class NoiseStream:
         if not 0 < scale < math.inf:
             raise InvalidInput(f"noise multiplier times clip norm is {scale:g} steps of the sum")
         with self._lock:
-            self._add(parts, scale, covered)
+            self._add(parts, scale, covered, on_digest)
 
     def last_digest(self) -> Secret:
         """The digest with which `replay` can repeat the last round; as secret as the noise."""
@@ -382,11 +389,19 @@ class NoiseStream:
             key_fingerprint=self._key.fingerprint(),
         )
 
-    def _add(self, parts: Parts, scale: float, covered: bytes) -> None:
+    def _add(
+        self,
+        parts: Parts,
+        scale: float,
+        covered: bytes,
+        on_digest: Callable[[Secret], None] | None,
+    ) -> None:
         """Digest the sum, and add the noise of the next round to it."""
         self._check_can_continue()
         previous = self._state.last_digest
         digest = digest_of_update(self._row_keys, parts, scale, previous, self._threads, covered)
+        if on_digest is not None:
+            on_digest(digest)
         self._run(digest, parts, scale)
 
     def _run(self, digest: Secret, parts: Parts, scale: float) -> None:

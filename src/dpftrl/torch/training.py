@@ -158,6 +158,9 @@ class PrivateTraining(TrainingOwner):
         )
         self.loader = loader
         self._checked = False
+        self._parameters = [dict(model.named_parameters())[name] for name in self._sums.names]
+        is_float32 = all(parameter.dtype == torch.float32 for parameter in self._parameters)
+        self._mean_dtype = np.float32 if is_float32 else np.float64
 
     def step(self, loss_fn: LossFn, batch: Any) -> "Metrics":
         """Do one step: clip and sum gradients, add correlated noise, and step the optimizer.
@@ -186,7 +189,8 @@ class PrivateTraining(TrainingOwner):
         self._sums.joint = None if run.moving is None else run.moving.joint
         with seeded(run.seed(run.steps, "model")):
             stats = self._sums.add(loss_fn, batch, handed_out.counts)
-        run.step(self._sums.joint_steps(), handed_out.units, self._apply)
+        steps = self._sums.joint_steps()
+        run.step(steps, handed_out.units, self._apply, dtype=self._mean_dtype)
         run.save_if_due(self._checkpoint)
         return Metrics(stats, self._warned)
 
@@ -204,14 +208,13 @@ class PrivateTraining(TrainingOwner):
         extra = {"micro_batch": self._sums.micro_batch}
         return write_checkpoint(self._model, self._optimizer, self._scheduler, extra)
 
-    def _apply(self, mean: NDArray[np.float64]) -> None:
+    def _apply(self, mean: NDArray[Any]) -> None:
         """Change the model by one step of the optimizer."""
-        parameters = dict(self._model.named_parameters())
-        start = 0
-        for name in self._sums.names:
-            parameter = parameters[name]
+        whole, start = torch.from_numpy(mean), 0
+        for parameter in self._parameters:  # `ClippedSums` refuses a model with other ones
             end = start + parameter.numel()
-            values = torch.from_numpy(mean[start:end]).to(parameter.dtype, copy=True)
+            # Optimizers may keep gradients, and the next step overwrites the mean.
+            values = whole[start:end].to(parameter.dtype, copy=True)
             parameter.grad = values.view_as(parameter)
             start = end
         self._optimizer.step()

@@ -24,6 +24,7 @@ from killed_run import (
 
 from dpftrl.accounting import load_guarantee
 from dpftrl.errors import InvalidInput
+from dpftrl.journal import WITNESS_BYTES
 
 NEVER = 10**9
 
@@ -52,7 +53,8 @@ class Disk:
 def patched(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
     """All ways in which a run writes; a write fails before, halfway or at the flush after it."""
     honest: dict[str, Callable[..., Any]] = {
-        name: getattr(os, name) for name in ("open", "pwrite", "fsync", "replace", "mkdir")
+        name: getattr(os, name)
+        for name in ("open", "pwrite", "fsync", "fdatasync", "replace", "mkdir")
     }
 
     def opened(path: Any, flags: int, *rest: Any, **options: Any) -> int:
@@ -64,7 +66,9 @@ def patched(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
         try:
             disk.write("pwrite")
         except OSError:
-            if len(content) < 2 or disk.writes > disk.space + 1:
+            # A witness is overwritten within one sector, of which disks write all or nothing.
+            is_sector = at == 0 and len(content) == WITNESS_BYTES
+            if is_sector or len(content) < 2 or disk.writes > disk.space + 1:
                 raise
             return honest["pwrite"](handle, content[: len(content) // 2], at)
         return honest["pwrite"](handle, content, at)
@@ -78,7 +82,7 @@ def patched(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
 
     monkeypatch.setattr(os, "open", opened)
     monkeypatch.setattr(os, "pwrite", pwrite)
-    for name in ("fsync", "replace", "mkdir"):
+    for name in ("fsync", "fdatasync", "replace", "mkdir"):
         monkeypatch.setattr(os, name, plain(name))
     monkeypatch.setattr(os, "fdopen", partial(FullFile, disk, os.fdopen))
 
@@ -185,7 +189,7 @@ def test_a_disk_that_fills_up_during_a_round(
             assert result(place) == wanted
         if is_over:
             break
-    assert failures > 20, failures
+    assert failures > 15, failures
 
 
 def test_a_server_that_could_not_write_says_so_and_can_be_closed(

@@ -21,13 +21,21 @@ class Platter:
         self._contents: dict[int, bytes] = {}
         self._entries: dict[int, dict[str, int]] = {}
         self._folders: set[int] = set()
-        self._fsync = os.fsync
+        self._fsync, self._fdatasync = os.fsync, os.fdatasync
         self.flushes = 0
         self.on_flush: Any = lambda: None
         monkeypatch.setattr(os, "fsync", self.fsync)
+        monkeypatch.setattr(os, "fdatasync", self.fdatasync)
 
     def fsync(self, handle: int) -> None:
         self._fsync(handle)
+        self._keep(handle)
+
+    def fdatasync(self, handle: int) -> None:
+        self._fdatasync(handle)
+        self._keep(handle)
+
+    def _keep(self, handle: int) -> None:
         path, number = Path(os.readlink(f"/proc/self/fd/{handle}")), os.fstat(handle).st_ino
         if path.is_dir():
             inside = {entry.name: entry.inode() for entry in os.scandir(path)}
@@ -98,7 +106,7 @@ def test_after_a_power_loss_at_any_flush_the_run_goes_on(
     released = 0
 
     def lose_power() -> None:
-        if platter.flushes % 3 == 0 and released:
+        if platter.flushes % 2 == 0 and released:
             kept = platter.after_loss(place.folder, names_stay)
             left.append((released, kept, platter.after_loss(place.state, names_stay)))
 
