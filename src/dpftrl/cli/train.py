@@ -77,7 +77,7 @@ def train_command(
     from dpftrl.simulation.config import check_beside_plan, config_text, read_config
 
     if clip_norm is not None:
-        changes = (*changes, _clip_norm_change(clip_norm))
+        changes = (_clip_norm_change(clip_norm), *changes)  # --set may add options
     if resume and (config_or_plan or changes or show_config):
         raise InvalidInput(
             "--resume uses the settings that the run was created with: leave out the config, "
