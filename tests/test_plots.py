@@ -139,12 +139,12 @@ def test_a_plan_shows_the_planned_point_and_the_target(drawn, calibrated):
     figure = drawn(partial(plot_extrapolation, epsilon=4.0), calibrated, 1e-8)
     for axes, place in zip(figure.axes, (100, 400, 200), strict=True):
         by_name = {line.get_label(): line for line in labelled(axes)}
-        planned = by_name["planned"]
-        assert set(planned.get_xdata()) == {place}
-        assert planned.get_ydata() == pytest.approx([4.0] * len(planned.get_ydata()), rel=1e-6)
+        planned = by_name["planned: blt"]
+        assert list(planned.get_xdata()) == [place]
+        assert planned.get_ydata() == pytest.approx([4.0], rel=1e-6)
         target = by_name["target epsilon 4.000"]
         assert target.get_ydata()[0] == pytest.approx(4.0, rel=1e-6)
-        assert "epsilon at delta 1e-08" in axes.get_ylabel()
+        assert "epsilon at delta 1e-08, at equal utility" in axes.get_ylabel()
     check_text(figure)
 
 
@@ -163,7 +163,7 @@ def test_a_plan_by_noise_multiplier_has_no_target(drawn):
     figure = drawn(plot_extrapolation, walks_of(Budget(1e-8, noise_multiplier=8.0)), 1e-8)
     for axes in figure.axes:
         labels = [line.get_label() for line in labelled(axes)]
-        assert "planned" in labels
+        assert "planned: blt" in labels
         assert not any(label.startswith("target") for label in labels)
 
 

@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from dpftrl.plan import Dataset, Fleet, Plan, load_plan, make_plan, mechanism, save_plan
     from dpftrl.sampler import Sampler
     from dpftrl.statement import Statement, make_statement, save_statement
+    from dpftrl.status import Status, read_status
     from dpftrl.verify import verify_run
     from dpftrl.workload import Workload
 
@@ -129,6 +130,7 @@ __all__ = [
     "SquareRoot",
     "StartModel",
     "Statement",
+    "Status",
     "StreamState",
     "Toeplitz",
     "ToeplitzMechanism",
@@ -156,6 +158,7 @@ __all__ = [
     "optimize_for_cyclic_poisson",
     "optimize_general_blt",
     "optimize_robust_blt",
+    "read_status",
     "save_guarantee",
     "save_mechanism",
     "save_plan",
@@ -193,6 +196,7 @@ _HOMES = {
         "dpftrl.sampler": "Sampler",
         "dpftrl.plan": "Dataset Fleet Plan load_plan make_plan mechanism save_plan",
         "dpftrl.statement": "Statement make_statement save_statement",
+        "dpftrl.status": "Status read_status",
         "dpftrl.verify": "verify_run",
         "dpftrl.workload": "Workload",
     }.items()

@@ -9,9 +9,12 @@ no privacy.
 """
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from itertools import accumulate, chain
+from queue import LifoQueue
+from threading import Lock
 from typing import Any, Self, cast, final
 
 import numba
@@ -20,7 +23,17 @@ from numpy.typing import NDArray
 
 from dpftrl._internal.arrays import FLOAT_DTYPES, Array
 from dpftrl._internal.checks import positive_number, whole_number
-from dpftrl._internal.compiled import TILE, bits_of, compiled
+from dpftrl._internal.compiled import (
+    LANES,
+    TILE,
+    TILES_AT_ONCE,
+    bits_of,
+    compiled,
+    copy_and_sum_squares,
+    try_lock,
+    unlock,
+    yield_core,
+)
 from dpftrl.errors import InvalidInput
 
 Steps = NDArray[np.int64]
@@ -40,6 +53,8 @@ FINENESS = 2**24
 SHIFT = 1.5 * 2.0**52
 SHIFT_BITS = np.int64(0x4338000000000000)
 EXACT_SHIFT = 2.0**51
+# Coordinates of a sum that a thread locks at a time: 128 kB, which take some microseconds to add.
+BLOCK = 16_384
 
 
 @final
@@ -164,23 +179,34 @@ class ExactSum:
             joint: For adaptive clipping: the clip norm of the round. The sum then has one further
                 coordinate, the last one, and the clip norm of the grid is 1.
         """
+        size = whole_number("size", size) + (joint is not None)
+        self._start(grid, np.zeros(size, dtype=np.int64), 0, joint)
+
+    @classmethod
+    def of(cls, grid: Grid, steps: Steps, updates: int, joint: JointClip | None = None) -> Self:
+        """The sum of updates that were clipped and added elsewhere, in steps of the grid."""
+        total = cls.__new__(cls)
+        total._start(grid, steps, updates, joint)
+        return total
+
+    def _start(
+        self, grid: Grid, steps: Steps, updates: int, joint: JointClip | None = None
+    ) -> None:
         if joint is not None and grid.clip_norm != 1:
             raise InvalidInput(f"adaptive clipping needs a grid with clip norm 1, got {grid}")
         self.grid = grid
         self.joint = joint
         # What the digest of the sum covers beside the steps.
         self.covered = b"" if joint is None else repr(("joint", *astuple(joint))).encode()
-        self.updates = 0
-        self._size = whole_number("size", size)
-        self.steps: Steps = np.zeros(size + (joint is not None), dtype=np.int64)
-        self._copy: NDArray[Any] | None = None
-
-    @classmethod
-    def of(cls, grid: Grid, steps: Steps, updates: int, joint: JointClip | None = None) -> Self:
-        """The sum of updates that were clipped and added elsewhere, in steps of the grid."""
-        total = cls(grid, 1, joint)
-        total.steps, total.updates = steps, updates
-        return total
+        self.steps = steps
+        self.updates = updates
+        self._count_lock = Lock()
+        self._block_locks = np.zeros(-(-steps.size // BLOCK), dtype=np.int64)
+        # Memory for private copies, one per core: a thread takes one out while it adds.
+        self._copies = LifoQueue[_Copy]()
+        threads = min(os.cpu_count() or 1, max(1, self._block_locks.size))
+        for thread in range(threads):
+            self._copies.put(_Copy(self._block_locks.size * thread // threads))
 
     def __repr__(self) -> str:
         return f"ExactSum({self.updates} updates of {self.steps.size:,} coordinates)"
@@ -188,59 +214,143 @@ class ExactSum:
     def add(self, *update: NDArray[Any]) -> None:
         """Clip an update in L2 norm and add it. The update may be given in several parts.
 
+        Several threads may add at the same time. Only one copy of the sum is in memory, and at most
+        one copy of an update per core: a further thread waits.
+
         Guarantees:
             What is added has a norm of at most the clip norm of the grid, exactly: scaling leaves
             room for the rounding of the norm, and cutting off toward zero makes nothing larger. In
             adaptive clipping this holds for update and bit together. The update is
             copied before it is checked, so another thread that changes it at the same time cannot
-            get more than the clip norm into the sum.
+            get more than the clip norm into the sum. An update is added in one call of compiled
+            code, which no exception interrupts: all of it is in the sum, or nothing.
         """
-        parts = self._checked(update)
-        norm = norm_of(parts)
-        if not math.isfinite(norm):
-            raise InvalidInput("an update and its norm must be finite")
-        grid, joint = self.grid, self.joint
-        if joint is None:
-            limit = grid.clip_norm / (1 + SLACK)
-            factor = 1.0 if norm <= limit else limit / norm
-        else:
-            factor = joint.factor(norm)
-            self.steps[-1] += joint.bit(norm, grid.step)
-        start, most = 0, grid.clip_norm / grid.step
-        for part in parts:
-            end = start + part.size
+        parts, grid, joint = self._checked(update), self.grid, self.joint
+        copy = self._copies.get()
+        try:
+            norm = copy.fill(parts)
+            if not math.isfinite(norm):
+                raise InvalidInput("an update and its norm must be finite")
+            if joint is None:
+                limit = grid.clip_norm / (1 + SLACK)
+                factor, bit = 1.0 if norm <= limit else limit / norm, 0
+            else:
+                factor, bit = joint.factor(norm), joint.bit(norm, grid.step)
+            self._count(1, bit)
             # The sum is not kept in a local variable, which a traceback may show.
-            add_clipped(part, factor, 1 / grid.step, most, self.steps[start:end])
-            start = end
-        self.updates += 1
+            add_in_blocks(
+                copy.values,
+                factor,
+                1 / grid.step,
+                grid.clip_norm / grid.step,
+                self.steps,
+                self._block_locks,
+                copy.first_block,
+            )
+        finally:
+            self._copies.put(copy)
+
+    def check_steps(self, steps: memoryview, updates: int) -> None:
+        """Refuse what cannot be the sum of this many clipped updates on this grid.
+
+        Args:
+            steps: A sum of int64, in steps, as a memoryview: no traceback shows what is in it.
+            updates: The number of updates in it.
+
+        Raises:
+            InvalidInput: The type, the size or the norm is wrong.
+        """
+        if np.asarray(steps).dtype != np.int64 or steps.shape != self.steps.shape:
+            raise InvalidInput(f"a sum has {self.steps.size:,} coordinates of int64")
+        # Each update has at most the clip norm; so has their sum, times their number.
+        most = updates * (self.grid.clip_norm / self.grid.step) * (1 + SLACK)
+        if not math.sqrt(math.fsum(sum_of_squares(np.asarray(steps)))) <= most:
+            raise InvalidInput(f"the norm is too large for a sum of {updates:,} clipped updates")
+
+    def add_steps(self, steps: memoryview, updates: int) -> None:
+        """Add the sum of updates that were clipped and added elsewhere, on the same grid.
+
+        Several threads may add at the same time. The caller calls `check_steps` before, and vouches
+        for what it cannot check: that each of the updates was clipped.
+
+        Args:
+            steps: As for `check_steps`.
+            updates: The number of updates in it.
+
+        Raises:
+            InvalidInput: The sum would hold too many updates.
+        """
+        self._count(updates)
+        add_steps_in_blocks(np.asarray(steps), self.steps, self._block_locks, 0)
+
+    def _count(self, updates: int, bit: int = 0) -> None:
+        """Count updates that are about to be added; raises InvalidInput if they do not fit.
+
+        With adaptive clipping this also adds the bit, in steps: only this method changes the last
+        coordinate, and no update reaches it.
+        """
+        with self._count_lock:
+            if self.updates + updates > self.grid.most_updates:
+                raise InvalidInput(
+                    f"a sum on this grid holds {self.grid.most_updates:,} updates; use a larger "
+                    "step"
+                )
+            self.updates += updates
+            if self.joint is not None:
+                self.steps[-1] += bit
 
     def _checked(self, update: tuple[Any, ...]) -> list[NDArray[Any]]:
-        """Private copies of the parts; raises InvalidInput if they are not a valid update."""
-        if self.updates >= self.grid.most_updates:
-            raise InvalidInput(
-                f"a sum on this grid holds {self.grid.most_updates:,} updates; use a larger step"
-            )
-        expected = f"an update has {self._size:,} coordinates of float32 or float64, got"
+        """The parts as plain arrays; raises InvalidInput if they are not a valid update."""
+        wanted = self.steps.size - (self.joint is not None)
+        expected = f"an update has {wanted:,} coordinates of float32 or float64, got"
         for part in update:
             if not isinstance(part, np.ndarray):
                 raise InvalidInput(f"{expected} {type(part).__name__}")
-        parts = cast("tuple[NDArray[Any], ...]", update)
+        parts = [np.asarray(part) for part in cast("tuple[NDArray[Any], ...]", update)]
         size = sum(part.size for part in parts)
-        if any(part.dtype not in FLOAT_DTYPES for part in parts) or size != self._size:
+        if any(part.dtype not in FLOAT_DTYPES for part in parts) or size != wanted:
             dtypes = " and ".join(sorted({str(part.dtype) for part in parts}))
             raise InvalidInput(f"{expected} {size:,} of {dtypes or 'nothing'}")
-        return self._copies(parts)
+        return parts
 
-    def _copies(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Private copies of the parts, contiguous and aligned, as the inner loops need them."""
-        dtype = np.result_type(*parts)
-        if self._copy is None or self._copy.dtype != dtype:
-            self._copy = np.empty(self._size, dtype)
-        ends = list(accumulate(part.size for part in parts))
-        copies = [self._copy[end - part.size : end] for part, end in zip(parts, ends, strict=True)]
-        for copy, part in zip(copies, parts, strict=True):
-            np.copyto(copy.reshape(part.shape), part)
-        return copies
+
+@final
+class _Copy:
+    """Memory for a private copy of an update.
+
+    Attributes:
+        values: The copy, contiguous and aligned, as the inner loops need it.
+        first_block: The block of the sum to which a thread with this copy adds first. Threads that
+            begin in different places seldom wait for each other.
+    """
+
+    def __init__(self, first_block: int):
+        self.values: NDArray[Any] = np.empty(0, np.float32)
+        self.first_block = first_block
+
+    def fill(self, parts: Sequence[NDArray[Any]]) -> float:
+        """Copy the parts of an update; return the L2 norm of the copy."""
+        dtype, size = np.result_type(*parts), sum(part.size for part in parts)
+        if self.values.dtype != dtype or self.values.size != size:
+            self.values = np.empty(size, dtype)
+        ends = accumulate(part.size for part in parts)
+        targets = [
+            self.values[end - part.size : end] for part, end in zip(parts, ends, strict=True)
+        ]
+        try:
+            squares = chain.from_iterable(map(_copied, parts, targets))
+            return math.sqrt(math.fsum(squares))
+        except OverflowError:  # each square is finite, but their sum is not
+            return math.inf
+
+
+def _copied(part: NDArray[Any], target: NDArray[Any]) -> NDArray[np.float64]:
+    """Copy a part of an update; return the sums of squares of the tiles of the copy."""
+    flags = part.flags
+    if part.ndim == 1 and flags.c_contiguous and flags.aligned and part.dtype == target.dtype:
+        return copied_sum_of_squares(part, target)
+    np.copyto(target.reshape(part.shape), part)
+    return sum_of_squares(target)
 
 
 def norm_of(parts: Sequence[NDArray[Any]]) -> float:
@@ -276,6 +386,81 @@ def multiply_steps(steps: Array, factor: float, out: Array) -> None:
     """Write `steps` times `factor` to `out`, computed in float64."""
     for i in range(steps.shape[0]):
         out[i] = np.float64(steps[i]) * factor
+
+
+@numba.njit(**compiled)
+def copied_sum_of_squares(values: Array, copy: Array) -> Array:
+    """Copy `values` and return what `sum_of_squares` returns for the copy, to the same bits.
+
+    Each value is read once, so that the squares are those of the copy even if another thread
+    changes `values` at the same time.
+    """
+    sums = np.zeros(-(-values.shape[0] // TILE))
+    lanes = np.empty(TILES_AT_ONCE * LANES)
+    tiles = values.shape[0] // TILE // TILES_AT_ONCE * TILES_AT_ONCE
+    for first in range(0, tiles, TILES_AT_ONCE):
+        start, end = first * TILE, (first + TILES_AT_ONCE) * TILE
+        copy_and_sum_squares(values[start:end], copy[start:end], lanes)
+        for tile in range(TILES_AT_ONCE):
+            a, b, c, d = lanes[tile * LANES : (tile + 1) * LANES]
+            sums[first + tile] = (a + b) + (c + d)
+    copy[tiles * TILE :] = values[tiles * TILE :]
+    sums[tiles:] = sum_of_squares(copy[tiles * TILE :])
+    return sums
+
+
+@numba.njit(**compiled)
+def add_in_blocks(
+    update: Array,
+    factor: float,
+    steps_per_unit: float,
+    most: float,
+    steps: Array,
+    locks: Array,
+    first: int,
+) -> None:
+    """Do what `add_clipped` does, while other threads add to the same sum.
+
+    Args:
+        update: As for `add_clipped`, as are the following arguments up to `steps`.
+        factor: The factor by which the update is multiplied.
+        steps_per_unit: Steps of the grid per 1.0.
+        most: The largest number of steps that a coordinate can have after scaling.
+        steps: The sum, in steps; changed in place.
+        locks: One lock per block of BLOCK coordinates. No thread waits while it holds one.
+        first: The block to begin with.
+    """
+    done = np.zeros(locks.shape[0], dtype=np.bool_)
+    block = first
+    for _ in range(done.shape[0]):
+        block = lock_next(locks, done, block)
+        start, end = block * BLOCK, (block + 1) * BLOCK
+        add_clipped(update[start:end], factor, steps_per_unit, most, steps[start:end])
+        unlock(locks, block)
+
+
+@numba.njit(**compiled)
+def add_steps_in_blocks(addend: Array, steps: Array, locks: Array, first: int) -> None:
+    """Add a sum to another, while other threads add to it; see `add_in_blocks`."""
+    done = np.zeros(locks.shape[0], dtype=np.bool_)
+    block = first
+    for _ in range(done.shape[0]):
+        block = lock_next(locks, done, block)
+        for i in range(block * BLOCK, min(steps.shape[0], (block + 1) * BLOCK)):
+            steps[i] += addend[i]
+        unlock(locks, block)
+
+
+@numba.njit(**compiled)
+def lock_next(locks: Array, done: Array, first: int) -> int:
+    """Take the lock of a block that is not done, the next one from `first` that is free."""
+    while True:
+        for position in range(first, first + done.shape[0]):
+            block = position % done.shape[0]
+            if not done[block] and try_lock(locks, block):
+                done[block] = True
+                return block
+        yield_core()
 
 
 @numba.njit(**compiled)

@@ -140,17 +140,23 @@ def plot_coefficients(series: Mapping[str, tuple[Vector, Vector]], path: Path) -
 
 
 def plot_extrapolation(
-    walks: Sequence[Walk], delta: float, path: Path, epsilon: float | None = None
+    walks: Sequence[Walk],
+    delta: float,
+    path: Path,
+    epsilon: float | None = None,
+    reference: str = "blt",
 ) -> None:
     """Plot epsilon by mechanism against report goal, rounds or min-sep; one panel per walk.
 
-    A vertical line and stars show the planned setting, and a horizontal line the target epsilon.
+    All mechanisms have the utility of the reference in the plan. A vertical line shows the planned
+    setting, a star the reference in it, and a horizontal line the target epsilon.
 
     Args:
         walks: The walks away from the plan.
         delta: The delta of every epsilon.
         path: A .png, .svg or .pdf file.
-        epsilon: The epsilon that the mechanisms are calibrated to, if there is one.
+        epsilon: The epsilon that the reference is calibrated to, if there is one.
+        reference: The mechanism that keeps the noise of its plan.
     """
     figure, axes_of_walks = _figure(path, len(walks), height=4.4)
     panels: list[Any] = np.ravel(axes_of_walks).tolist()  # a single panel comes without a list
@@ -165,12 +171,12 @@ def plot_extrapolation(
             curve = [point.epsilon[name] for point in walk.points]  # None leaves a gap
             axes.plot(walk.places, curve, label=name, **style)
         if planned is not None:
-            _mark_plan(axes, walk, planned, epsilon)
+            _mark_plan(axes, walk, planned, epsilon, reference)
         _plain_log_scale(axes.xaxis)
         _plain_log_scale(axes.yaxis)
         axes.tick_params(axis="x", labelrotation=45)
         axes.set_xlabel(labels.get(walk.along, walk.along))
-        axes.set_ylabel(f"epsilon at delta {delta:g}")
+        axes.set_ylabel(f"epsilon at delta {delta:g}, at equal utility")
     _legend_below(figure, *panels[0].get_legend_handles_labels(), columns=5)
     _save(figure, path)
 
@@ -192,16 +198,24 @@ def _setting(point: Point) -> tuple[int, Participation]:
     return point.report_goal, point.participation
 
 
-def _mark_plan(axes: Any, walk: Walk, planned: Point, target: float | None) -> None:
-    """Mark the planned setting and its epsilons, and the epsilon that was the target."""
+def _mark_plan(axes: Any, walk: Walk, planned: Point, target: float | None, reference: str) -> None:
+    """Mark the planned setting, the reference in it, and the epsilon that was the target."""
     place = Walk(walk.along, (planned,)).places[0]
     axes.axvline(place, color="0.6", linewidth=1, linestyle=":", zorder=1)
     if target is not None:
         label = f"target epsilon {rounded_up(target)}"
         axes.axhline(target, color="0.4", linewidth=1, linestyle=(0, (6, 3)), label=label, zorder=1)
-    epsilons = [epsilon for epsilon in planned.epsilon.values() if epsilon is not None]
+    epsilon = planned.epsilon.get(reference)
+    epsilons = [] if epsilon is None else [epsilon]
     star = {"marker": "*", "markersize": 15, "color": "black", "markerfacecolor": "gold"}
-    axes.plot([place] * len(epsilons), epsilons, linestyle="", label="planned", zorder=5, **star)
+    axes.plot(
+        [place] * len(epsilons),
+        epsilons,
+        linestyle="",
+        label=f"planned: {reference}",
+        zorder=5,
+        **star,
+    )
 
 
 def plot_training(

@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 
 from dpftrl import BinaryTree, FixedEpochs, MinSep, account, compose, mechanism, save_mechanism
 from dpftrl._internal.formatting import rounded_up
-from dpftrl.accounting import delta_of, epsilon_of, load_guarantee, mu_of, save_guarantee
+from dpftrl.accounting import (
+    calibrate_risk,
+    delta_of,
+    epsilon_of,
+    load_guarantee,
+    mu_of,
+    risk_of,
+    save_guarantee,
+)
 from dpftrl.accounting.logs import observe
 from dpftrl.errors import InvalidInput
 from dpftrl.plan import Fleet, Plan, save_plan
@@ -961,3 +969,56 @@ def test_the_real_entry_point_prints_plain_tables_and_one_line_errors():
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr.startswith(b"dpftrl: ")
     assert done.stderr.count(b"\n") == 1
+
+
+FLEET = MinSep(2000, 400)
+RISK_ACCOUNT = ["account", "blt-b400", "--rounds", "2000", "--min-sep", "400", "--delta", "1e-10"]
+RISK_CALIBRATE = ["calibrate", "blt-b400", "--rounds", "2000", "--min-sep", "400"]
+
+
+def test_account_prints_the_risk():
+    content = answer(*RISK_ACCOUNT, "--noise-multiplier", "7")
+    expected = risk_of(account(mechanism("blt-b400"), FLEET, 7.0, 1e-10)).as_json()
+    assert {name: content[name] for name in expected} == expected
+    assert list(content["tpr_at_fpr"]) == ["0.001", "0.01", "0.1"]
+    assert list(content["posterior"]) == ["0.5", "0.01"]
+    code, out, err = run(*RISK_ACCOUNT, "--noise-multiplier", "7", "--devices", "2")
+    assert (code, err) == (0, "")
+    assert "upper bounds" in out
+    assert "2 clients (devices) of one person" in out
+
+
+def test_calibrate_takes_a_risk():
+    content = answer(*RISK_CALIBRATE, "--max-tpr", "5%", "--at-fpr", "0.1%")
+    expected = calibrate_risk(mechanism("blt-b400"), FLEET, 0.05, 0.001)
+    assert content["noise_multiplier"] == expected
+    assert 0.05 * (1 - 1e-6) <= content["tpr_at_fpr"]["0.001"] <= 0.05
+
+
+def test_calibrate_takes_a_risk_for_a_data_set():
+    given = [
+        "calibrate",
+        "independent",
+        "--dataset",
+        "1000",
+        "--batch-size",
+        "100",
+        "--epochs",
+        "2",
+    ]
+    risk = ["--max-tpr", "0.05", "--at-fpr", "0.001", "--delta", "1e-5", "--sampling", "poisson"]
+    content = answer(*given, *risk)
+    assert 0.05 * (1 - 1e-6) <= content["tpr_at_fpr"]["0.001"] <= 0.05
+    assert content["risk_kind"] == "upper bound"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--max-tpr", "0.05"], "go together"),
+        (["--max-tpr", "0.05", "--at-fpr", "0.1", "--rho", "1"], "give one of"),
+        (["--max-tpr", "0.05", "--at-fpr", "0.1"], "above the false-positive rate"),
+    ],
+)
+def test_calibrate_refuses_a_wrong_risk(options, words):
+    assert words in refused_in_one_line(*RISK_CALIBRATE, *options)

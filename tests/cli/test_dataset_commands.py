@@ -143,7 +143,7 @@ def test_compare_lists_what_does_not_go_with_the_sampling():
         (("plan", *ORDER, *TARGET, "--out", "x.json", "--choose", "dp-sgd"), "no row 'dp-sgd'"),
         (("plan", "--dataset", 100, *TARGET), "needs --batch-size and --epochs"),
         (("plan", *TARGET, "--sampling", "poisson"), "goes with --dataset"),
-        (("plan", *TARGET), "--population, --report-goal and --rounds"),
+        (("plan", *TARGET), "give --population of a fleet, or --dataset"),
         (("account", "blt", *DATASET, "--delta", 1e-4), "needs --noise-multiplier"),
         (
             ("account", "blt", *NOISE, "--sampling", "balls-in-bins"),

@@ -64,7 +64,7 @@ def test_what_cannot_be_written_is_refused_before_computing(tmp_path, name, wron
     def fails(*_, **__):
         raise AssertionError("computed before the file was checked")
 
-    for place in ("plan.options", "optimize.optimize_blt", "account.guarantee_of"):
+    for place in ("plan.solve_fleet", "optimize.optimize_blt", "account.guarantee_of"):
         monkeypatch.setattr(f"dpftrl.cli.{place}", fails)
     code, out, err = run(*arguments, path, "--force")
     assert (code, out) == (2, ""), err
@@ -85,7 +85,7 @@ def test_a_plan_is_kept_when_its_plot_fails(tmp_path, monkeypatch):
 
 def test_a_missing_matplotlib_is_noticed_before_computing(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    monkeypatch.setattr("dpftrl.cli.plan.options", None)  # would fail if it were called
+    monkeypatch.setattr("dpftrl.cli.plan.solve_fleet", None)  # would fail if it were called
     code, _, err = run(*PLAN, "--plot", tmp_path / "plan.png")
     assert code == 2
     assert "pip install" in err

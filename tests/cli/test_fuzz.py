@@ -29,6 +29,7 @@ COMMANDS = {
     "reproduce": "MECH --out",
     "show": "MECH --rounds --plot",
     "statement": "MECH --run --out --devices --date --state-folder",
+    "status": "MECH --state-folder",
     "train": "--set --show-config MECH",
     "verify": "MECH --state-folder --no-witness",
 }

@@ -68,7 +68,7 @@ def rows(table: str) -> dict[str, list[str]]:
         for text in table.splitlines()
         if text.strip().startswith("│")
     ]
-    return {first: rest for first, *rest in cells}
+    return {first.removesuffix(" *"): rest for first, *rest in cells}
 
 
 def test_json_has_the_promised_keys(printed):
@@ -87,7 +87,9 @@ def test_json_has_the_promised_keys(printed):
     walks = printed["extrapolation"]
     assert list(walks) == ["report_goal", "rounds", "min_sep"]
     at_the_plan = [point for point in walks["rounds"] if point["rounds"] == 12]
-    assert at_the_plan[0]["epsilon"]["blt"] == printed["mechanisms"][0]["epsilon"]
+    (chosen,) = [row for row in printed["mechanisms"] if row["recommended"]]
+    assert chosen["name"] == printed["recommended"]["name"]
+    assert at_the_plan[0]["epsilon"][chosen["name"]] == chosen["epsilon"]
     assert (at_the_plan[0]["noise_scale"], at_the_plan[0]["min_sep"]) == (1, 5)
 
 
@@ -185,7 +187,11 @@ def test_the_chosen_row_is_saved(printed, tmp_path, label):
     code, _, _ = run(*line(), "--out", path, *([] if label is None else ["--choose", label]))
     assert code == 0
     plan = load_plan(path)
-    (row,) = [row for row in printed["mechanisms"] if row["name"] == (label or "blt")]
+    (row,) = [
+        row
+        for row in printed["mechanisms"]
+        if row["name"] == (label or printed["recommended"]["name"])
+    ]
     assert plan.noise_multiplier == row["noise_multiplier"]
     assert plan.guarantee.epsilon == row["epsilon"]
     assert plan.participation == PARTICIPATION
@@ -218,9 +224,11 @@ def test_the_help_text_shows_the_defaults():
         "availability": "1.0",
         "over-selection": "1.0",
         "parameters": "1M",
-        "buffers": "4",
+        "buffers": "the fewest that are nearly as good as more",
         "objective": "rms",
-        "choose": "blt",
+        "choose": "the recommended row",
+        "rounds": "--days x --rounds-per-day",
+        "report-goal": "the largest that costs no privacy",
     }.items():
         assert re.search(rf" --{option} [^-]*(--out [^-]*)?\[default: {default}\]", words)
     assert "Save one row as a plan" in words
@@ -250,7 +258,7 @@ def test_a_row_that_was_left_out_cannot_be_chosen(monkeypatch, tmp_path):
 
 
 def test_a_plan_that_cannot_be_saved_is_refused_before_anything_is_computed(tmp_path):
-    with patch.object(plan_module, "options") as computed:
+    with patch.object(plan_module, "solve_fleet") as computed:
         for name in ("plan.txt", "plan", "no/such/folder/plan.json", "."):
             refused_in_one_line(*line(), "--out", tmp_path / name)
     assert not computed.called
@@ -320,6 +328,9 @@ BAD_VALUES = {
     "--rounds-per-day": [*NEVER, "0", "0.01"],
     "--buffers": [*NEVER, "0", "1.5"],
     "--objective": ["", "mean", "RMS", "0"],
+    "--days": [*NEVER, "0", "0.01"],
+    "--min-sep": [*COUNTS, ":4", "2:", "1:2:3"],
+    "--devices": COUNTS,
 }
 
 
@@ -331,22 +342,26 @@ def test_a_bad_value_is_one_line_and_exit_code_2(option, value):
     others = {
         "--timer-days": {"--rounds-per-day": "3"},
         "--rounds-per-day": {"--timer-days": "3"},
+        "--days": {"--rounds-per-day": "3"},
     }
-    without = ("--epsilon",) if option == "--noise-multiplier" else ()
+    without = {"--noise-multiplier": ("--epsilon",), "--days": ("--rounds",)}.get(option, ())
     refused_in_one_line(*line({**others.get(option, {}), option: value}, without))
 
 
 PAIRS = {
-    **{f"no {name}": line(without=(name,)) for name in list(BASE)[:2] + list(BASE)[3:5]},
+    **{f"no {name}": line(without=(name,)) for name in ("--population", "--rounds", "--delta")},
     "neither budget": line(without=("--epsilon",)),
     "both budgets": line({"--noise-multiplier": "3"}),
     "a timer alone": line({"--timer-days": "3"}),
-    "rounds a day alone": line({"--rounds-per-day": "3"}),
+    "rounds per day without days": line({"--rounds-per-day": "3"}, without=("--rounds",)),
+    "rounds, days and rounds per day": line({"--rounds-per-day": "3", "--days": "4"}),
+    "a min-sep above the rotation": line({"--min-sep": "6"}),
+    "a range that falls": line({"--min-sep": "5:4"}),
     "a goal above the population": line({"--report-goal": "58"}),
     "a goal above those available": line({"--report-goal": "55"}),
     "over-selected": line({"--report-goal": "50", "--over-selection": "1.2"}),
     "a mechanism": ["blt", *line()],
-    "an unknown option": line({"--min-sep": "4"}),
+    "an unknown option": line({"--min-gap": "4"}),
     "a value for a flag": [*line(), "--with-bandmf", "yes"],
 }
 

@@ -38,7 +38,7 @@ SLOW = {
         ["optimize", "blt", "--rounds", "10..20", "--min-sep", "5..6"],
     ),
     "plan": (
-        "dpftrl.cli.plan.options",
+        "dpftrl.cli.plan.solve_fleet",
         ["plan", "--population", "100", "--report-goal", "4", "--rounds", "9", "--delta", "1e-3"],
     ),
     "reproduce": ("dpftrl.cli.reproduce.reproduce", ["reproduce", "tab-mech"]),

@@ -108,6 +108,10 @@ def test_a_run_from_beginning_to_end(train, folder, tmp_path):
     assert "data:image/png;base64," in (run_folder / "statement.html").read_text()
     code, table, _ = run("verify", run_folder)
     assert code == 0, table
+    status = answer("status", run_folder)
+    assert (status["public"]["rounds"], status["warnings"]) == (4, [])
+    assert status["public"]["epsilon"] == points[-1]["epsilon"]
+    assert status["private"]["clients"]["available_at_begin"] > 4
 
     model = tmp_path / "model.safetensors"
     exported = answer("export", run_folder, model)

@@ -79,9 +79,14 @@ def fast_places() -> Generator[Iterator[Place]]:
         yield (Place(root / f"run {n}", root / f"state {n}") for n in itertools.count())
 
 
-def go_on(server: Server, salt: int = 0, rounds: int = ROUNDS) -> None:
+def go_on(
+    server: Server, salt: int = 0, rounds: int = ROUNDS, empty_rows: tuple[int, ...] = ()
+) -> None:
     """Rounds to the last; what clients send depends on who they are, the row and the salt."""
     while server.rounds < rounds:
+        if server.rounds in empty_rows:
+            server.close_empty_round([], "nobody is online", now=10.0 * server.rounds)
+            continue
         attempt = server.begin(NAMES, now=10.0 * server.rounds)
         take_reports(attempt, salt)
         if attempt.attempt == ABANDONED:
@@ -209,7 +214,8 @@ def child(job: dict[str, Any], reply: int) -> None:
             if job.get("hold"):
                 os.write(reply, b"held")
                 signal.pause()
-            go_on(server, job.get("salt", 0), job.get("rounds", ROUNDS))
+            empty_rows = tuple(job.get("empty_rows", ()))
+            go_on(server, job.get("salt", 0), job.get("rounds", ROUNDS), empty_rows)
         answer["points"] = fuse.points
         if "rounds" not in job:
             answer["result"] = result(place)

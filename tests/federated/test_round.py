@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from small_runs import PEOPLE, SIZE, create, log, one_round, records, small_plan, sum_of
 
 from dpftrl._internal.arrays import Layout
-from dpftrl.errors import ReportRefused
+from dpftrl.errors import InvalidInput, ReportRefused
 from dpftrl.federated.eligibility import written
 from dpftrl.federated.round import Reports
 from dpftrl.noise import Grid
@@ -453,6 +453,66 @@ def test_the_report_goal_is_never_passed_whatever_the_threads():
     for thread in threads:
         thread.join()
     assert outcome.count("taken") == len(taken.counted) == goal
+
+
+@given(
+    owners=st.lists(st.integers(0, 3), min_size=1, max_size=10),
+    kinds=st.lists(st.sampled_from(["ones", "float32", "NaN", "a dict", "None"]), min_size=10),
+)
+@settings(max_examples=25, deadline=None)
+def test_reports_from_any_number_of_threads_give_the_same_sum(owners, kinds):
+    everything = {**USABLE, **UNFIT}
+    clients = len(owners)
+    one, many = (reports(clients, clients) for _ in range(2))
+    for client in range(clients):
+        one.take(client, everything[kinds[client]])
+
+    def report(me: int) -> None:
+        for client, owner in enumerate(owners):
+            if owner == me:
+                many.take(client, everything[kinds[client]])
+
+    threads = [threading.Thread(target=report, args=(me,)) for me in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert np.array_equal(one.sum().steps, many.sum().steps)
+    assert (one.counted, one.unfit) == (many.counted, many.unfit)
+
+
+class InterruptedAgain:
+    """A condition at which a second Ctrl-C arrives."""
+
+    def __enter__(self):
+        raise KeyboardInterrupt
+
+    def __exit__(self, *_: object):
+        raise AssertionError
+
+
+def test_the_sum_is_refused_after_a_thread_that_ended_within_a_report(monkeypatch):
+    """Whether its update is in the sum is not known: the round must be abandoned."""
+    taken = reports(goal=2)
+    taken.take(0, HONEST)
+    changed = taken._changed
+
+    def interrupted(*_: object) -> None:
+        taken._changed = InterruptedAgain()
+        raise KeyboardInterrupt
+
+    def report() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            taken.take(1, HONEST)
+
+    monkeypatch.setattr("dpftrl.noise.ExactSum.add", interrupted)
+    reporting = threading.Thread(target=report)
+    reporting.start()
+    reporting.join()
+    taken._changed = changed
+    assert taken.enough
+    with pytest.raises(InvalidInput, match="thread ended while it added a report"):
+        taken.sum()
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from small_runs import (
     create,
     fill,
     ledger,
+    log,
     one_round,
     records,
     reopen,
@@ -555,3 +557,37 @@ def test_secrets_do_not_show(tmp_path):
         assert key.hex() not in shown
         assert PEOPLE[0] not in shown
         assert isinstance(attempt.reports, Reports)
+
+
+# --- What the private log says about rounds ------------------------------------------------------
+
+
+def test_the_private_log_says_when_a_round_ended_and_who_was_available(tmp_path):
+    before = time.time()
+    with create(tmp_path) as server:
+        one_round(server)
+        one_round(server, PEOPLE[:40])
+        first, second = log(server)
+        assert (first["available"], first["eligible"]) == (60, 60)
+        assert second["available"] == 40
+        assert 37 <= second["eligible"] <= 40  # the three of round 0 rest, if they are among them
+        assert before <= first["time"] <= second["time"] <= time.time()
+        server.begin(PEOPLE)
+        again = reopen(server)
+        one_round(again)  # with the cohort of the interrupted round, so nobody was chosen
+        assert "eligible" not in log(again)[-1]
+        again.close()
+
+
+def test_too_few_clients_are_noted_once_per_minute(tmp_path, monkeypatch):
+    with create(tmp_path) as server:
+        for _ in range(5):
+            with pytest.raises(TooFewClients):
+                server.begin(PEOPLE[:2])
+        (entry,) = log(server)
+        assert entry["available"] == 2
+        assert "2 clients may take part now" in entry["waiting"]
+        monkeypatch.setattr("dpftrl.federated.server.WAITING_SECONDS", 0.0)
+        with pytest.raises(TooFewClients):
+            server.begin(PEOPLE[:1])
+        assert log(server)[-1]["available"] == 1

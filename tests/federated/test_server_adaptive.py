@@ -2,6 +2,7 @@
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from small_runs import PEOPLE, SIZE, create, fill, log, one_round, records, reop
 from dpftrl import AdaptiveClipping
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import Server, Settings
+from dpftrl.verify import verify_run
 
 GOAL = 10
 PLAN = small_plan(goal=GOAL, noise_multiplier=1.5)
@@ -143,3 +145,35 @@ def test_clip_norms_that_make_no_sense_are_refused(tmp_path, clip_norm):
     with pytest.raises(InvalidInput, match="clip_norm"):
         create(tmp_path, PLAN, clip_norm=clip_norm)
     assert Settings(clip_norm="adaptive").clip_norm == AdaptiveClipping()
+
+
+def test_a_round_in_which_nobody_takes_part_has_noisy_bits_too(tmp_path):
+    people = PEOPLE[:GOAL]  # the only ones that are left
+    server = create(tmp_path, PLAN, clip_norm="adaptive")
+    one_round(server, people, random_update)
+    server.close_empty_round(people, "nobody may be contacted")
+    assert server.rounds == 2
+    assert len(committed(server)) == 2
+    assert committed(server)[1]["clipping"]["bits"] != 0
+    server.close()
+    assert verify_run(tmp_path / "run", tmp_path / "state").passed
+
+
+def test_aggregators_are_refused(tmp_path):
+    with pytest.raises(InvalidInput, match="aggregators"):
+        create(tmp_path, PLAN, clip_norm="adaptive", aggregators=True)
+
+
+def test_reports_of_several_threads_give_the_same_sum(tmp_path):
+    sums = []
+    for threads in (1, 8):
+        server = create(tmp_path / str(threads), PLAN, clip_norm=AdaptiveClipping(start=2.0))
+        attempt = server.begin(PEOPLE)
+        with ThreadPoolExecutor(threads) as pool:
+            updates = [random_update(client, 0) for client in attempt.clients]
+            attempts = [attempt.attempt] * len(updates)
+            list(pool.map(attempt.report, attempt.clients, updates, attempts))
+        sums.append(attempt.reports.sum().steps.tolist())
+        server.close()
+    assert sums[0] == sums[1]
+    assert sums[0][-1] != 0

@@ -10,11 +10,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from small_runs import PEOPLE, SIZE, create, one_round, records, reopen, small_plan
 
 import dpftrl
+from dpftrl.errors import InvalidInput, ReportRefused
+from dpftrl.federated import Aggregator, PartialSum
 from dpftrl.noise import key as key_module
 from dpftrl.verify import verify_run
 
@@ -103,6 +106,43 @@ def test_no_local_variable_of_a_round_or_of_resuming_shows_a_secret(tmp_path, na
         assert any("replay" in place for place in again.shown)
         assert again.places_with(digests) == set()
         assert again.places_with(key) == set()
+
+
+def test_no_local_variable_text_or_file_shows_a_partial_sum(tmp_path):
+    with create(tmp_path, aggregators=True) as server:
+        one_round(server, PEOPLE, update_of)
+        values = list[int]()
+
+        def round_with_an_aggregator() -> None:
+            current = server.begin(PEOPLE)
+            aggregator = Aggregator.of(current.share(current.clients).encoded())
+            for client in current.clients:
+                aggregator.report(client, update_of(client, current.number), current.attempt)
+            data = aggregator.partial_sum().encoded()
+            partial = PartialSum.decoded(data)
+            values.extend(np.frombuffer(partial.steps, "<i8").tolist())
+            with pytest.raises(ReportRefused) as refused:
+                current.report_partial(msgspec.structs.replace(partial, clients=()))
+            texts.append(str(refused.value))
+            with pytest.raises(InvalidInput) as unreadable:
+                PartialSum.decoded(data[:-1])
+            texts.append(str(unreadable.value))
+            current.report_partial(partial)
+            texts.extend([repr(partial), str(partial), f"{aggregator!r}"])
+            with pytest.raises(TypeError):
+                pickle.dumps(partial)
+            server.commit(current)
+
+        texts = list[str]()
+        watch = watched(round_with_an_aggregator)
+        assert any("report_partial" in place for place in watch.shown)
+        assert np.abs(values).min() > 10_000
+        raw = np.array(values, "<i8").tobytes()
+        secrets = {str(value) for value in values} | {repr(raw)[2:-1], raw.hex()}
+        secrets |= {repr(raw[i : i + 8])[2:-1] for i in range(0, len(raw), 8)}
+        assert watch.places_with(secrets) == set()
+        assert not any(secret in text for secret in secrets for text in texts)
+        assert not any(str(value).encode() in server.folder.log.read_bytes() for value in values)
 
 
 def test_no_local_variable_of_a_verification_shows_a_secret(tmp_path):

@@ -1,16 +1,20 @@
-"""A SuperLink and SuperNodes as processes on this machine, with TLS and authentication."""
+"""A SuperLink and SuperNodes as processes on this machine, with TLS and authentication.
+
+Their commands are those of the systemd units in `deploy/`.
+"""
 
 import contextlib
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +23,11 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_ssh_public_key,
 )
+from supervisor import UNITS, Supervisor, Unit, environment_file
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
-MAKE_KEYS = HERE.parents[1] / "examples" / "flower_jax" / "make_keys.sh"
+MAKE_KEYS = UNITS / "make_keys.sh"
 SECONDS = 180.0
 # A Flower SuperNode that announces its replies but never uploads their contents.
 KEEPS_ALL = """
@@ -49,6 +54,11 @@ def until(holds: Callable[[], Any], what: str, seconds: float = SECONDS) -> Any:
     raise TimeoutError(f"{what} did not happen within {seconds:g} s")
 
 
+def _write(path: Path, settings: Mapping[str, str]) -> None:
+    lines = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
+    path.write_text("\n".join(lines) + "\n")
+
+
 class Deployment:
     """A deployment: its processes and its files.
 
@@ -65,54 +75,68 @@ class Deployment:
         self.nodes = nodes
         self.authenticated = authenticated
         self.last_run = 0
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.started: list[subprocess.Popen[bytes]] = []
         subprocess.run([MAKE_KEYS, self.keys, "127.0.0.1", str(nodes)], check=True)
         self.app = place / "app"
         shutil.copytree(HERE / "deployed_app", self.app, ignore=shutil.ignore_patterns("__py*"))
         (place / "flwr").mkdir()
-        (place / "flwr" / "config.toml").write_text(
-            '[superlink]\ndefault = "here"\n\n[superlink.here]\n'
-            f'address = "127.0.0.1:{self.port}"\n'
-            f'root-certificates = "{self.keys / "ca.crt"}"\n'
-        )
+        config = (UNITS / "config.toml").read_text()
+        for shipped, ours in (("9092", str(self.port)), ("/etc/dpftrl/keys", str(self.keys))):
+            config = config.replace(shipped, ours)
+        (place / "flwr" / "config.toml").write_text(config)
+        self._write_settings()
+        self.supervisor = Supervisor(place / "etc", place)
 
-    def environment(self) -> dict[str, str]:
-        return {
-            **os.environ,
+    def _write_settings(self, **app: str) -> None:
+        """Write the environment files of the units; the shipped ones say which there are."""
+        ours = {
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "FLWR_HOME": str(self.place / "flwr"),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
             "DPFTRL_STATE": str(self.place / "devices"),
-            "PYTHONWARNINGS": "ignore",
+            "DPFTRL_KEYS": str(self.keys),
+            "DPFTRL_DATA": str(self.place),
+            "DPFTRL_DEPLOY": str(UNITS),
+            "SUPERLINK_HOST": "127.0.0.1",
+            "SUPERLINK_PORT": str(self.port),
+            "SUPERLINK_ADDRESS": f"127.0.0.1:{self.port}",
+            "DPFTRL_APP": str(self.app),
+            "DPFTRL_RUN_CONFIG": "",
+            **app,
         }
+        assert set(ours) == set(environment_file(UNITS / "flower.env"))
+        more = {"PYTHONWARNINGS": "ignore", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        (self.place / "etc").mkdir(exist_ok=True)
+        _write(self.place / "etc" / "flower.env", {**ours, **more})
+        for node in range(self.nodes):
+            state = self.place / f"device-{node}"
+            config = f'partition-id={node} num-partitions={self.nodes} dpftrl-state="{state}"'
+            own = {"SUPERNODE_PORT": str(free_port()), "SUPERNODE_CONFIG": config}
+            assert set(own) == set(environment_file(UNITS / "supernode.env"))
+            _write(self.place / "etc" / f"supernode-{node}.env", own)
 
-    def start(self, name: str, *command: object) -> None:
-        with (self.place / f"{name}.log").open("ab") as log:
+    def unit(self, name: str) -> Unit:
+        return Unit(name, self.place / "etc")
+
+    def start(self, unit: Unit, command: list[str]) -> None:
+        """Start a process once, without a supervisor."""
+        with (self.place / f"{unit.name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [str(BIN / str(command[0])), *map(str, command[1:])],
+                command,
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                env=self.environment(),
+                env=unit.environment(),
                 cwd=self.place,
                 start_new_session=True,
             )
-        self.processes[name] = process
         self.started.append(process)
 
     def start_superlink(self) -> None:
-        keys = self.keys
-        self.start(
-            "superlink",
-            "flower-superlink",
-            *("--ssl-certfile", keys / "server.crt", "--ssl-keyfile", keys / "server.key"),
-            *("--ssl-ca-certfile", keys / "ca.crt", "--database", self.place / "link.db"),
-            *(["--enable-supernode-auth"] if self.authenticated else []),
-            *("--host", "127.0.0.1", "--port", self.port),
-            "--disable-runtime-dependency-installation",
-        )
+        unit = self.unit("dpftrl-superlink")
+        command = unit.command()
+        if not self.authenticated:
+            command.remove("--enable-supernode-auth")
+        self.start(unit, command)
         until(self._listens, "the SuperLink's start")
 
     def _listens(self) -> bool:
@@ -125,16 +149,15 @@ class Deployment:
 
     def start_node(self, node: int, uploads: bool = True) -> None:
         """Start a node; one that does not upload announces its replies but keeps their contents."""
-        key = ["--auth-supernode-private-key", self.keys / f"node-{node}"]
-        self.start(
-            f"node-{node}",
-            *(["flower-supernode"] if uploads else ["python", "-c", KEEPS_ALL]),
-            *("--superlink", f"127.0.0.1:{self.port}"),
-            *("--root-certificates", self.keys / "ca.crt"),
-            *(key if self.authenticated else []),
-            *("--host", "127.0.0.1", "--port", free_port()),
-            *("--node-config", f"partition-id={node} num-partitions={self.nodes}"),
-        )
+        unit = self.unit(f"dpftrl-supernode@{node}")
+        command = unit.command()
+        if not self.authenticated:
+            at = command.index("--auth-supernode-private-key")
+            del command[at : at + 2]
+        if not uploads:
+            at = command.index("flower-supernode")
+            command[at : at + 1] = ["python", "-c", KEEPS_ALL]
+        self.start(unit, command)
 
     def start_all(self, silent: tuple[int, ...] = ()) -> None:
         self.start_superlink()
@@ -145,23 +168,15 @@ class Deployment:
         until(lambda: self.activations() == self.nodes, "the SuperNodes' start")
 
     def activations(self) -> int:
-        return (self.place / "superlink.log").read_text().count("Activated node_id")
-
-    def restart_node(self, node: int) -> None:
-        """Restart nodes until they are accepted: Flower first has to notice that they were gone."""
-        before = self.activations()
-        deadline = time.monotonic() + SECONDS
-        while self.activations() == before and time.monotonic() < deadline:
-            self.start_node(node)
-            process = self.processes[f"node-{node}"]
-            until(lambda p=process: p.poll() is not None or self.activations() > before, "a start")
+        log = self.place / "dpftrl-superlink.log"
+        return log.read_text().count("Activated node_id")
 
     def flwr(self, *arguments: object) -> str:
         done = subprocess.run(
             [str(BIN / "flwr"), *map(str, arguments)],
             capture_output=True,
             text=True,
-            env=self.environment(),
+            env=self.unit("dpftrl-serverapp").environment(),
             cwd=self.place,
             timeout=SECONDS,
             check=False,
@@ -170,9 +185,22 @@ class Deployment:
             raise RuntimeError(f"flwr {arguments}: {done.stdout} {done.stderr}")
         return done.stdout
 
-    def run(self, **config: object) -> int:
+    def supervise(self, **config: object) -> None:
+        """Start the whole deployment under the supervisor, which nobody touches from now on."""
+        self._write_settings(DPFTRL_RUN_CONFIG=self._run_config(config))
+        self.supervisor.start("dpftrl-superlink")
+        until(self._listens, "the SuperLink's start")
+        self.register()
+        for node in range(self.nodes):
+            self.supervisor.start(f"dpftrl-supernode@{node}")
+        self.supervisor.start("dpftrl-serverapp")
+
+    def _run_config(self, config: Mapping[str, object]) -> str:
         options = {"folder": str(self.place), **config}
-        text = " ".join(f"{k.replace('_', '-')}={json.dumps(v)}" for k, v in options.items())
+        return " ".join(f"{k.replace('_', '-')}={json.dumps(v)}" for k, v in options.items())
+
+    def run(self, **config: object) -> int:
+        text = self._run_config(config)
         answer = self.flwr("run", self.app, "here", "--run-config", text, "--format", "json")
         self.last_run = int(json.loads(answer[answer.index("{") :])["run-id"])
         return self.last_run
@@ -207,13 +235,9 @@ class Deployment:
             node_by_key[hashlib.sha256(pem).hexdigest()] = node
         return node_by_key
 
-    def kill(self, name: str) -> None:
-        process = self.processes.pop(name)
-        process.kill()
-        process.wait()
-
     def stop(self) -> None:
         """End the processes that this deployment started, each by its own session."""
+        self.supervisor.stop()
         for process in self.started:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -26,7 +26,7 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "PYTHONPATH": str(HERE),
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
     "PYTHONWARNINGS": "ignore",
 }
 # An option of Linux's prctl: processes whose parent has ended become our children.
@@ -54,7 +54,7 @@ def simulate(folder: Path, nodes: int) -> list[int]:
     with tempfile.TemporaryDirectory(prefix="ray") as place:
         run_simulation(
             app,
-            tiny_apps.client_app(),
+            tiny_apps.client_app(simulated=False),
             num_supernodes=nodes,
             backend_config={
                 "client_resources": {"num_cpus": 1},

@@ -1,10 +1,12 @@
 """A real deployment: SuperLink, SuperNodes and `flwr run` as processes, over TLS."""
 
+import contextlib
 import csv
 import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 from deployment import HERE, Deployment, deployed, until
 
-from dpftrl.federated import Server, Settings
+from dpftrl.federated import Round, Server, Settings
 from dpftrl.federated.eligibility import Pseudonyms
 from dpftrl.noise import NoiseKey
 from dpftrl.plan import load_plan
@@ -20,6 +22,13 @@ from dpftrl.verify import verify_run
 
 sys.path.insert(0, str(HERE / "deployed_app"))
 from tinyfed import task
+
+
+def counted_in(there: Deployment, attempt: Round, key: Callable[[str], int]) -> list[str]:
+    """Return the clients of a round that were counted, by the ledger."""
+    with (there.place / "run/ledger.csv").open(newline="") as file:
+        rows = {(row, who) for row, who, status in csv.reader(file) if status == "counted"}
+    return [name for name in attempt.clients if (str(attempt.number), f"c{key(name):016x}") in rows]
 
 
 def replayed(there: Deployment, place: Path) -> np.ndarray:
@@ -38,14 +47,16 @@ def replayed(there: Deployment, place: Path) -> np.ndarray:
         insecure_test_key=1,
     ) as server:
         for record in there.journal():
-            if record["kind"] == "cohort":
+            if record["kind"] == "empty":
+                server.close_empty_round([], record["reason"])
+            elif record["kind"] == "cohort":
                 keys = np.frombuffer(bytes.fromhex(record["clients"]), ">u8")
                 attempt = server.begin([by_key[int(one)] for one in keys])
             elif record["kind"] == "abandoned":
                 server.abandon(attempt, record["reason"])
-            elif record["kind"] == "committed":
+            elif record["kind"] == "committed" and record["reports"]:
                 model = server.arrays()["w"]
-                for name in attempt.clients:
+                for name in counted_in(there, attempt, key):
                     update = (task.train(model, names[name]) - model.astype(np.float64)) * 1.0
                     attempt.report(name, update.astype(np.float32), attempt.attempt)
                 server.commit(attempt)
@@ -68,6 +79,10 @@ def contacts(there: Deployment) -> dict[str, list[int]]:
 def check_run(there: Deployment, rounds: int, min_sep: int, place: Path) -> None:
     until(lambda: there.released() >= rounds, "the last round", 400)
     until(lambda: "finished" in there.status(there.last_run), "the end of the run")
+    check_result(there, rounds, min_sep, place)
+
+
+def check_result(there: Deployment, rounds: int, min_sep: int, place: Path) -> None:
     assert verify_run(there.place / "run", there.place / "state").passed
     guarantee = json.loads((there.place / "run/guarantee.json").read_text())
     assert guarantee["runs"][0]["participation"]["rounds"] == rounds
@@ -89,36 +104,6 @@ def test_a_deployment_with_tls_and_authentication(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ten_rounds(tmp_path: Path) -> None:
-    with deployed(tmp_path / "there") as there:
-        there.run(rounds=10)
-        check_run(there, 10, 1, tmp_path / "here")
-
-
-@pytest.mark.slow
-def test_a_run_resumes_after_each_process_is_killed(tmp_path: Path) -> None:
-    options = {"rounds": 10, "goal": 1, "min_sep": 2, "reply_seconds": 90, "lock_seconds": 120}
-    with deployed(tmp_path / "there") as there:
-        there.run(**options)
-        until(lambda: there.released() >= 2, "two rounds")
-        os.kill(there.server_app(), signal.SIGKILL)
-
-        there.run(**options)
-        until(lambda: there.released() >= 4, "four rounds")
-        there.kill("superlink")
-        there.start_superlink()
-
-        there.run(**options)
-        until(lambda: there.released() >= 6, "six rounds", 300)
-        there.kill("node-1")
-        there.restart_node(1)
-        check_run(there, 10, 2, tmp_path / "here")
-        for folder in (there.place / "devices/devices").iterdir():
-            (contact_file,) = folder.glob("*.json")
-            assert json.loads(contact_file.read_text())["row"] in range(10)
-
-
-@pytest.mark.slow
 def test_a_node_that_never_uploads_does_not_delay_the_round(tmp_path: Path) -> None:
     with deployed(tmp_path / "there", silent=(0,)) as there:
         there.run(rounds=2, goal=2, over_selection=1.5, reply_seconds=600)
@@ -127,7 +112,8 @@ def test_a_node_that_never_uploads_does_not_delay_the_round(tmp_path: Path) -> N
         with (there.place / "run/ledger.csv").open(newline="") as file:
             statuses = [status for _, _, status in list(csv.reader(file))[1:]]
         assert sorted(statuses) == ["contacted"] * 2 + ["counted"] * 4
-        assert "Sent successfully" in (there.place / "node-0.log").read_text(), "or so it says"
+        log = (there.place / "dpftrl-supernode@0.log").read_text()
+        assert "Sent successfully" in log, "or so it says"
 
 
 @pytest.mark.slow
@@ -143,5 +129,74 @@ def test_without_authentication(tmp_path: Path) -> None:
         hypotheses = json.loads((there.place / "run/guarantee.json").read_text())["hypotheses"]
         bases = {fact["name"]: (fact["basis"], fact["text"]) for fact in hypotheses}
         assert bases["participation"][0] == bases["identity"][0] == "assumed"
-        assert "counts as another device" in bases["identity"][1]
+        assert "counts as another client" in bases["identity"][1]
         assert verify_run(there.place / "run", there.place / "state").passed
+
+
+def kill_server_app(there: Deployment) -> None:
+    os.kill(there.server_app(), signal.SIGKILL)
+
+
+def kill_all(there: Deployment) -> None:
+    """At once: the SuperLink, the SuperNodes, the ServerApp, and the script that submits it."""
+    with contextlib.suppress(ProcessLookupError):
+        kill_server_app(there)
+    for service in there.supervisor.services.values():
+        service.kill()
+
+
+def kill_service(name: str) -> Callable[[Deployment], None]:
+    return lambda there: there.supervisor.services[name].kill()
+
+
+KILLS: dict[str, Callable[[Deployment], None]] = {
+    "ServerApp": kill_server_app,
+    "SuperLink": kill_service("dpftrl-superlink"),
+    **{f"SuperNode {i}": kill_service(f"dpftrl-supernode@{i}") for i in range(4)},
+    "the script that submits the ServerApp": kill_service("dpftrl-serverapp"),
+    "all at once": kill_all,
+}
+
+
+@pytest.mark.slow
+def test_a_supervised_deployment_survives_every_kill(tmp_path: Path) -> None:
+    """From its start to its last round nobody does anything but kill."""
+    rounds = 2 * len(KILLS) + 2
+    there = Deployment(tmp_path / "there", nodes=4)
+    try:
+        there.supervise(
+            rounds=rounds,
+            nodes=4,
+            goal=2,
+            over_selection=1.5,
+            min_sep=1,
+            reply_seconds=20,
+            lock_seconds=120,
+            close_empty_rounds=True,
+        )
+        until(lambda: there.released() >= 1, "the first round", 300)
+        for name, kill in KILLS.items():
+            before = there.released()
+            assert before < rounds, "all rounds were over before the last kill"
+            kill(there)
+            until(lambda b=before: there.released() > b, f"a round after a kill of {name}", 400)
+        service = there.supervisor.services["dpftrl-serverapp"]
+        until(service.ended.is_set, "the end of the training", 900)
+    finally:
+        there.stop()
+    assert service.codes[-1] == 0
+    assert there.released() == rounds
+    check_result(there, rounds, 1, tmp_path / "here")
+    for folder in there.place.glob("device-*"):
+        (contact_file,) = folder.glob("*.json")
+        assert json.loads(contact_file.read_text())["row"] in range(rounds)
+    submitted = (there.place / "dpftrl-serverapp.log").read_text().count("submitted as run")
+    log = (there.place / "dpftrl-superlink.log").read_text()
+    assert 1 <= log.count("[/v1/fleet/register-node][ApiError") <= submitted, (
+        "one probe per start of a ServerApp, not one per attempt"
+    )
+    nodes = [there.supervisor.services[f"dpftrl-supernode@{i}"] for i in range(4)]
+    assert all(node.starts >= 2 for node in nodes)
+    # A SuperNode that came back too early was refused, and started again.
+    assert {code for node in nodes for code in node.codes} == {-9, 1}
+    assert any("Exit Code: 305" in log.read_text() for log in there.place.glob("*supernode@*.log"))

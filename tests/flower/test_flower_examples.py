@@ -36,8 +36,3 @@ def test_the_jax_app_as_its_readme_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("script", sorted(EXAMPLES.glob("flower_*/**/*.py")))
 def test_the_examples_compile(script: Path) -> None:
     compile(script.read_text(encoding="utf-8"), str(script), "exec")
-
-
-@pytest.mark.parametrize("script", sorted(EXAMPLES.glob("flower_*/*.sh")))
-def test_the_shell_scripts_parse(script: Path) -> None:
-    subprocess.run(["sh", "-n", script], check=True)

@@ -25,13 +25,14 @@ def test_ray_and_the_in_process_grid_give_the_same_model(tmp_path: Path) -> None
     script = Path(__file__).parent / "simulated_run.py"
     done = subprocess.run(
         [sys.executable, script, tmp_path / "ray", str(NODES)],
-        env={**os.environ, **ENVIRONMENT},
+        env={**os.environ, **ENVIRONMENT, "DPFTRL_STATE": str(tmp_path / "devices")},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "devices").exists(), "simulated nodes leave no folders"
     ids = json.loads(done.stdout.splitlines()[-1])
     in_process = InProcessGrid(client_app(), ids)
     strategy(tmp_path / "here", plan(rounds=4, population=NODES)).start(in_process, start_arrays())

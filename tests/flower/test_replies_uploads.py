@@ -1,6 +1,7 @@
 """Uploads to a SuperLink: slow or malformed ones never delay a round."""
 
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectResponse
@@ -20,12 +21,14 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_tree,
 )
 from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 from tiny_apps import client_app, plan, start_arrays, strategy
 
 from dpftrl.errors import TooFewClients
 from dpftrl.flower import InProcessGrid, Patience
 from dpftrl.flower import replies as module
+from dpftrl.flower.messages import to_numpy
 
 Change = Callable[[int, Message], Message]
 
@@ -219,3 +222,109 @@ def test_a_reply_that_repeats_chunks_is_refused(
     with pytest.raises(TooFewClients, match="attempts in a row"):
         strategy(tmp_path).start(Deployed(SuperLink()), start_arrays())
     assert not read
+
+
+# --- Parsing without copies, several at a time ---------------------------------------------------
+
+
+def _content_of(*arrays: np.ndarray) -> RecordDict:
+    named = {f"w{i}": Array(array) for i, array in enumerate(arrays)}
+    config = ConfigRecord({"attempt": 3, "nonce": "n" * 32})
+    return RecordDict({"arrays": ArrayRecord(named), "ours": config})
+
+
+LARGE = np.random.default_rng(0).normal(size=1_500_000)  # 12 MB, three chunks
+PARSED = {
+    "small": _content_of(np.arange(6.0), np.ones((2, 3), np.float32)),
+    "several chunks": _content_of(LARGE, LARGE[:10].astype(np.float32)),
+    "equal chunks": _content_of(np.zeros(2_000_000, np.float32)),
+    "equal arrays": _content_of(np.ones(5), np.ones(5)),
+    "no coordinate": _content_of(np.ones(0)),
+    "no array": RecordDict({"ours": ConfigRecord({"attempt": 3})}),
+    "nothing": RecordDict(),
+}
+
+
+def _uploaded(content: RecordDict) -> tuple[Message, str, dict[str, bytes]]:
+    """A reply with this content, its id, and its objects as they are uploaded."""
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+    sent = Message(content, 5, "train")
+    sent.metadata.__dict__["_message_id"] = "sent"
+    reply = Message(content, reply_to=sent)
+    objects = get_all_nested_objects(reply)
+    return sent, reply.object_id, {key: one.deflate() for key, one in objects.items()}
+
+
+@pytest.mark.parametrize("kind", PARSED)
+def test_a_reply_is_parsed_as_flower_parses_it(kind: str) -> None:
+    sent, reply_id, contents = _uploaded(PARSED[kind])
+    limits = module.ReplyLimits.to(sent)
+    expected = module.inflate_object_from_contents(reply_id, dict(contents))
+    parsed = module._inflated(reply_id, dict(contents), limits)
+    assert isinstance(expected, Message)
+    assert parsed.metadata.__dict__ == expected.metadata.__dict__
+    assert dict(parsed.content.config_records) == dict(expected.content.config_records)
+    assert list(parsed.content.array_records) == list(expected.content.array_records)
+    for name, record in expected.content.array_records.items():
+        ours = parsed.content.array_records[name]
+        assert list(ours) == list(record)
+        for key, array in record.items():
+            assert bytes(ours[key].data) == array.data
+            assert (ours[key].dtype, ours[key].shape, ours[key].stype) == (
+                array.dtype,
+                array.shape,
+                array.stype,
+            )
+            assert np.array_equal(to_numpy(ours[key]), array.numpy())
+
+
+def test_an_array_of_one_chunk_is_not_copied() -> None:
+    sent, reply_id, contents = _uploaded(PARSED["small"])
+    parsed = module._inflated(reply_id, dict(contents), module.ReplyLimits.to(sent))
+    data = parsed.content.array_records["arrays"]["w0"].data
+    assert isinstance(data, memoryview)
+    assert any(data.obj is content for content in contents.values())
+
+
+def test_an_array_that_leaves_out_a_chunk_is_refused() -> None:
+    sent, reply_id, contents = _uploaded(PARSED["several chunks"])
+    limits = module.ReplyLimits.to(sent)
+    for object_id, content in contents.items():
+        if b'"arraychunk_ids": [0, 1, 2]' in content:
+            body = content[content.index(b"{") :].replace(b"[0, 1, 2]", b"[0, 1, 1]")
+            head = content[: content.index(b"{")]
+            contents[object_id] = head + body
+    with pytest.raises(module.Unusable, match="do not consist of their chunks"):
+        module._inflated(reply_id, contents, limits)
+
+
+def test_few_replies_are_in_memory_and_no_thread_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FETCHED_AT_ONCE", 3)
+    link = SuperLink()
+    grid = Deployed(link)
+    started: list[str] = []
+    parse = module._inflated
+
+    def counted(message_id: str, *of: Any) -> Message:
+        started.append(message_id)
+        return parse(message_id, *of)
+
+    monkeypatch.setattr(module, "_inflated", counted)
+    most = 0
+    real = module.replies_to
+
+    def watched(*of: Any) -> Any:
+        nonlocal most
+        for given, reply in enumerate(real(*of), start=1):
+            time.sleep(0.05)  # as long as the threads need to fetch everything they may
+            most = max(most, len(started) - given)
+            yield reply
+        started.clear()
+
+    monkeypatch.setattr("dpftrl.flower.strategy.replies_to", watched)
+    planned = plan(rounds=1, min_sep=1, goal=8)
+    strategy(tmp_path, planned).start(grid, start_arrays())
+    assert 1 <= most <= 3
+    assert not [one for one in threading.enumerate() if one.name.startswith("replies")]

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from tiny_apps import (
     QUICK,
     client_app,
@@ -25,6 +26,7 @@ from dpftrl import AdaptiveClipping
 from dpftrl.errors import InvalidInput, RunInUse, TooFewClients, UnsafeState
 from dpftrl.federated import Server, Settings, StartModel
 from dpftrl.flower import InProcessGrid, Patience
+from dpftrl.plan import Plan
 from dpftrl.verify import verify_run
 
 
@@ -55,7 +57,19 @@ def test_a_run_learns_and_verifies(tmp_path: Path) -> None:
     assert len(seen) == 7
     assert seen[-1] < 0.3 * seen[0]
     assert list(result.evaluate_metrics_serverapp) == list(range(7))
-    assert not result.train_metrics_clientapp
+    assert list(result.train_metrics_clientapp) == list(range(1, 7))
+    for rounds, metrics in result.train_metrics_clientapp.items():
+        assert dict(metrics) == {
+            "epsilon": metrics["epsilon"],
+            "reports": 3,
+            "drop-outs": 0,
+            "attempts": 1,
+        }
+        evaluated = dict(result.evaluate_metrics_serverapp[rounds])
+        assert evaluated == {**metrics, "loss": seen[rounds]}
+    guarantee = json.loads((tmp_path / "run/guarantee.json").read_text())
+    assert metrics["epsilon"] == guarantee["epsilon"]
+    assert dict(result.evaluate_metrics_serverapp[0]) == {"epsilon": 0.0, "loss": seen[0]}
     assert (result.arrays["w"].numpy() == final(tmp_path)).all()
     assert verify_run(tmp_path / "run", tmp_path / "state").passed
     rows = ledger(tmp_path)
@@ -175,6 +189,177 @@ def test_too_few_reports_abandon_the_attempt_and_keep_the_row(tmp_path: Path) ->
     assert {(row, status) for row, _, status in ledger(tmp_path)} == {(0, "abandoned")}
 
 
+def cohorts(place: Path) -> list[int]:
+    """The sizes of the cohorts in the journal."""
+    lines = (place / "run/private/journal.jsonl").read_bytes().splitlines()
+    records = [json.loads(line)["record"] for line in lines]
+    return [len(one["clients"]) // 16 for one in records if one["kind"] == "cohort"]
+
+
+def without_mod() -> ClientApp:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        model = message.content.array_records["arrays"]["w"].numpy()
+        arrays = ArrayRecord({"w": Array(half_way(model, context.node_id % 97, 0))})
+        return Message(RecordDict({"arrays": arrays}), reply_to=message)
+
+    return app
+
+
+def test_a_forgotten_client_mod_costs_nobody_a_contact(tmp_path: Path) -> None:
+    strategy(tmp_path / "right").start(grid(), start_arrays())
+    broken = tmp_path / "forgotten"
+    for _ in range(3):  # as a supervisor does that starts it again and again
+        with pytest.raises(InvalidInput, match=r"ClientApp\(mods=\[client_mod\(\)\]\)"):
+            strategy(broken).start(grid(without_mod()), start_arrays())
+    assert cohorts(broken) == [3], "the first reply stops the run, and nobody else is contacted"
+    strategy(broken).start(grid(), start_arrays())
+    assert (final(broken) == final(tmp_path / "right")).all()
+    assert ledger(broken) == ledger(tmp_path / "right"), "nobody lost a contact"
+
+
+def test_one_node_without_client_mod_does_not_stop_a_run(tmp_path: Path) -> None:
+    class OneWithout(InProcessGrid):
+        """The first reply of each later round comes without the mod's record."""
+
+        def pull_messages(self, message_ids: Any) -> Any:
+            for i, reply in enumerate(super().pull_messages(message_ids)):
+                if i == 0 and self._count > 4:
+                    del reply.content["dpftrl"]
+                yield reply
+
+    planned = plan(goal=3, over_selection=4 / 3, min_sep=1)
+    result = strategy(tmp_path, planned).start(OneWithout(client_app(), range(12)), start_arrays())
+    drop_outs = [metrics["drop-outs"] for metrics in result.train_metrics_clientapp.values()]
+    assert drop_outs == [1] * 6  # of four contacted
+    assert len(cohorts(tmp_path)) == 6
+
+
+def test_an_app_that_always_raises_stops_the_run(tmp_path: Path) -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(_: Message, __: Context) -> Message:
+        raise RuntimeError("my salary is 3")
+
+    with pytest.raises(InvalidInput, match=r"every contacted node refuses: .*client_mod missing"):
+        strategy(tmp_path).start(grid(app), start_arrays())
+    assert cohorts(tmp_path) == [3]
+
+
+class Leaving(StoppingGrid):
+    """A grid whose nodes can go offline."""
+
+    gone: frozenset[int] = frozenset()
+
+    def get_node_ids(self) -> Any:
+        return [node for node in super().get_node_ids() if node not in self.gone]
+
+
+def interrupted(place: Path, planned: Plan, nodes: int) -> set[int]:
+    """Interrupt the first round after one reply; return the ids of its cohort."""
+    asked: set[int] = set()
+
+    class Listening(Leaving):
+        def push_messages(self, messages: Any) -> Any:
+            sent = list(messages)
+            asked.update(message.metadata.dst_node_id for message in sent)
+            return super().push_messages(sent)
+
+    stopping = Listening(client_app(), range(nodes))
+    stopping.left = 1
+    with pytest.raises(Stopped):
+        strategy(place, planned).start(stopping, start_arrays())
+    return asked
+
+
+def test_a_lost_node_does_not_hold_up_a_restarted_run(tmp_path: Path) -> None:
+    """999 of 1,000 nodes are online, and one of the ten that were contacted is gone."""
+    planned = plan(rounds=2, population=1000, goal=10)
+    grid = Leaving(client_app(), range(1000))
+    grid.left, grid.gone = 10**6, frozenset([min(interrupted(tmp_path, planned, 1000))])
+    patient = Patience(replies=30, nodes=3600, attempts=1)
+    strategy(tmp_path, planned, patience=patient).start(grid, start_arrays())
+    assert cohorts(tmp_path) == [10, 10, 10]
+    statuses = [status for _, _, status in ledger(tmp_path)]
+    assert statuses == ["abandoned"] * 10 + ["counted"] * 20
+    assert verify_run(tmp_path / "run", tmp_path / "state").passed
+
+
+def test_fewer_nodes_than_the_goal_are_never_asked(tmp_path: Path) -> None:
+    """Nobody can replace the lost node: the interrupted attempt is kept until it is back."""
+    planned = plan(rounds=2, min_sep=1, population=4, goal=3)
+    lost = min(interrupted(tmp_path, planned, 4))
+    grid = Leaving(client_app(), range(4))
+    grid.left, grid.gone = 10**6, frozenset([lost])
+    with pytest.raises(TooFewClients, match="2 of the nodes of the interrupted attempt"):
+        strategy(tmp_path, planned).start(grid, start_arrays())
+    assert cohorts(tmp_path) == [3]
+    assert not ledger(tmp_path), "the attempt is neither abandoned nor asked"
+    grid.gone = frozenset()
+    strategy(tmp_path, planned).start(grid, start_arrays())
+    assert cohorts(tmp_path) == [3, 3]
+
+
+class Deaf(InProcessGrid):
+    """A grid whose nodes do not answer the first messages."""
+
+    deaf = 0
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        for message in super().pull_messages(message_ids):
+            if self.deaf == 0:
+                yield message
+            else:
+                self.deaf -= 1
+
+
+def test_a_standstill_is_explained(tmp_path: Path) -> None:
+    deaf = Deaf(client_app(), range(7))
+    deaf.deaf = 6
+    planned = plan(min_sep=2, population=7, goal=3)
+    short = Patience(replies=0.2, nodes=0, attempts=9, backoff=0)
+    with pytest.raises(TooFewClients) as error:
+        strategy(tmp_path, planned, patience=short).start(deaf, start_arrays())
+    for part in ("1 of the 7 available", "no others", "register more", "close_empty_rounds=True"):
+        assert part in str(error.value)
+    assert cohorts(tmp_path) == [3, 3], "twice in vain, and nobody is left for the round"
+    more = InProcessGrid(client_app(), range(13))
+    result = strategy(tmp_path, planned).start(more, start_arrays())
+    assert result.train_metrics_clientapp[1]["reports"] == 3, "registering clients ends it"
+
+
+def test_a_standstill_is_ended_by_an_empty_round(tmp_path: Path) -> None:
+    deaf = Deaf(client_app(), range(7))
+    deaf.deaf = 6
+    planned = plan(rounds=6, min_sep=2, population=7, goal=3)
+    short = Patience(replies=0.2, nodes=3600, attempts=9, backoff=0)
+    unattended = strategy(tmp_path, planned, patience=short, close_empty_rounds=True)
+    result = unattended.start(deaf, start_arrays())
+    metrics = result.train_metrics_clientapp
+    assert [one["reports"] for one in metrics.values()] == [0, 0, 3, 3, 3, 3]
+    assert [one["drop-outs"] for one in metrics.values()] == [6, 0, 0, 0, 0, 0]
+    assert (result.arrays["w"].numpy() == final(tmp_path)).all()
+    verdict = verify_run(tmp_path / "run", tmp_path / "state")
+    assert verdict.passed
+    assert (verdict.rounds, verdict.empty_rounds) == (6, 2)
+
+
+def test_absent_nodes_do_not_use_up_rounds(tmp_path: Path) -> None:
+    grid = InProcessGrid(client_app(), range(2))
+    with pytest.raises(TooFewClients, match="wait for more clients"):
+        strategy(tmp_path, close_empty_rounds=True).start(grid, start_arrays())
+    assert cohorts(tmp_path) == []
+
+
+def test_simulated_nodes_leave_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPFTRL_STATE", str(tmp_path / "devices"))
+    strategy(tmp_path).start(grid(client_app(simulated=False)), start_arrays())
+    assert not (tmp_path / "devices").exists()
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
 def test_a_diverged_model_counts_as_zeros(tmp_path: Path, bad: float) -> None:
     def diverges(model: Any, partition: int, number: int) -> Any:
@@ -250,23 +435,21 @@ def test_a_reply_that_flower_cannot_read_is_a_drop_out(tmp_path: Path, raised: A
 
 
 def test_a_run_is_not_resumed_with_less_reliable_identities(tmp_path: Path) -> None:
-    from dpftrl.flower import strategy as module
-
     strategy(tmp_path).start(grid(), start_arrays())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "identity_of", lambda _: "unregistered")
+        patch.setattr("dpftrl.flower.run.identity_of", lambda _: "unregistered")
         with pytest.raises(UnsafeState, match="stated"):
             strategy(tmp_path).start(grid(), start_arrays())
 
 
 def test_simulated_nodes_are_not_waited_for(tmp_path: Path) -> None:
     large, patient = plan(population=50, goal=20), Patience(nodes=3600.0)
-    with pytest.raises(TooFewClients, match="may take part now"):
+    with pytest.raises(TooFewClients, match="may be contacted"):
         strategy(tmp_path, large, patience=patient).start(grid(nodes=12), start_arrays())
 
 
 def test_min_sep_holds_and_waiting_for_nodes_ends(tmp_path: Path) -> None:
-    with pytest.raises(TooFewClients, match="may take part now"):
+    with pytest.raises(TooFewClients, match="may be contacted"):
         strategy(tmp_path, plan(min_sep=4)).start(grid(nodes=6), start_arrays())
     contacts = [who for _, who, _ in ledger(tmp_path)]
     assert len(contacts) == len(set(contacts)) == 6
@@ -399,7 +582,7 @@ def test_clock_jumps_during_a_run_are_ignored(
 
     monkeypatch.setattr("time.time", lambda: wall[0])
     jumping = Jumping(client_app(), range(100, 112))
-    with pytest.raises(TooFewClients, match="0 clients may take part now"):
+    with pytest.raises(TooFewClients, match="0 of the 12 available clients may be contacted"):
         strategy(tmp_path, plan(min_sep=1), settings={"timer_hours": 1.0}).start(
             jumping, start_arrays()
         )
@@ -417,7 +600,7 @@ def test_waiting_for_nodes_is_logged(
         by_time.start(grid(nodes=2), start_arrays())
     lines = [line for line in caplog.messages if "Waiting for nodes, at most 0 s more" in line]
     assert len(lines) == 1
-    assert "2 clients may take part now, and a round contacts 3" in lines[0]
+    assert "round 1 contacts 3 clients, and 2 of the 2 available clients may be" in lines[0]
 
 
 def test_twenty_thousand_nodes(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpftrl import read_status
 from dpftrl.accounting import load_guarantee
 from dpftrl.federated import Server
 from dpftrl.federated.run_guarantee import IDENTITIES
@@ -133,7 +134,13 @@ def test_stopped_runs_resume_to_the_same_bits(kind: str, keep_buffers: bool, tmp
 def test_runs_verify(kind: str, when: str, tmp_path: Path):
     run = copy_of(V1 / "runs" / kind / when, tmp_path / "run")
     witness = shutil.copytree(V1 / "runs" / kind / f"{when}-witness", tmp_path / "witness")
-    assert verify_run(run, witness).passed
+    verdict = verify_run(run, witness)
+    assert verdict.passed
+    status = read_status(run, state_folder=witness)
+    assert status.public.rounds == verdict.rounds
+    assert status.public.epsilon == pytest.approx(verdict.epsilon, rel=1e-9)
+    assert (status.public.ended is None) == (when == "stopped")
+    assert status.private.witness.state == "in step"
 
 
 @pytest.mark.parametrize("when", ["stopped", "finished"])

@@ -173,14 +173,14 @@ def test_a_state_is_refused_with_another_plan(tmp_path):
 
 def test_a_thread_that_changes_an_update_after_its_norm_was_taken_adds_no_more(monkeypatch):
     """The change is made where a thread would make it: between the norm and the sum."""
-    update, norm_of = np.ones(SIZE), clipping.norm_of
+    update, sum_of_squares = np.ones(SIZE), clipping.copied_sum_of_squares
 
-    def norm_then_change(parts):
-        norm = norm_of(parts)
+    def squares_then_change(part, copy):
+        squares = sum_of_squares(part, copy)
         update[:] = 1e6
-        return norm
+        return squares
 
-    monkeypatch.setattr(clipping, "norm_of", norm_then_change)
+    monkeypatch.setattr(clipping, "copied_sum_of_squares", squares_then_change)
     grid = Grid.for_noise(PLAN.noise_multiplier, CLIP)
     total = ExactSum(grid, SIZE)
     total.add(update)

@@ -42,6 +42,15 @@ PLANNED = question(FLEET, 30)
 RIVALS = rivals(PLANNED)
 
 
+def equal_noise(one: Option, reference: Option = RIVALS[0]) -> float:
+    """The noise multiplier at which a mechanism has the utility of another one."""
+    if one is reference:
+        return one.plan.noise_multiplier
+    rounds = PLANNED.rounds
+    rms_noise = reference.plan.noise_multiplier * reference.plan.mechanism.rms_error(rounds)
+    return rms_noise / one.plan.mechanism.rms_error(rounds)
+
+
 @pytest.fixture(scope="module")
 def walks() -> dict[str, Walk]:
     return {walk.along: walk for walk in extrapolate(PLANNED, RIVALS)}
@@ -73,8 +82,8 @@ def test_epsilon_of_every_point_matches_a_separate_account(walks, along):
             if one.label == "short" and point.participation.rounds > 69:
                 assert found is None
                 continue
-            again = account(made, point.participation, one.plan.noise_multiplier * scale, DELTA)
-            assert found == again.epsilon
+            again = account(made, point.participation, equal_noise(one) * scale, DELTA)
+            assert found == pytest.approx(again.epsilon, rel=1e-9)
             checked += 1
     assert checked > 20
 
@@ -95,8 +104,19 @@ def test_every_walk_contains_the_plan_itself(walks):
     for along, here in {"report_goal": 50, "rounds": 30, "min_sep": 12}.items():
         point = walks[along].points[walks[along].places.index(here)]
         assert (point.scale, point.participation) == (1.0, PLANNED.participation())
-        for one in RIVALS:
-            assert point.epsilon[one.label] == one.plan.guarantee.epsilon
+        assert point.epsilon["blt"] == RIVALS[0].plan.guarantee.epsilon  # the reference
+        for one in RIVALS[1:]:
+            assert point.epsilon[one.label] != one.plan.guarantee.epsilon
+
+
+def test_all_mechanisms_have_the_utility_of_the_reference():
+    """At equal utility, the order of epsilons is the order of losses: the tree is no bargain."""
+    for reference in RIVALS:
+        walk = extrapolate(PLANNED, RIVALS, steps=1, reference=reference)[0]
+        point = walk.points[walk.places.index(50)]
+        assert point.epsilon[reference.label] == reference.plan.guarantee.epsilon
+        by_epsilon = sorted(RIVALS, key=lambda one: point.epsilon[one.label])
+        assert by_epsilon == sorted(RIVALS, key=lambda one: one.error_report.rms_loss)
 
 
 def test_walks_reach_eight_times_the_plan_by_default(walks):
@@ -142,8 +162,8 @@ def test_the_participation_cap_holds_at_every_point():
         for point in walk.points:
             rounds, min_sep = point.participation.rounds, point.participation.min_sep
             assert point.participation.max_participations == min(2, math.ceil(rounds / min_sep))
-            again = account(mechanism("tree"), point.participation, 3.0 * point.scale, DELTA)
-            assert point.epsilon["tree"] == again.epsilon
+            again = account(mechanism("blt-b100"), point.participation, 2.0 * point.scale, DELTA)
+            assert point.epsilon["blt"] == again.epsilon
     _, uncapped, _ = extrapolate(question(FLEET, 30), rivals(capped))
     assert max(point.participation.max_participations for point in uncapped.points) > 2
 

@@ -128,3 +128,28 @@ def percent(share: float) -> str:
     ('25%', '100%', '12.5%')
     """
     return f"{(Decimal(repr(float(share))) * 100).normalize():,f}%"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that suits it.
+
+    >>> duration(0.5), duration(90), duration(7200), duration(400_000)
+    ('0.5 s', '1.5 min', '2.0 h', '4.6 days')
+    """
+    for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= (2 if unit == "days" else 1) * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def memory_text(size: float) -> str:
+    """Return a number of bytes with a unit.
+
+    >>> memory_text(0), memory_text(32_000_000), memory_text(1.5e12)
+    ('0 B', '32 MB', '1,500.0 GB')
+    """
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.1f} GB"

@@ -25,10 +25,12 @@ from dpftrl.accounting.guarantee import (
     guarantee_of,
 )
 from dpftrl.accounting.guarantee_files import load_guarantee, save_guarantee
+from dpftrl.accounting.risk import Risk, calibrate_risk, risk_of
 
 __all__ = [
     "Guarantee",
     "Hypothesis",
+    "Risk",
     "Run",
     "SampledGuarantee",
     "Spent",
@@ -36,6 +38,7 @@ __all__ = [
     "account_sampled",
     "calibrate",
     "calibrate_rho",
+    "calibrate_risk",
     "calibrate_sampled",
     "compose",
     "delta_for",
@@ -47,6 +50,7 @@ __all__ = [
     "log_delta_of",
     "mu_of",
     "rho_of",
+    "risk_of",
     "sampler_delta",
     "save_guarantee",
     "spending",

@@ -1,7 +1,7 @@
 """Privacy guarantees: their numbers, the hypotheses they rest on, and calibration to a target."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Literal, Self, final
@@ -379,19 +379,13 @@ def calibrate(
         `account` at the returned noise multiplier gives an epsilon of at most `epsilon`.
     """
     epsilon = positive_number("epsilon", epsilon)
-    mechanism.check_noise(participation.rounds)
-    sensitivity, group_size = mechanism.sensitivity(participation).value, _check_devices(devices)
-    rounds = participation.rounds
-    target_mu = _largest_mu(epsilon, delta) / group_size
-    noise_multiplier = _padded(sensitivity) / mu_before_rounding(target_mu, mechanism, rounds)
-
-    def group_mu() -> float:
-        return mu_with_rounding(sensitivity / noise_multiplier, mechanism, rounds) * group_size
-
-    step = FIRST_STEP
-    while not _is_within(group_mu(), epsilon, delta):
-        noise_multiplier, step = noise_multiplier * (1 + step), 2 * step
-    return noise_multiplier
+    return smallest_noise_multiplier(
+        mechanism,
+        participation,
+        _largest_mu(epsilon, delta) / (1 + ROUNDING),
+        devices,
+        lambda mu: _is_within(mu, epsilon, delta),
+    )
 
 
 def calibrate_rho(
@@ -406,17 +400,45 @@ def calibrate_rho(
         devices: Devices of one person to protect as one unit.
     """
     rho = positive_number("rho", rho)
+    largest_mu = math.sqrt(2) * math.sqrt(rho)  # 2 * rho itself could overflow
+    return smallest_noise_multiplier(
+        mechanism, participation, largest_mu, devices, lambda mu: mu * (mu / 2) <= rho
+    )
+
+
+def smallest_noise_multiplier(
+    mechanism: Mechanism,
+    participation: Participation,
+    target_mu: float,
+    devices: int,
+    is_enough: Callable[[float], bool],
+) -> float:
+    """The smallest noise multiplier of a run whose mu meets a target.
+
+    Args:
+        mechanism: The mechanism that correlates the noise.
+        participation: The rounds in which one client may take part.
+        target_mu: The largest mu that meets the target, up to rounding.
+        devices: Devices of one person to protect as one unit.
+        is_enough: Whether a mu, of all devices of a person, meets the target.
+
+    Raises:
+        InvalidInput: Rounding in the noise buffers would make up too much of mu.
+
+    Guarantees:
+        `is_enough` is true for the mu of a run with the result, including rounding.
+    """
     mechanism.check_noise(participation.rounds)
     sensitivity, group_size = mechanism.sensitivity(participation).value, _check_devices(devices)
     rounds = participation.rounds
-    target_mu = math.sqrt(2) * math.sqrt(rho) / group_size  # 2 * rho itself could overflow
-    noise_multiplier = sensitivity / mu_before_rounding(target_mu, mechanism, rounds)
+    before_rounding = mu_before_rounding(target_mu / group_size, mechanism, rounds)
+    noise_multiplier = sensitivity / before_rounding
 
     def group_mu() -> float:
         return mu_with_rounding(sensitivity / noise_multiplier, mechanism, rounds) * group_size
 
     step = FIRST_STEP
-    while (mu := group_mu()) * (mu / 2) > rho:
+    while not is_enough(group_mu()):
         noise_multiplier, step = noise_multiplier * (1 + step), 2 * step
     return noise_multiplier
 

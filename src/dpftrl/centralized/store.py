@@ -331,7 +331,7 @@ class RunStore:
             lock = Lock(folder.lock)
             held.callback(lock.close)
             key = folder.read_key()
-            _check_created(folder, key)
+            check_created(folder, key)
             file = read_json(folder.settings, RunFile, "centralized run")
             # The plan is sealed by the journal, so its certificate need not be computed again.
             plan = load_dataset_plan(folder.plan, certify=False)
@@ -466,7 +466,7 @@ def _chain(
     return Chain(Journal[AnyRecord](folder.journal, key, AnyRecord), witness, lock)
 
 
-def _check_created(folder: RunFolder, key: NoiseKey) -> None:
+def check_created(folder: RunFolder, key: NoiseKey) -> None:
     """Check, before they are used, that `run.json` and `plan.json` are those of the first day."""
     journal = Journal[AnyRecord](folder.journal, key, AnyRecord)
     created = next((record for record, _ in journal.read()), None)

@@ -15,6 +15,7 @@ from dpftrl.accounting import (
     Spent,
     delta_for,
     guarantee_of,
+    risk_of,
     save_guarantee,
 )
 from dpftrl.accounting.guarantee import BufferType, Hypothesis
@@ -40,6 +41,7 @@ from dpftrl.cli.output import (
     print_json,
     print_table,
     progress_bar,
+    risk_table,
     say,
     sensitivity_text,
     working,
@@ -111,7 +113,7 @@ def account_command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Compute epsilon, rho and mu of a mechanism with its noise.
+    """Compute epsilon, rho, mu and the risk of a mechanism with its noise.
 
     MECH is a name or a .json file. PLAN is a file that `dpftrl plan --out` saved: it contains the
     mechanism, the noise multiplier, the participation and delta. GUARANTEE is a file that
@@ -124,6 +126,10 @@ def account_command(
     exit code is 1 if the log breaks the planned participation. A mechanism that is built for a
     participation, such as `blt` or `banded`, is built for the planned one. The options from
     --client-column to --format are for logs that are not written as `dpftrl observe` expects.
+
+    A second table says what epsilon means: how often the best possible attack detects that data
+    was used (its true-positive rate, TPR), at three rates of false alarms (FPR), and how sure the
+    attacker is after an alarm.
 
     With --dataset, --batch-size, --epochs and --sampling, the guarantee is that of training on
     secret random batches of a data set, for each example.
@@ -198,6 +204,7 @@ def account_command(
         print_json(_as_json(guarantee, log_result, planned))
     else:
         print_table(_table(guarantee, log_result, planned))
+        print_table(risk_table(risk_of(guarantee), guarantee.unit))
     if log_result is not None and request.planned is not None:
         observed = log_result.observed
         if _breaks(observed, request.planned):
@@ -360,6 +367,7 @@ def _as_json(
         "sensitivity_kind": run.sensitivity.kind,
         "rounding": run.rounding,
         **_numbers(guarantee),
+        **risk_of(guarantee).as_json(),
         "sampler_delta": guarantee.sampler_delta,
         "unit": guarantee.unit,
         "adjacency": guarantee.adjacency,

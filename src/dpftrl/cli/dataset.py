@@ -5,7 +5,7 @@ and `--sampling` say how, in place of the rounds and the min-sep of a fleet.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar, final
@@ -16,26 +16,40 @@ from rich.table import Table
 
 from dpftrl._internal.formatting import in_full, rounded_up
 from dpftrl._internal.storage import read_json
+from dpftrl.accounting import risk_of
 from dpftrl.accounting.amplification import SampledGuarantee
 from dpftrl.cli.files import Header
 from dpftrl.cli.options import Count
-from dpftrl.cli.output import number, print_json, print_table, progress_bar, say
+from dpftrl.cli.output import (
+    number,
+    print_json,
+    print_table,
+    progress_bar,
+    risk_table,
+    say,
+)
 from dpftrl.errors import DpftrlError, InvalidInput
 from dpftrl.mechanisms import Mechanism, save_mechanism
 from dpftrl.plan import (
     SAMPLINGS,
     Dataset,
+    DatasetAnswer,
     DatasetOption,
     DatasetPlan,
+    DatasetPlanRequest,
     Missing,
     SamplingName,
     account_dataset,
+    best_first,
     calibrate_dataset,
+    dataset_fields,
+    dataset_row,
     load_dataset_plan,
     mechanism_for_dataset,
-    options_for_dataset,
     save_dataset_plan,
+    solve_dataset,
 )
+from dpftrl.plan.request import Effort
 
 # The field `format` of the file of a plan for a data set.
 PLAN_FORMAT = "dpftrl dataset plan"
@@ -55,6 +69,21 @@ class DatasetRequest:
 
     dataset: Dataset
     sampling: SamplingName | None
+
+    def plan_request(
+        self, epsilon: float, delta: float, effort: Effort = "normal"
+    ) -> DatasetPlanRequest:
+        """The same as a request for a plan."""
+        return DatasetPlanRequest(
+            size=self.dataset.size,
+            batch_size=self.dataset.batch_size,
+            epochs=self.dataset.epochs,
+            epsilon=epsilon,
+            delta=delta,
+            max_batch_size=self.dataset.max_batch_size,
+            sampling=self.sampling,
+            effort=effort,
+        )
 
     @property
     def sampling_or_none(self) -> SamplingName:
@@ -212,15 +241,14 @@ def compare_for_dataset(
             if len(names) == 1:
                 raise
             rows.append(Missing(name, str(error)))
-    _warn_about_large_delta(delta, request.dataset)
-    _print_all(rows, request, epsilon, delta, as_json)
+    _print_all(best_first(request.plan_request(epsilon, delta), rows), as_json)
 
 
 def plan_for_dataset(
     request: DatasetRequest,
     epsilon: float | None,
     delta: float,
-    with_bandmf: bool,
+    effort: Effort,
     out: Path | None,
     choose: str | None,
     as_json: bool,
@@ -228,34 +256,22 @@ def plan_for_dataset(
     """`dpftrl plan --dataset`."""
     if epsilon is None:
         raise InvalidInput("plan --dataset needs --epsilon")
-    samplings = SAMPLINGS if request.sampling is None else (request.sampling,)
-    rows = list[DatasetOption | Missing]()
     with progress_bar("planning") as on_progress:
-        for row in options_for_dataset(
-            request.dataset,
-            epsilon,
-            delta,
-            samplings=samplings,
-            with_bandmf=with_bandmf,
-            on_progress=on_progress,
-        ):
-            rows.append(row)
-            on_progress(None, row.label)
+        answer = solve_dataset(request.plan_request(epsilon, delta, effort), on_progress)
     if out is not None:
-        saved = _row_to_save(rows, choose)
+        saved = _row_to_save(answer.computed, choose)
         plan = DatasetPlan(saved.sampling, saved.guarantee, request.dataset)
         save_dataset_plan(plan, out)
         say(f"saved: {out}: {saved.label} with {saved.sampling} sampling", err=True)
-    _warn_about_large_delta(delta, request.dataset)
-    _print_all(rows, request, epsilon, delta, as_json)
+    _print_all(answer, as_json)
 
 
-def _row_to_save(rows: Sequence[DatasetOption | Missing], choose: str | None) -> DatasetOption:
-    """The row with the least noise, of those with the chosen name."""
-    wanted = [row for row in rows if isinstance(row, DatasetOption) and choose in (None, row.label)]
-    if not wanted:
-        raise InvalidInput(f"there is no row {choose!r} to save; leave out --choose")
-    return min(wanted, key=lambda row: row.rms_noise)
+def _row_to_save(rows: Sequence[DatasetOption], choose: str | None) -> DatasetOption:
+    """The row with the least noise, of those with the chosen name; the least noise comes first."""
+    for row in rows:
+        if choose in (None, row.label):
+            return row
+    raise InvalidInput(f"there is no row {choose!r} to save; leave out --choose")
 
 
 def print_dataset_plan(name: str, as_json: bool) -> None:
@@ -285,20 +301,10 @@ def optimize_for_dataset(
         raise InvalidInput(f"{name} is optimized for --sampling {needed}, got {request.sampling}")
     row = _calibrated(name, request, epsilon, delta)
     if out is not None:
-        about = {"optimised_for": str(_sampling_text(row, request.dataset)), **_as_json(row)}
+        about = {"optimised_for": str(_sampling_text(row, request.dataset)), **dataset_row(row)}
         save_mechanism(row.mechanism, out, about)
         say(f"saved: {out}", err=True)
     _print_one(row, request, as_json)
-
-
-def _warn_about_large_delta(delta: float, dataset: Dataset) -> None:
-    """Print a warning unless delta is below 1 / N: see `plan`."""
-    if not delta * dataset.size < 1:
-        say(
-            f"warning: delta {delta:g} is not below 1 / dataset, {1 / dataset.size:.3g}: such a "
-            "delta permits publishing one example in full",
-            err=True,
-        )
 
 
 def _sampling_text(row: DatasetOption, dataset: Dataset) -> str:
@@ -306,43 +312,12 @@ def _sampling_text(row: DatasetOption, dataset: Dataset) -> str:
     return str(one.sampling) if isinstance(one, SampledGuarantee) else str(dataset.in_order)
 
 
-def _as_json(row: DatasetOption) -> dict[str, Any]:
-    guarantee = row.guarantee
-    groups = getattr(getattr(guarantee, "sampling", None), "groups", None)
-    return {
-        "name": row.label,
-        "sampling": row.sampling,
-        **({} if groups is None else {"groups": groups}),
-        "adjacency": guarantee.adjacency,
-        "unit": "example",
-        "noise_multiplier": row.noise_multiplier,
-        "sensitivity": row.sensitivity,
-        "sensitivity_kind": row.sensitivity_kind,
-        "effective_noise_multiplier": row.noise_multiplier / row.sensitivity,
-        "epsilon": guarantee.epsilon,
-        "delta": guarantee.delta,
-        "confidence": 1 - row.failure,
-        "failure_probability": row.failure,
-        "rms_noise": row.rms_noise,
-        "mechanism": {"family": row.mechanism.family, **row.mechanism.parameters()},
-    }
-
-
-def _dataset_as_json(dataset: Dataset) -> dict[str, Any]:
-    return {
-        "dataset": dataset.size,
-        "batch_size": dataset.batch_size,
-        "epochs": dataset.epochs,
-        "steps": dataset.steps,
-        "max_batch_size": dataset.max_batch_size,
-    }
-
-
 def _print_one(row: DatasetOption, request: DatasetRequest, as_json: bool) -> None:
     guarantee = row.guarantee
     if as_json:
         hypotheses = [asdict(hypothesis) for hypothesis in guarantee.hypotheses]
-        print_json({**_dataset_as_json(request.dataset), **_as_json(row), "hypotheses": hypotheses})
+        fields = {**dataset_fields(request.dataset), **dataset_row(row)}
+        print_json({**fields, "hypotheses": hypotheses})
         return
     table = Table(title=f"{row.label}, {_sampling_text(row, request.dataset)}", show_header=False)
     table.add_column(no_wrap=True)
@@ -358,6 +333,7 @@ def _print_one(row: DatasetOption, request: DatasetRequest, as_json: bool) -> No
     table.add_row("rms noise", number(row.rms_noise))
     table.add_row("Python value", escape(repr(row.mechanism)))
     print_table(table)
+    print_table(risk_table(risk_of(guarantee), "example"))
 
 
 def _epsilon(row: DatasetOption) -> str:
@@ -371,42 +347,19 @@ def _confidence(row: DatasetOption) -> str:
     return f"certified by samples; wrong with a probability of at most {row.failure:g}"
 
 
-def _print_all(
-    rows: Iterable[DatasetOption | Missing],
-    request: DatasetRequest,
-    epsilon: float,
-    delta: float,
-    as_json: bool,
-) -> None:
-    rows = list(rows)
-    computed = [row for row in rows if isinstance(row, DatasetOption)]
-    computed.sort(key=lambda row: row.rms_noise)
-    left_out = [row for row in rows if isinstance(row, Missing)]
-    if not computed:
-        reasons = "; ".join(f"{row.label}: {row.note}" for row in left_out)
-        raise InvalidInput(f"no mechanism reaches the target: {reasons}")
-    # Who compares several certificates and takes the best one must add up their failures.
-    chosen = computed[0]
-    failure = sum(row.failure for row in computed) if chosen.failure else 0.0
-    recommended = {"name": chosen.label, "sampling": chosen.sampling}
+def _print_all(answer: DatasetAnswer, as_json: bool) -> None:
+    for warning in answer.request.warnings:
+        say(f"warning: {warning}", err=True)
     if as_json:
-        print_json(
-            {
-                **_dataset_as_json(request.dataset),
-                "epsilon": epsilon,
-                "delta": delta,
-                "mechanisms": [_as_json(row) for row in computed],
-                "left_out": [{"name": row.label, "note": row.note} for row in left_out],
-                "recommended": {**recommended, "failure_probability": failure},
-            }
-        )
+        print_json(answer.as_json())
         return
-    table = Table(title=str(request.dataset), caption=_caption(chosen, failure, delta, left_out))
+    dataset = answer.request.dataset
+    table = Table(title=str(dataset), caption=_caption(answer))
     table.add_column("mechanism", no_wrap=True)
     table.add_column("sampling", no_wrap=True)
     for heading in ("noise multiplier", "epsilon", "rms noise", "memory"):
         table.add_column(heading, justify="right")
-    for row in computed:
+    for row in answer.computed:
         groups = getattr(getattr(row.guarantee, "sampling", None), "groups", None)
         table.add_row(
             row.label if groups is None else f"{row.label} ({groups} bands)",
@@ -414,28 +367,28 @@ def _print_all(
             rounded_up(row.noise_multiplier),
             _epsilon(row),
             number(row.rms_noise),
-            f"{_memory(row.mechanism, request.dataset):,}",
+            f"{_memory(row.mechanism, dataset):,}",
         )
     print_table(table)
+    print_table(risk_table(risk_of(answer.recommended.guarantee), "example"))
 
 
 def _memory(chosen: Mechanism, dataset: Dataset) -> int:
     return chosen.memory(dataset.steps)
 
 
-def _caption(
-    chosen: DatasetOption, failure: float, delta: float, left_out: Sequence[Missing]
-) -> str:
+def _caption(answer: DatasetAnswer) -> str:
+    chosen = answer.recommended
     lines = [
-        f"recommended: {chosen.label} with {chosen.sampling} sampling, the least noise",
-        f"epsilon at delta {delta:g}, for each example, {chosen.guarantee.adjacency} adjacency",
+        f"recommended: {answer.reason}",
+        f"epsilon at delta {answer.request.delta:g}, for each example, "
+        f"{chosen.guarantee.adjacency} adjacency",
         "compare by rms noise, not by noise multiplier; memory in model-sized vectors",
     ]
-    if chosen.label == "dp-sgd":
-        lines.insert(1, "plain DP-SGD is best here: correlated noise does not help")
-    if failure:
+    if answer.failure:
         lines.append(
-            f"its epsilon is certified by samples; wrong with a probability of at most {failure:g}"
+            "its epsilon is certified by samples; wrong with a probability of at most "
+            f"{answer.failure:g}"
         )
-    lines += [f"{row.label}: {row.note}" for row in left_out]
+    lines += [f"{row.label}: {row.note}" for row in answer.left_out]
     return escape("\n".join(lines))

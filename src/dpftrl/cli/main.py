@@ -29,10 +29,32 @@ COMMANDS = {
     "compose": "compose_command",
     "observe": "observe",
     "statement": "statement_command",
+    "status": "status_command",
     "train": "train_command",
     "verify": "verify_command",
     "export": "export_command",
     "reproduce": "reproduce_command",
+}
+# What `dpftrl --help` says about each command: the first sentence of its own help text. It is
+# written here so that the help can be shown without importing all commands.
+SUMMARIES = {
+    "mechanisms": "List the mechanisms, the memory they need and the rounds they support.",
+    "loss": "Compute error, sensitivity and loss of one mechanism.",
+    "compare": "Compare the losses of mechanisms for one participation, the smallest loss first.",
+    "optimize": "Optimize a mechanism of one family for a participation.",
+    "show": "Show the family, the parameters and the coefficients of a mechanism.",
+    "plan": "Compare mechanisms for your fleet, and recommend one.",
+    "account": "Compute epsilon, rho, mu and the risk of a mechanism with its noise.",
+    "calibrate": "Compute the smallest noise multiplier for an epsilon, a rho or a risk.",
+    "compose": "Compute one guarantee for several runs that the same clients could take part in.",
+    "observe": "Summarize who took part in a run, from a participation log.",
+    "statement": "Write the privacy statement of a plan, a guarantee or a run, as Markdown, HTML "
+    "and JSON.",
+    "train": "Train a language model privately, with simulated clients in this process.",
+    "verify": "Check that the files of a run were not changed, and that its epsilon is correct.",
+    "export": "Write the released model of RUN to a file that can be shared.",
+    "reproduce": "Recompute the tables and figures of the paper, and check each claim of the "
+    "paper.",
 }
 # The exit code that a shell reports for a program that SIGPIPE ended: 128 + 13. It is not 0,
 # because a `verify` whose last lines nobody read, or a `train` that stopped there, has not
@@ -66,6 +88,11 @@ class Commands(click.Group):
             self.add_command(getattr(import_module(f"dpftrl.cli.{name}"), COMMANDS[name]))
         allow_interrupts()
         return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 (click's)
+        """Write the list of commands, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(SUMMARIES.items()))
 
     def make_context(
         self,
@@ -122,6 +149,7 @@ def dpftrl() -> None:
 
     \b
     Train on the text of simulated clients    dpftrl train --out run
+    How is the run doing?                     dpftrl status run
     Did the run keep its guarantee?           dpftrl verify run
     Write the model alone, to share it        dpftrl export run model.safetensors
 

@@ -8,7 +8,8 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from dpftrl._internal.formatting import rounded_up
+from dpftrl._internal.formatting import memory_text, rounded_up
+from dpftrl.accounting import risk_of
 from dpftrl.cli.dataset import (
     DatasetRequest,
     dataset_options,
@@ -16,33 +17,38 @@ from dpftrl.cli.dataset import (
     refuse_others,
 )
 from dpftrl.cli.files import check_target, force_option
-from dpftrl.cli.options import (
-    Count,
-    Share,
-    describe,
-    json_option,
-    max_participations_option,
-)
-from dpftrl.cli.output import number, print_json, print_table, progress_bar, say
+from dpftrl.cli.options import Count, Share, json_option
+from dpftrl.cli.output import number, print_json, print_table, progress_bar, risk_table, say
 from dpftrl.errors import InvalidInput
 from dpftrl.optimize import Objective
 from dpftrl.plan import (
     LABELS,
-    Budget,
-    Fleet,
-    Missing,
+    FleetAnswer,
+    FleetPlanRequest,
     Option,
-    Point,
-    Question,
     Walk,
-    extrapolate,
-    options,
     save_plan,
+    solve_fleet,
 )
 from dpftrl.plots import plot_extrapolation
 
-# The row that `--out` saves unless `--choose` names another one.
-DEFAULT_ROW = "blt"
+
+class MinSepRange(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
+    """A min-sep, or a range of min-seps: 400 or 400:800."""
+
+    name = "number[:number]"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int | None]:
+        """Convert the text to the lower end and, of a range, the upper end."""
+        if isinstance(value, tuple):
+            return value  # pyright: ignore[reportUnknownVariableType]
+        low, colon, high = str(value).partition(":")
+        count = Count()
+        return count.convert(low, param, ctx), count.convert(high, param, ctx) if colon else None
+
+
 HEADINGS = {
     "min_sep_half": "min-sep ÷ 2",
     "min_sep_double": "min-sep x 2",
@@ -53,8 +59,21 @@ HEADINGS = {
 
 @click.command("plan")
 @click.option("--population", type=Count(), help="Clients that may take part.")
-@click.option("--report-goal", type=Count(), help="Client reports that a round needs.")
-@click.option("--rounds", type=Count(), help="Rounds of training.")
+@click.option(
+    "--report-goal",
+    type=Count(),
+    help="Client reports that a round needs.  [default: the largest that costs no privacy]",
+)
+@click.option(
+    "--rounds", type=Count(), help="Rounds of training.  [default: --days x --rounds-per-day]"
+)
+@click.option("--days", type=float, help="Days of training, instead of --rounds.")
+@click.option(
+    "--min-sep",
+    type=MinSepRange(),
+    help="Min-sep that is enforced, instead of that of the fleet; LOW:HIGH plans for LOW and shows "
+    "what a larger min-sep would give.",
+)
 @dataset_options
 @click.option(
     "--delta",
@@ -89,9 +108,23 @@ HEADINGS = {
     help="Days that a client waits after a contact before it can be contacted again.",
 )
 @click.option(
-    "--rounds-per-day", type=float, help="Rounds of training per day; needed with --timer-days."
+    "--rounds-per-day",
+    type=float,
+    help="Rounds of training per day; needed with --timer-days, and for days of training.",
 )
-@max_participations_option
+@click.option(
+    "--max-participations",
+    type=Count(),
+    show_default="rounds / min-sep, rounded up",
+    help="Most rounds that one client can take part in, if the server enforces such a cap.",
+)
+@click.option(
+    "--devices",
+    type=Count(),
+    default=1,
+    show_default=True,
+    help="Devices of one person: also states epsilon per person.",
+)
 @click.option(
     "--parameters",
     type=Count(),
@@ -99,7 +132,11 @@ HEADINGS = {
     show_default=True,
     help="Parameters of the model, for the column memory.",
 )
-@click.option("--buffers", type=int, default=4, show_default=True, help="Buffers of each BLT.")
+@click.option(
+    "--buffers",
+    type=int,
+    help="Buffers of each BLT.  [default: the fewest that are nearly as good as more]",
+)
 @click.option(
     "--objective",
     type=click.Choice(["rms", "max"]),
@@ -124,16 +161,17 @@ HEADINGS = {
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="Save one row as a plan, FILE.json: the row blt, or the row of --choose. With --dataset, "
-    "the recommended row.",
+    help="Save one row as a plan, FILE.json: the recommended row, or the row of --choose.",
 )
-@click.option("--choose", help=f"Row that --out saves.  [default: {DEFAULT_ROW}]")
+@click.option("--choose", help="Row that --out saves.  [default: the recommended row]")
 @force_option()
 @json_option
 def plan_command(
     population: int | None,
     report_goal: int | None,
     rounds: int | None,
+    days: float | None,
+    min_sep: tuple[int, int | None] | None,
     dataset_request: DatasetRequest | None,
     delta: float,
     epsilon: float | None,
@@ -142,9 +180,10 @@ def plan_command(
     over_selection: float,
     timer_days: float | None,
     rounds_per_day: float | None,
-    max_participations: int,
+    max_participations: int | None,
+    devices: int,
     parameters: int,
-    buffers: int,
+    buffers: int | None,
     objective: Objective,
     with_bandmf: bool,
     show_walks: bool,
@@ -154,15 +193,21 @@ def plan_command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Compare mechanisms for your fleet: noise multiplier, epsilon, loss and memory of each.
+    """Compare mechanisms for your fleet, and recommend one.
+
+    The row marked * is recommended: it needs the least memory, of all mechanisms whose loss is
+    within 10% of the smallest. What you leave open is chosen: the rounds from --days and
+    --rounds-per-day, the report goal, and the buffers of the BLTs.
 
     Min-sep is population x availability / clients contacted per round: it assumes that clients
     participate in strict rotation. Nothing enforces this without a timer. With --timer-days,
-    min-sep is at most the length of the timer. A second table shows epsilon if min-sep or the
-    number of rounds turns out to be half or twice the planned value.
+    min-sep is at most the length of the timer. Further tables show epsilon if min-sep or the
+    number of rounds turns out differently, and what the best possible attack achieves.
 
     \b
     dpftrl plan --population 4.21M --report-goal 6500 --rounds 2000 --delta 1e-10 --epsilon 4
+    dpftrl plan --population 3M --availability 60% --timer-days 3 --rounds-per-day 120 --days 14 \\
+                --delta 1e-10 --epsilon 4
 
     With --dataset, it compares mechanisms and samplings for training on a data set, sorts them by
     the noise on prefix sums, and recommends the first.
@@ -170,14 +215,18 @@ def plan_command(
     \b
     dpftrl plan --dataset 50000 --batch-size 500 --epochs 10 --epsilon 1 --delta 1e-6
     """  # noqa: D301 (\b keeps click from reflowing the lines below it)
+    effort = "slow" if with_bandmf else "normal"
     if dataset_request is not None:
         refuse_others(
             {
                 "--population": population,
                 "--report-goal": report_goal,
                 "--rounds": rounds,
+                "--days": days,
+                "--min-sep": min_sep,
                 "--noise-multiplier": noise_multiplier,
                 "--timer-days": timer_days,
+                "--devices": None if devices == 1 else devices,
                 "--extrapolate": show_walks,
                 "--plot": plot,
             }
@@ -185,41 +234,50 @@ def plan_command(
         check_target(out, "dataset plan", force=force)
         if choose is not None and out is None:
             raise InvalidInput("--choose names the row that --out saves: give --out FILE.json too")
-        plan_for_dataset(dataset_request, epsilon, delta, with_bandmf, out, choose, as_json)
+        plan_for_dataset(dataset_request, epsilon, delta, effort, out, choose, as_json)
         return
-    if population is None or report_goal is None or rounds is None:
+    if population is None:
         raise InvalidInput(
-            "give --population, --report-goal and --rounds of a fleet, or --dataset, --batch-size "
-            "and --epochs of a data set"
+            "give --population of a fleet, or --dataset, --batch-size and --epochs of a data set"
         )
     check_target(plot, "picture", force=force)
     check_target(out, "plan", force=force)
     _check_choice(out, choose)
-    fleet = Fleet(population, report_goal, availability, over_selection, timer_days, rounds_per_day)
-    budget = Budget(delta, epsilon, noise_multiplier)
-    question = Question(fleet, rounds, budget, max_participations, parameters, objective, buffers)
+    request = FleetPlanRequest(
+        population=population,
+        delta=delta,
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        report_goal=report_goal,
+        rounds=rounds,
+        days=days,
+        rounds_per_day=rounds_per_day,
+        timer_days=timer_days,
+        min_sep=None if min_sep is None else min_sep[0],
+        max_min_sep=None if min_sep is None else min_sep[1],
+        availability=availability,
+        over_selection=over_selection,
+        max_participations=max_participations,
+        devices=devices,
+        parameters=parameters,
+        buffers=buffers,
+        objective=objective,
+        effort=effort,
+        extrapolate=as_json or show_walks or plot is not None,
+    )
     with progress_bar("planning") as on_progress:
-        rows: list[Option | Missing] = []
-        for row in options(question, with_bandmf):
-            rows.append(row)
-            on_progress(None, row.label)
-        candidates = [row for row in rows if isinstance(row, Option)]
-        needs_walks = as_json or show_walks or plot is not None
-        walks = extrapolate(question, candidates) if needs_walks else ()
-    chosen = None if out is None else _row_to_save(candidates, choose or DEFAULT_ROW)
-    if out is not None and chosen is not None:
-        save_plan(chosen.plan, out)  # first: a plot that fails must not lose the plan
+        answer = solve_fleet(request, on_progress)
+    if out is not None:
+        saved = answer.recommended if choose is None else answer.row(choose)
+        save_plan(saved.plan, out)  # first: a plot that fails must not lose the plan
     if plot is not None:
-        plot_extrapolation(walks, delta, plot, epsilon)
-    _warn_about_large_delta(delta, population)
+        plot_extrapolation(answer.walks, delta, plot, epsilon, answer.recommended.label)
+    for warning in answer.resolved.warnings:
+        say(f"warning: {warning}", err=True)
     if as_json:
-        print_json(_as_json(question, rows, walks))
+        print_json(answer.as_json())
         return
-    print_table(_table(question, candidates, rows))
-    print_table(_scenario_table(candidates))
-    if show_walks:
-        for walk in walks:
-            print_table(_walk_table(walk))
+    _print_tables(answer, show_walks)
 
 
 def _check_choice(out: Path | None, choose: str | None) -> None:
@@ -230,49 +288,66 @@ def _check_choice(out: Path | None, choose: str | None) -> None:
         raise InvalidInput("--choose names the row that --out saves: give --out FILE.json too")
 
 
-def _warn_about_large_delta(delta: float, population: int) -> None:
-    """Print a warning unless delta is below 1 / population.
-
-    A mechanism that publishes each client's data in full with probability delta is (0, delta)-DP.
-    With such a delta it would publish the data of at least one client on average.
-    """
-    if not delta * population < 1:
-        say(
-            f"warning: delta {delta:g} is not below 1 / population, {1 / population:.3g}: "
-            "such a delta permits publishing the data of one client in full",
-            err=True,
-        )
-
-
-def _row_to_save(candidates: Sequence[Option], label: str) -> Option:
-    for option in candidates:
-        if option.label == label:
-            return option
-    raise InvalidInput(
-        f"the row {label} was left out, so --out has nothing to save; choose another row"
-    )
+def _print_tables(answer: FleetAnswer, show_walks: bool) -> None:
+    print_table(_table(answer))
+    print_table(_scenario_table(answer.computed))
+    print_table(_stop_table(answer))
+    if answer.by_min_sep():
+        print_table(_min_sep_table(answer))
+    person = answer.recommended.plan.guarantee.for_devices(answer.resolved.request.devices)
+    print_table(risk_table(risk_of(person), person.unit))
+    if show_walks:
+        for walk in answer.walks:
+            print_table(_walk_table(walk))
 
 
-def _table(
-    question: Question, candidates: Sequence[Option], rows: Sequence[Option | Missing]
-) -> Table:
-    table = Table(title=str(question.participation()), caption=_caption(question, rows))
+def _table(answer: FleetAnswer) -> Table:
+    devices = answer.resolved.request.devices
+    table = Table(title=_title(answer), caption=_caption(answer))
     table.add_column("mechanism", no_wrap=True)
-    for heading in ("noise multiplier", "rho", "epsilon", "RmsLoss", "MaxLoss", "memory"):
+    headings = ["noise multiplier", "rho", "epsilon"]
+    headings += [] if devices == 1 else [f"epsilon of {devices:,} devices"]
+    for heading in (*headings, "RmsLoss", "MaxLoss", "memory"):
         table.add_column(heading, justify="right")
-    for row in candidates:
+    for row in answer.computed:
         guarantee = row.plan.guarantee
         bound = "" if guarantee.kind == "exact" else "≤ "
+        person = [f"≤ {rounded_up(guarantee.for_devices(devices).epsilon)}"]
         table.add_row(
-            row.label,
+            f"{row.label} *" if row is answer.recommended else row.label,
             rounded_up(row.plan.noise_multiplier),
             rounded_up(guarantee.rho),
             bound + rounded_up(guarantee.epsilon),
+            *([] if devices == 1 else person),
             number(row.error_report.rms_loss),
             number(row.error_report.max_loss),
-            _size(row.memory_bytes),
+            memory_text(row.memory_bytes),
         )
     return table
+
+
+def _title(answer: FleetAnswer) -> str:
+    question, days = answer.resolved.question, answer.resolved.days
+    lasts = "" if days is None else f", {days:,.3g} day(s)"
+    goal = f"report goal {question.fleet.report_goal:,}"
+    return f"{question.participation()}{lasts}, {goal}"
+
+
+def _caption(answer: FleetAnswer) -> str:
+    resolved = answer.resolved
+    lines = [f"* recommended: {answer.reason}"]
+    lines += [
+        f"{choice.name.replace('_', ' ')} {choice.value:,}: {choice.reason}"
+        for choice in resolved.choices
+    ]
+    lines += [
+        resolved.binding_text,
+        f"epsilon at delta {resolved.question.budget.delta:g}, for each client",
+        "compare mechanisms by loss, not by noise multiplier",
+        "the row blt was optimized for this fleet; --out saves the recommended row as a plan",
+    ]
+    lines += [f"{row.label}: {row.note}" for row in answer.left_out]
+    return escape("\n".join(lines))
 
 
 def _scenario_table(candidates: Sequence[Option]) -> Table:
@@ -286,18 +361,38 @@ def _scenario_table(candidates: Sequence[Option]) -> Table:
     return table
 
 
-def _caption(question: Question, rows: Sequence[Option | Missing]) -> str:
-    lines = [
-        f"epsilon at delta {question.budget.delta:g}, for each client",
-        "compare mechanisms by loss, not by noise multiplier",
-        "the row blt was optimized for this fleet; --out saves it as a plan",
-    ]
-    lines += [f"{row.label}: {row.note}" for row in rows if isinstance(row, Missing)]
-    return escape("\n".join(lines))
+def _stop_table(answer: FleetAnswer) -> Table:
+    """Epsilon of the recommended row if training stops early or goes on past the plan."""
+    stops = answer.epsilon_after()
+    table = Table(
+        title=f"epsilon of {answer.recommended.label} if training stops early or goes on",
+        caption=f"planned: {answer.resolved.question.rounds:,} rounds; a run of a plan stops there",
+    )
+    table.add_column("rounds", no_wrap=True)
+    for rounds in stops:
+        table.add_column(f"{rounds:,}", justify="right")
+    table.add_row("epsilon", *map(_epsilon, stops.values()))
+    return table
+
+
+def _min_sep_table(answer: FleetAnswer) -> Table:
+    """What other min-seps of the range give."""
+    table = Table(title=f"{answer.recommended.label} at other min-seps")
+    headings = ("max participations", "epsilon", "noise multiplier for the target")
+    for heading in ("min-sep", *headings):
+        table.add_column(heading, justify="right")
+    for row in answer.by_min_sep():
+        table.add_row(
+            f"{row['min_sep']:,}",
+            f"{row['max_participations']:,}",
+            _epsilon(row["epsilon"]),
+            _epsilon(row["noise_multiplier_for_target"]),
+        )
+    return table
 
 
 def _walk_table(walk: Walk) -> Table:
-    table = Table(title=f"epsilon by {walk.along.replace('_', ' ')}")
+    table = Table(title=f"epsilon by {walk.along.replace('_', ' ')}", caption="at equal utility")
     labels = list(walk.points[0].epsilon) if walk.points else []
     for heading in ("report goal", "noise x", "rounds", "min-sep", "max participations", *labels):
         table.add_column(heading, justify="right")
@@ -315,61 +410,3 @@ def _walk_table(walk: Walk) -> Table:
 
 def _epsilon(value: float | None) -> str:
     return "-" if value is None else rounded_up(value)
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:,.1f} GB"
-
-
-def _as_json(
-    question: Question, rows: Sequence[Option | Missing], walks: Sequence[Walk]
-) -> dict[str, Any]:
-    fleet = question.fleet
-    return {
-        "population": fleet.population,
-        "report_goal": fleet.report_goal,
-        "availability": fleet.availability,
-        "over_selection": fleet.over_selection,
-        "timer_rounds": fleet.timer_rounds,
-        **describe(question.participation()),
-        "delta": question.budget.delta,
-        "parameters": question.parameters,
-        "objective": question.objective,
-        "mechanisms": [_option_as_json(row) for row in rows if isinstance(row, Option)],
-        "left_out": [
-            {"name": row.label, "note": row.note} for row in rows if isinstance(row, Missing)
-        ],
-        "extrapolation": {
-            walk.along: [_point_as_json(point) for point in walk.points] for walk in walks
-        },
-    }
-
-
-def _option_as_json(option: Option) -> dict[str, Any]:
-    guarantee, sensitivity = option.plan.guarantee, option.error_report.sensitivity
-    return {
-        "name": option.label,
-        "noise_multiplier": option.plan.noise_multiplier,
-        "sensitivity": sensitivity.value,
-        "sensitivity_kind": sensitivity.kind,
-        "mu": guarantee.mu,
-        "rho": guarantee.rho,
-        "epsilon": guarantee.epsilon,
-        "rms_loss": option.error_report.rms_loss,
-        "max_loss": option.error_report.max_loss,
-        "memory_bytes": option.memory_bytes,
-        "epsilon_if": dict(option.scenarios),
-    }
-
-
-def _point_as_json(point: Point) -> dict[str, Any]:
-    return {
-        "report_goal": point.report_goal,
-        "noise_scale": point.scale,
-        **describe(point.participation),
-        "epsilon": point.epsilon,
-    }

@@ -49,6 +49,7 @@ def _as_json(verdict: Verdict) -> dict[str, object]:
         "passed": verdict.passed,
         "run": verdict.run_id,
         "rounds": verdict.rounds,
+        "empty_rounds": verdict.empty_rounds,
         "epsilon": verdict.epsilon,
         "delta": verdict.delta,
         "checks": verdict.checks,

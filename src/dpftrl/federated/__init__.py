@@ -1,7 +1,9 @@
 """The server of federated training. It runs private rounds; the caller contacts the clients."""
 
 from dpftrl._internal.arrays import Layout
+from dpftrl.federated.aggregator import Aggregator
 from dpftrl.federated.optimizers import Adam, Optimizer, Sgd
+from dpftrl.federated.partial_sum import Assignment, PartialSum
 from dpftrl.federated.round import Released, Round
 from dpftrl.federated.server import Server
 from dpftrl.federated.settings import Settings
@@ -10,9 +12,12 @@ from dpftrl.federated.store.run_folder import RunFolder
 
 __all__ = [
     "Adam",
+    "Aggregator",
+    "Assignment",
     "EarlierRun",
     "Layout",
     "Optimizer",
+    "PartialSum",
     "Released",
     "Round",
     "RunFolder",

@@ -28,6 +28,7 @@ Keys = NDArray[np.uint64]
 Numbers = NDArray[np.int32]
 
 NEVER: Final = -1
+NO_ROW: Final = np.iinfo(np.int64).max
 # New clients go into a small table, which is merged into the large one at this share of its size.
 RECENT_SHARE: Final = 16
 SMALLEST_RECENT: Final = 65_536
@@ -65,6 +66,10 @@ class Timers:
     def __len__(self) -> int:
         return len(self._old.keys) + len(self._recent.keys)
 
+    def keys(self) -> Keys:
+        """The pseudonyms of all clients that were contacted."""
+        return np.concatenate([self._old.keys, self._recent.keys])
+
     def last(self, keys: Keys) -> Numbers:
         """The round of each client's last contact, or `NEVER`."""
         return self._look(keys).last
@@ -72,6 +77,12 @@ class Timers:
     def contacts(self, keys: Keys) -> Numbers:
         """The number of contacts of each client."""
         return self._look(keys).often
+
+    def entries(self) -> tuple[Numbers, Numbers]:
+        """The round of the last contact, and the number of contacts, of every client so far."""
+        tables = (self._old, self._recent)
+        last = np.concatenate([table.last for table in tables])
+        return last, np.concatenate([table.count for table in tables])
 
     def mark(self, keys: Keys, row: int) -> None:
         """Record that these clients, each given once, are contacted for a round."""
@@ -317,11 +328,19 @@ class Rules:
     def eligible(self, timers: Timers, keys: Keys, row: int, now: float | None) -> Keys:
         """The pseudonyms of the clients that may be contacted now, in increasing order."""
         unique = np.unique(keys)
-        last = timers.last(unique)
-        rested = (last == NEVER) | (row - last.astype(np.int64) >= self._min_sep)
+        may = self.first_rows(timers, unique) <= row
         if self._timer_hours is not None:
-            rested &= self._waited(last, now)
-        return unique[rested & (timers.contacts(unique) < self._cap)]
+            may &= self._waited(timers.last(unique), now)
+        return unique[may]
+
+    def first_rows(self, timers: Timers, keys: Keys) -> NDArray[np.int64]:
+        """The first row for which each client may be contacted; `NO_ROW` if it is at its cap.
+
+        Timers in hours are left out: they end without a further round.
+        """
+        last = timers.last(keys).astype(np.int64)
+        first = np.where(last == NEVER, 0, last + self._min_sep)
+        return np.where(timers.contacts(keys) < self._cap, first, NO_ROW)
 
     def contact(self, row: int, now: float | None) -> None:
         """Record the time of a contact; a later attempt at the same round replaces the time."""
@@ -381,12 +400,67 @@ class Chosen(NamedTuple):
         names: Names of the clients, in the same order.
         exposure: The exposure of the run after the cohort is contacted.
         time: The time on the clock of the run, in hours; None without timers by time.
+        eligible: Number of clients from which the cohort was chosen.
     """
 
     keys: Keys
     names: tuple[str, ...]
     exposure: Exposure
     time: float | None
+    eligible: int
+
+
+@final
+class Shortage(NamedTuple):
+    """Why a round cannot begin: fewer of the available clients may be contacted than it needs.
+
+    Attributes:
+        row: The round, by the number of rounds released before it.
+        needed: Number of clients that a round contacts.
+        available: Number of available clients.
+        eligible: Number of available clients that may be contacted now.
+        rows: Number of rounds that must pass until enough of the available clients may be
+            contacted. 0: none, the timers in hours are what is missing. None: these clients are
+            too few for any round.
+        left: Number of clients of the planned population that may still be contacted for this
+            round, available or not.
+    """
+
+    row: int
+    needed: int
+    available: int
+    eligible: int
+    rows: int | None
+    left: int
+
+    @property
+    def is_standstill(self) -> bool:
+        """Whether the available clients would be enough, but only for a later round."""
+        return bool(self.rows)
+
+    @property
+    def is_permanent(self) -> bool:
+        """Whether no client of the planned population could end the standstill."""
+        return self.is_standstill and self.left < self.needed
+
+    def __str__(self) -> str:
+        text = (
+            f"round {self.row + 1} contacts {self.needed:,} clients, and {self.eligible:,} of the "
+            f"{self.available:,} available clients may be contacted"
+        )
+        if not self.is_standstill:
+            return f"{text} now; wait for more clients, or until their timers end"
+        others = (
+            "and the planned population has no others"
+            if self.is_permanent
+            else f"and at most {self.left:,} of the planned population may be"
+        )
+        return (
+            f"{text}: the others were contacted for this round already, or too few rounds before "
+            f"it, {others}; register more clients, or close {self.rows:,} round(s) as rounds in "
+            "which nobody took part (Server.close_empty_round; on Flower, "
+            "DpFtrl(close_empty_rounds=True)), which costs rounds and no privacy"
+        )
 
 
 @final
@@ -398,9 +472,11 @@ class Eligibility:
         rules: When a client may be contacted again.
         size: Number of clients that a round contacts.
         seed: Seed of the choice of cohorts.
+        population: Number of clients of the plan.
     """
 
-    def __init__(self, key: NoiseKey, rules: Rules, size: int, seed: int):
+    def __init__(self, key: NoiseKey, rules: Rules, size: int, seed: int, population: int):
+        self._population = population
         self.pseudonyms = Pseudonyms(key)
         self.timers = Timers()
         self._rules = rules
@@ -427,7 +503,23 @@ class Eligibility:
         chosen = choose(eligible, self._size, self._seed, attempt)
         names = tuple(by_key[key] for key in chosen.tolist())
         self.pseudonyms.refuse_renamed(names, self.timers)
-        return Chosen(chosen, names, self.timers.exposure_after(chosen, row), time)
+        exposure = self.timers.exposure_after(chosen, row)
+        return Chosen(chosen, names, exposure, time, len(eligible))
+
+    def shortage(self, by_key: Mapping[int, str], row: int, now: float | None) -> Shortage | None:
+        """Why `choose` would refuse these clients; None if they are enough."""
+        keys = np.fromiter(by_key, np.uint64, len(by_key))
+        eligible = len(self._rules.eligible(self.timers, keys, row, self._rules.run_time(now)))
+        if eligible >= self._size:
+            return None
+        first = np.sort(self._rules.first_rows(self.timers, keys))
+        first = first[first != NO_ROW]
+        rows = max(0, int(first[self._size - 1]) - row) if len(first) >= self._size else None
+        contacted = self.timers.keys()
+        blocked = int((self._rules.first_rows(self.timers, contacted) > row).sum())
+        fleet = len(contacted) + int((self.timers.contacts(keys) == 0).sum())
+        left = max(self._population, fleet) - blocked
+        return Shortage(row, self._size, len(keys), eligible, rows, left)
 
     def contact(self, keys: Keys, row: int, now: float | None) -> None:
         """Start the timers of clients that are contacted for a round."""

@@ -8,10 +8,11 @@ over rounds: it sends models to clients and passes their updates to the server.
 
 import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, Self, final
+from typing import Any, Final, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,9 @@ from dpftrl._internal.checks import as_float
 from dpftrl._internal.deprecation import warn
 from dpftrl._internal.storage import replace_file
 from dpftrl.accounting import Guarantee
-from dpftrl.errors import InvalidInput, RunOver
-from dpftrl.federated.eligibility import Exposure
+from dpftrl.clipping import ExactSum
+from dpftrl.errors import InvalidInput, RunOver, TooFewClients
+from dpftrl.federated.eligibility import Exposure, Shortage
 from dpftrl.federated.optimizers import State
 from dpftrl.federated.round import Released, Reports, Round
 from dpftrl.federated.run_guarantee import RunGuarantee
@@ -33,10 +35,13 @@ from dpftrl.federated.store.run_folder import RunFolder
 from dpftrl.federated.store.run_store import RunStore
 from dpftrl.plan import Plan
 
+# Seconds between two entries in the private log that say that there are too few clients.
+WAITING_SECONDS: Final = 60.0
+
 
 @final
 class Server:
-    """A run, opened by one process: it begins, commits and abandons rounds.
+    """A run, opened by one process: it begins, commits and abandons rounds, or closes them empty.
 
     Guarantees:
         The model of a round is returned only when the model, the state of the optimizer, the row of
@@ -75,6 +80,10 @@ class Server:
         self._grid = store.settings.grid(store.plan)
         self._moving = store.moving_clip_norm()  # None for a fixed clip norm
         self._planned_rounds = store.plan.participation.rounds
+        # For the private log: what the last `begin` knew about the clients, and when an entry said
+        # that there were too few.
+        self._availability: dict[str, int] = {}
+        self._waiting_noted = -math.inf
 
     @classmethod
     def create(
@@ -134,7 +143,9 @@ class Server:
         store = RunStore.resume(RunFolder(Path(folder)), _path(state_folder), trust_folder)
         server = cls(store)
         try:
-            if server.rounds:
+            if store.state.empty is not None:  # closing the round was interrupted
+                server._release_empty()
+            elif server.rounds:
                 store.publish(server.guarantee())
         except BaseException:
             server.close()
@@ -308,6 +319,15 @@ class Server:
             RunOver: There is no further round.
             TooFewClients: Too few clients may be contacted now, and nobody was contacted.
         """
+        try:
+            return self._begin(available, now)
+        except TooFewClients as error:
+            if time.monotonic() - self._waiting_noted >= WAITING_SECONDS:
+                self._waiting_noted = time.monotonic()
+                self.log(waiting=str(error), time=time.time(), **self._availability)
+            raise
+
+    def _begin(self, available: Sequence[str], now: float | None) -> Round:
         with self._lock:
             store = self._store
             store.check_usable()
@@ -318,8 +338,10 @@ class Server:
             now = None if now is None else _hours(now)
             by_key = store.eligibility.by_key(available)
             pending, rounds = store.state.pending, store.state.rounds
+            self._availability = {"available": len(by_key)}
             if pending is None:
                 chosen = store.eligibility.choose(by_key, rounds, store.state.attempts, now)
+                self._availability["eligible"] = chosen.eligible
                 if store.settings.budget is not None:
                     self._check_budget(rounds + 1, chosen.exposure)
                 pending = store.contact(chosen)
@@ -328,7 +350,13 @@ class Server:
             joint = None if self._moving is None else self._moving.joint
             reports = Reports(clients, goal, store.layout, self._grid, joint)
             self._open_round = Round(
-                pending.row, pending.attempt, by_key, reports, store.folder.note
+                pending.row,
+                pending.attempt,
+                by_key,
+                reports,
+                store.folder.note,
+                store.file.run,
+                store.settings.aggregators,
             )
             return self._open_round
 
@@ -344,23 +372,40 @@ class Server:
         """
         with self._lock:
             self._check_open(open_round)
-            store, reports = self._store, open_round.reports
-            total, exposure = reports.sum(), store.eligibility.timers.exposure
-            with store.all_or_nothing():
-                store.noise.add_to(total)
-                if self._moving is None:
-                    mean, clipping = self._grid.values(total.steps, divisor=reports.goal), None
-                else:
-                    mean, clipping = self._moving.release(total)
-                guarantee = self._guarantee.after(store.state.rounds + 1, exposure)
-                store.commit(reports.counted, clipping, *self._stepped(mean), guarantee)
-            if self._moving is not None and clipping is not None:
-                self._moving.follow(clipping)
+            reports = open_round.reports
+            self._release(reports)
             self._open_round = None
-            store.tidy(
-                {"attempt": open_round.attempt, "row": open_round.number, "unfit": reports.unfit}
-            )
+            unfit = len(reports.unfit_clients)
+            attempt, row = open_round.attempt, open_round.number
+            entry = {"attempt": attempt, "row": row, "unfit": unfit, "time": time.time()}
+            self._waiting_noted = -math.inf
+            self._store.tidy({**entry, **self._availability})
             return Released(self.rounds, self.epsilon, self.arrays())
+
+    def _release(self, reports: Reports | None) -> None:
+        """Add the noise to a round's sum, step, and write the result to the disk.
+
+        Args:
+            reports: The reports of the round; None for an empty round, whose sum is zero.
+        """
+        store, moving = self._store, self._moving
+        if reports is not None:
+            total = reports.sum()
+        else:
+            joint = None if moving is None else moving.joint
+            total = ExactSum(self._grid, self.layout.size, joint)
+        counted: set[int] = set() if reports is None else reports.counted
+        with store.all_or_nothing():
+            store.noise.add_to(total)
+            if moving is None:
+                mean, clipping = self._grid.values(total.steps, store.plan.fleet.report_goal), None
+            else:
+                mean, clipping = moving.release(total)
+            exposure = store.eligibility.timers.exposure
+            guarantee = self._guarantee.after(store.state.rounds + 1, exposure)
+            store.commit(counted, clipping, *self._stepped(mean), guarantee)
+            if moving is not None and clipping is not None:
+                moving.follow(clipping)
 
     def _stepped(self, mean: NDArray[np.float64]) -> tuple[Float32Vector, State]:
         """The model and the state of the optimizer after a step with a round's noisy mean."""
@@ -381,8 +426,83 @@ class Server:
             self._check_open(open_round)
             if not isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise InvalidInput(f"the reason is a text, got {type(reason).__name__}")
-            self._store.abandon(reason)
+            self._store.abandon(reason, open_round.enough)
             self._open_round = None
+
+    def shortage(self, available: Sequence[str], now: float | None = None) -> Shortage | None:
+        """Why a new cohort cannot be chosen among these clients; None if it can.
+
+        Args:
+            available: Names of the clients that can be contacted now.
+            now: The current time in hours. It is required if the timers count hours.
+        """
+        with self._lock:
+            eligibility = self._store.eligibility
+            return eligibility.shortage(eligibility.by_key(available), self.rounds, now)
+
+    def close_empty_round(
+        self, available: Sequence[str], reason: str, now: float | None = None
+    ) -> Released:
+        """Close the next round as one in which nobody took part, and release its noise.
+
+        Use this if a run cannot go on: every client that is left was contacted for this round
+        already, or too few rounds before it. The round counts as one of the plan's rounds. Its sum
+        is zero. Its row of noise is released and applied to the model like any other, because the
+        noise of later rounds cancels part of it.
+
+        Args:
+            available: Names of the clients that can be contacted now.
+            reason: Why nobody can take part, for the private journal.
+            now: The current time in hours. It is required if the timers count hours.
+
+        Returns:
+            The released model.
+
+        Raises:
+            InvalidInput: An attempt at this round is open, was interrupted, or had all its reports
+                when it was abandoned; or enough clients may be contacted to begin a round.
+            RunOver: There is no further round.
+
+        Guarantees:
+            Nobody's privacy is spent: for every client, the sum of this round is the same with and
+            without its updates. The server allows it only if too few of the available clients may
+            be contacted, which depends on who is available and who was contacted, never on the
+            content of an update. The decision is on the disk before anything is released, and from
+            then on nobody is contacted for this row, whatever happens to the process.
+        """
+        with self._lock:
+            store = self._store
+            store.check_usable()
+            if not isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InvalidInput(f"the reason is a text, got {type(reason).__name__}")
+            if self._open_round is not None or store.state.pending is not None:
+                raise InvalidInput(
+                    "an attempt at this round has not ended, and its reports may still come: begin "
+                    "it, if it was interrupted, and abandon it before you close the round as empty"
+                )
+            if over := self.ended():
+                raise RunOver(over)
+            if store.state.goal_reached:
+                raise InvalidInput(
+                    "an attempt at this round had all its reports and was abandoned: clients were "
+                    "available, so this is not a round in which nobody could take part"
+                )
+            now = None if now is None else _hours(now)
+            by_key = store.eligibility.by_key(available)
+            if store.eligibility.shortage(by_key, store.state.rounds, now) is None:
+                raise InvalidInput(
+                    "enough of the available clients may be contacted: begin a round instead"
+                )
+            self._check_budget(store.state.rounds + 1, store.eligibility.timers.exposure)
+            store.close_empty(reason)
+            return self._release_empty()
+
+    def _release_empty(self) -> Released:
+        """Release the noise of a round that was closed as empty."""
+        row = self.rounds
+        self._release(None)
+        self._store.tidy({"row": row, "empty": True, "time": time.time()})
+        return Released(self.rounds, self.epsilon, self.arrays())
 
     def log(self, **entry: Any) -> None:
         """Write an entry to the private log, which must never be published."""

@@ -37,6 +37,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         identity: How clients are known by their names. `stated`: the caller of the server vouches
             for the names. `registered`: each client signs its messages with a key that was
             registered beforehand. `unregistered`: a client gets a new name when it restarts.
+        aggregators: Accept partial sums of aggregators, which clip and add updates for the server.
+            The guarantee then rests on them too.
         population: Your label for the people of this run, such as "es-ES keyboards". It is recorded
             and published with the model; nothing is derived from it.
     """
@@ -49,6 +51,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     snapshot_every: int = 20
     hash_clients: bool = True
     identity: Literal["stated", "registered", "unregistered"] = "stated"
+    aggregators: bool = False
     population: str | None = None
 
     def __post_init__(self) -> None:
@@ -70,6 +73,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """Refuse settings that do not fit the plan, or that could not be read back from a file."""
         self._check_types()
         check_clip_norm(self.clip_norm)
+        if self.adaptive is not None and self.aggregators:
+            raise InvalidInput(
+                "adaptive clipping does not work with aggregators: they clip to a fixed norm; set "
+                "clip_norm to a number, or leave out aggregators"
+            )
         if self.budget is not None:
             positive_number("budget", self.budget)
         if self.timer_hours is not None:

@@ -12,13 +12,14 @@ with warnings.catch_warnings():
     # Flower uses deprecated names of other packages; dpftrl's users cannot fix that.
     warnings.simplefilter("ignore", DeprecationWarning)
     try:
-        for _part in ("app", "clientapp", "serverapp.strategy", "superlink.grid"):
+        for _part in ("app", "clientapp", "serverapp.strategy"):
             import_module(f"flwr.{_part}")
     except ModuleNotFoundError as error:
         if error.name != "flwr":
             raise
         hint = "dpftrl.flower needs Flower: pip install 'dpftrl[flower]'"
         raise ModuleNotFoundError(hint, name="flwr") from None
+    import_module(f"{__name__}._flwr_internals")  # refuses versions of Flower that are not known
 
 if TYPE_CHECKING:
     from dpftrl.federated import Settings

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from logging import ERROR
 from pathlib import Path
 from typing import Any, Final, Literal, final
@@ -18,13 +19,12 @@ from typing import Any, Final, Literal, final
 import msgspec
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MessageType
-from flwr.clientapp.typing import ClientAppCallable, Mod
-from flwr.supercore import log
 from numpy.typing import NDArray
 
 from dpftrl._internal.checks import positive_number, whole_number
 from dpftrl._internal.storage import default_state_folder, read_json, replace_file
 from dpftrl.errors import InvalidInput
+from dpftrl.flower._flwr_internals import ClientAppCallable, Mod, is_ray_actor, log
 from dpftrl.flower.messages import (
     ContactRule,
     Draft,
@@ -42,6 +42,8 @@ BLOCK: Final = 32_768
 FOLDER: Final = "dpftrl-state"
 # Updates are sent in this type.
 FLOAT32: Final = np.dtype(np.float32)
+# Whether this thread runs a node of an `InProcessGrid`.
+IN_PROCESS: Final = ContextVar("dpftrl_in_process", default=False)
 SECONDS_PER_HOUR: Final = 3600.0
 TOO_EARLY: Final = "it is not this device's turn yet"
 WEAKER_RULE: Final = "the server's rule for turns is weaker than what this device was promised"
@@ -74,7 +76,8 @@ def client_mod(
             They are counted by the device's own clock, and hold across runs.
         timer_folder: Folder where this device records its contacts, on a disk that survives
             restarts. By default the `dpftrl-state` of the node's config, or else a folder named
-            after the node's id in $DPFTRL_STATE or in the user's state folder.
+            after the node's id in $DPFTRL_STATE or in the user's state folder; a simulated node
+            (of an `InProcessGrid`, or of Flower's simulation) has no such folder.
         simulated: Record no contacts, because there is no device. In a simulation the server's
             ledger is enough.
 
@@ -88,9 +91,9 @@ def client_mod(
     def mod(message: Message, context: Context, train: ClientAppCallable) -> Message:
         try:
             instruction, received = _read(message, promised_clip_norm)
-            if not simulated:
-                timer = DeviceTimer(_folder(timer_folder, context), promised_rule)
-                _accept_contact(timer, instruction, message.metadata.ttl)
+            folder = None if simulated else _folder(timer_folder, context)
+            timer = DeviceTimer(folder, promised_rule)
+            _accept_contact(timer, instruction, message.metadata.ttl)
             trained = _trained(train, message, context)
             update = _update(trained, received, instruction.clip_norm)
             return report(message, update, instruction)
@@ -171,13 +174,16 @@ def _update(trained: Arrays | None, received: Arrays, clip_norm: float) -> Array
     return ArrayRecord({name: draft.finished() for name, draft in drafts.items()})
 
 
-def _folder(given: str | os.PathLike[str] | None, context: Context) -> Path:
-    """Return the folder for the contact records, in the order that `client_mod` documents."""
+def _folder(given: str | os.PathLike[str] | None, context: Context) -> Path | None:
+    """Return the folder for the contact records, in the order that `client_mod` documents.
+
+    None: there is no device, so nothing is recorded.
+    """
     if given is not None:
         return Path(given)
     if FOLDER in context.node_config:
         return Path(str(context.node_config[FOLDER])).expanduser()
-    return device_folder(context.node_id)
+    return None if IN_PROCESS.get() or is_ray_actor() else device_folder(context.node_id)
 
 
 def write_update(update: Arrays, received: Arrays, trained: Arrays, clip_norm: float) -> None:
@@ -275,11 +281,12 @@ class DeviceTimer:
         other rule holds in each run separately.
 
     Args:
-        folder: Folder of this device alone. It must survive restarts.
+        folder: Folder of this device alone. It must survive restarts. None for a simulated device,
+            which records nothing.
         promised: Rule that the device's owner insists on, whatever the server says.
     """
 
-    def __init__(self, folder: Path, promised: ContactRule | None = None):
+    def __init__(self, folder: Path | None, promised: ContactRule | None = None):
         self._folder = folder
         self._promised = promised
 
@@ -293,6 +300,8 @@ class DeviceTimer:
         Returns:
             None if the device may train; otherwise the reason for the refusal.
         """
+        if self._folder is None:
+            return WEAKER_RULE if self._is_weaker(instruction, None) else None
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self._folder / f"{instruction.run}.json"
         with _exclusive_lock(self._folder / "lock"):
@@ -302,7 +311,8 @@ class DeviceTimer:
                 return WEAKER_RULE
             if last is not None and _same_attempt(instruction, last):
                 return None
-            if not _may_return(last, instruction, now) or not self._promised_hours_passed(now):
+            has_rested = self._promised_hours_passed(self._folder, now)
+            if not _may_return(last, instruction, now) or not has_rested:
                 return TOO_EARLY
             contact = ContactFile(
                 "dpftrl turn",
@@ -322,7 +332,7 @@ class DeviceTimer:
         is_weaker = promised is not None and instruction.rule.is_weaker(promised)
         return is_weaker or (last is not None and instruction.rounds > last.rounds)
 
-    def _promised_hours_passed(self, now: float) -> bool:
+    def _promised_hours_passed(self, folder: Path, now: float) -> bool:
         """Whether the promised hours have passed since the last contact of every run.
 
         All runs count, because a server could claim that every message starts a new run.
@@ -330,7 +340,7 @@ class DeviceTimer:
         if self._promised is None or not self._promised.timer_hours > 0:
             return True
         rest = self._promised.timer_hours * SECONDS_PER_HOUR
-        return all(now - _read_contact(path).began >= rest for path in self._folder.glob("*.json"))
+        return all(now - _read_contact(path).began >= rest for path in folder.glob("*.json"))
 
 
 def device_folder(node_id: int) -> Path:

@@ -15,15 +15,20 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
-from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from dpftrl._internal.checks import whole_number
 from dpftrl.errors import InvalidInput
+from dpftrl.flower._flwr_internals import (
+    ErrorCode,
+    Run,
+    TaskIdentity,
+    UserConfig,
+    message_with_content,
+    set_message_id,
+)
+from dpftrl.flower.client import IN_PROCESS
 
 RUN_ID: Final = 1
 # The ids that a ServerApp gets in Flower's own simulation.
@@ -106,7 +111,7 @@ class InProcessGrid(Grid):
         for message in messages:
             self._forget_other_groups(message.metadata.group_id)
             self._count += 1
-            message.metadata.__dict__["_message_id"] = str(self._count)
+            set_message_id(message, str(self._count))
             self._sent[str(self._count)] = message
             pushed.append(str(self._count))
         return pushed
@@ -149,12 +154,13 @@ class InProcessGrid(Grid):
         node = message.metadata.dst_node_id
         if node not in self._partitions:
             return Message(Error(ErrorCode.NODE_UNAVAILABLE, "no such node"), reply_to=message)
+        IN_PROCESS.set(True)  # in this thread of the pool, which runs nodes only
         try:
             reply = self._app(_own_copy(message), self._context(node))
         except Exception as error:  # an app may raise any exception
             kind = type(error).__name__
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, kind), reply_to=message)
-        reply.metadata.__dict__["_message_id"] = f"reply to {message.metadata.message_id}"
+        set_message_id(reply, f"reply to {message.metadata.message_id}")
         return reply
 
     def _context(self, node: int) -> Context:
@@ -169,7 +175,7 @@ class InProcessGrid(Grid):
 def _own_copy(message: Message) -> Message:
     """Copy the records, which a node may change; the arrays are shared, they are immutable."""
     records = {name: _copied(record) for name, record in message.content.items()}
-    return Message(metadata=message.metadata, content=RecordDict(records))  # pyright: ignore[reportCallIssue]  # Flower does the same
+    return message_with_content(message, RecordDict(records))
 
 
 def _copied(record: ArrayRecord | ConfigRecord | MetricRecord) -> Any:

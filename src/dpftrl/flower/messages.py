@@ -13,12 +13,12 @@ from typing import Any, Final, Literal, Self, final, get_args
 import msgspec
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
-from flwr.common.constant import ErrorCode
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from dpftrl._internal.checks import positive_number, whole_number
 from dpftrl.errors import InvalidInput
+from dpftrl.flower._flwr_internals import ErrorCode
 
 # Flower's name for the .npy format.
 KIND: Final = "numpy.ndarray"
@@ -58,14 +58,14 @@ def to_numpy(array: Array) -> NDArray[Any]:
     """
     if array.stype != KIND:
         raise InvalidInput(f"an array must be in numpy's format, got {array.stype!r:.40}")
-    data = array.data
+    data = memoryview(array.data)
     if npy.read_magic(BytesIO(data[: npy.MAGIC_LEN])) != (1, 0):
         raise InvalidInput("an array must be in version 1.0 of numpy's format")
     start = npy.MAGIC_LEN + 2
     start += int.from_bytes(data[npy.MAGIC_LEN : start], "little")
     if start > MAX_HEADER_BYTES:
         raise InvalidInput(f"the header of an array has more than {MAX_HEADER_BYTES} bytes")
-    shape, is_fortran, dtype = _parsed_header(data[:start])
+    shape, is_fortran, dtype = _parsed_header(bytes(data[:start]))
     flat = np.frombuffer(data, dtype, offset=start)
     return flat.reshape(shape, order="F" if is_fortran else "C")
 
@@ -140,6 +140,11 @@ Refusal = Literal[
     "the device could not write down that it took part",
 ]
 REFUSALS: Final[tuple[str, ...]] = get_args(Refusal)
+# Flower's codes for a ClientApp that failed. `client_mod` lets no exception of an app pass.
+FAILURES: Final[dict[int, str]] = {
+    ErrorCode.LOAD_CLIENT_APP_EXCEPTION: "its ClientApp cannot be loaded",
+    ErrorCode.CLIENT_APP_RAISED_EXCEPTION: "its ClientApp raised an error; is client_mod missing?",
+}
 
 
 @final
@@ -233,6 +238,13 @@ def attempt_of(reply: Message) -> Any:
     return reply.content.config_records.get(OURS, ConfigRecord()).get("attempt")
 
 
+def is_marked(reply: Message) -> bool:
+    """Whether a reply comes from `client_mod`: a report or a refusal."""
+    if reply.has_content():
+        return OURS in reply.content.config_records
+    return refusal_of(reply) is not None
+
+
 def nonce_of(reply: Message) -> str:
     """Return the nonce in a reply, or an empty string if there is none."""
     nonce = reply.content.config_records.get(OURS, ConfigRecord()).get("nonce")
@@ -251,6 +263,14 @@ def refusal(message: Message, reason: Refusal) -> Message:
     """Return the reply of a client that refuses to train."""
     error = Error(ErrorCode.MOD_FAILED_PRECONDITION, REFUSAL_PREFIX + reason)
     return Message(error, reply_to=message)
+
+
+def failure_of(reply: Message) -> str | None:
+    """Return why a ClientApp failed, or None if the reply does not say that it failed.
+
+    The text that Flower sends is not returned: it is the app's, and may contain data.
+    """
+    return FAILURES.get(reply.error.code) if reply.has_error() else None
 
 
 def refusal_of(reply: Message) -> str | None:

@@ -5,30 +5,40 @@ each reply (`ReplyLimits`) and does not wait for slow uploads.
 """
 
 import json
+import os
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from logging import WARNING
 from typing import Final, Self, TypeVar, final
 
+import numpy as np
 from flwr.app import Array, Message
-from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
-from flwr.supercore import log
-from flwr.supercore.inflatable.inflatable_object import (
+from numpy.typing import NDArray
+
+from dpftrl.errors import InvalidInput
+from dpftrl.flower._flwr_internals import (
+    FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE,
+    HEAD_BODY_DIVIDER,
+    ConfirmMessageReceivedRequest,
+    HttpGrid,
+    InflatableObject,
+    PullAppMessagesRequest,
+    PullObjectRequest,
+    RuntimeHttpClient,
     get_object_body,
     get_object_children_ids_from_object_content,
     get_object_type_from_object_content,
+    inflate_object_from_contents,
     iterate_object_tree,
+    log,
+    pull_objects,
+    runtime_client,
 )
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.superlink.grid import HttpGrid
-
-from dpftrl.errors import InvalidInput
 
 # Limits for an honest reply, which is about as large as the model that was sent: twice the model,
 # plus a constant for the records around it.
@@ -42,6 +52,9 @@ METADATA_BYTES_PER_OBJECT: Final = 1024
 PUSHED_AT_ONCE: Final = 256
 # Replies are as large as the model: only this many are pulled at a time, however large the cohort.
 PULLED_AT_ONCE: Final = 16
+# Replies that are fetched and parsed at the same time, while others are added up: one per core. A
+# reply waits in memory until it is added, so their number is bounded on machines with many cores.
+FETCHED_AT_ONCE: Final = min(os.cpu_count() or 1, 8)
 # Seconds between two requests for new replies.
 POLL_SECONDS: Final = 0.2
 # Flower raises these for a reply that is not a message. Connection errors are of other types.
@@ -190,9 +203,9 @@ class Uploads:
     """The replies of one cohort, pulled from the SuperLink while the nodes upload them.
 
     Guarantees:
-        A node that uploads slowly, or never finishes, does not delay the others. At most two
-        replies are in memory, and their size is bounded. However a node spaces its upload, each
-        object of it is fetched at most twice.
+        A node that uploads slowly, or never finishes, does not delay the others. At most
+        FETCHED_AT_ONCE replies are in memory, and one that was given out; their size is bounded.
+        However a node spaces its upload, each object of it is fetched at most twice.
 
     Args:
         grid: Grid of a deployment.
@@ -212,15 +225,25 @@ class Uploads:
         A reply of None is a drop-out: its upload is unusable.
         """
         self._find_announced([sent for sent in message_ids if sent not in self._announced])
-        for message_id in [sent for sent in message_ids if sent in self._announced]:
-            if time.monotonic() >= self._deadline:
-                return
-            try:
-                reply = self._reply(self._announced[message_id])
-            except _NotYet:
-                continue
-            self._confirm(self._announced.pop(message_id))
-            yield message_id, reply
+        announced = iter([sent for sent in message_ids if sent in self._announced])
+        under_way = deque[tuple[str, Future[Message | None]]]()
+        # Threads wait for the network, and parse without copies, while the caller adds up replies.
+        with ThreadPoolExecutor(FETCHED_AT_ONCE, "replies") as threads:
+            while time.monotonic() < self._deadline:
+                for sent in islice(announced, FETCHED_AT_ONCE - len(under_way)):
+                    fetched = threads.submit(self._reply, self._announced[sent])
+                    under_way.append((sent, fetched))
+                if not under_way:
+                    return
+                message_id, fetched = under_way.popleft()
+                try:
+                    reply = fetched.result()
+                except _NotYet:
+                    continue
+                del fetched  # holds the reply
+                self._confirm(self._announced.pop(message_id))
+                yield message_id, reply
+                del reply
 
     def _find_announced(self, message_ids: Sequence[str]) -> None:
         """Note which replies have been announced; the SuperLink reports each of them once."""
@@ -279,7 +302,7 @@ class Uploads:
 
     @property
     def _client(self) -> RuntimeHttpClient:
-        return self._grid._runtime_client  # pyright: ignore[reportPrivateUsage]  # Flower offers no other way
+        return runtime_client(self._grid)
 
 
 @final
@@ -297,10 +320,25 @@ class _NotYet(Exception):
 
 
 def _inflated(message_id: str, contents: dict[str, bytes], limits: ReplyLimits) -> Message:
-    """Parse a reply from the contents of its objects."""
+    """Parse a reply from the contents of its objects.
+
+    Flower copies the bytes of an array three times to join its chunks, which takes longer than
+    adding them up. So Flower gets arrays without data here. The data of an array of one chunk is a
+    view of the bytes that were received; several chunks are joined, in one copy.
+    """
     try:
         limits.check_contents(contents)
-        reply = inflate_object_from_contents(message_id, contents)
+        data = {
+            object_id: _array_data(content, contents)
+            for object_id, content in contents.items()
+            if get_object_type_from_object_content(content) == "Array"
+        }
+        empty = {object_id: _without_data(object_id, contents[object_id]) for object_id in data}
+        reply = inflate_object_from_contents(message_id, contents, objects=empty)
+        if isinstance(reply, Message) and reply.has_content():
+            for record in reply.content.array_records.values():
+                for array in record.values():
+                    array.data = data[array.data.decode()]  # pyright: ignore[reportAttributeAccessIssue]  # a view of bytes
     except Unusable:
         raise
     except Exception as error:  # no upload, however malformed, may stop the round
@@ -308,3 +346,30 @@ def _inflated(message_id: str, contents: dict[str, bytes], limits: ReplyLimits) 
     if not isinstance(reply, Message):
         raise Unusable("it is not a message")
     return reply
+
+
+def _without_data(object_id: str, content: bytes) -> InflatableObject:
+    """Return an array that has its object id in place of its data."""
+    array = json.loads(get_object_body(content, Array))
+    return Array(array["dtype"], tuple(array["shape"]), array["stype"], object_id.encode())
+
+
+def _array_data(content: bytes, contents: Mapping[str, bytes]) -> memoryview:
+    """Return the data of an array."""
+    chunk_ids = get_object_children_ids_from_object_content(content)
+    indices: list[int] = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+    used = [chunk_ids[index] for index in indices]
+    if set(used) != set(chunk_ids):
+        raise Unusable("its arrays do not consist of their chunks")
+    chunks = [_body(contents[chunk_id]) for chunk_id in used]
+    # NumPy asks for large pages of memory, which makes this several times as fast as b"".join.
+    return chunks[0] if len(chunks) == 1 else np.concatenate(list(map(_bytes, chunks))).data
+
+
+def _bytes(chunk: memoryview) -> NDArray[np.uint8]:
+    return np.frombuffer(chunk, np.uint8)
+
+
+def _body(content: bytes) -> memoryview:
+    """Return what follows the head of an object, as a view."""
+    return memoryview(content)[content.find(HEAD_BODY_DIVIDER) + len(HEAD_BODY_DIVIDER) :]

@@ -16,23 +16,27 @@ from typing import Any, Final, Literal, final
 
 import httpx
 import msgspec
-from flwr.proto.fleet_pb2 import (
-    RegisterNodeFleetRequest,
-    UnregisterNodeFleetRequest,
-)
 from flwr.serverapp import Grid
-from flwr.supercore import log
-from flwr.supercore.error import ApiErrorCode, FlowerError
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
-from flwr.superlink.grid import HttpGrid
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from numpy.typing import NDArray
 
 from dpftrl._internal.checks import as_float, whole_number
 from dpftrl.errors import InvalidInput, RunInUse, UnsafeState
 from dpftrl.federated import RunFolder, Server, Settings, StartModel
+from dpftrl.flower._flwr_internals import (
+    ApiErrorCode,
+    FleetHttpClient,
+    FlowerError,
+    HttpGrid,
+    NodeAuthHttpInterceptor,
+    RegisterNodeFleetRequest,
+    RuntimeVersionHttpInterceptor,
+    UnregisterNodeFleetRequest,
+    connection_of,
+    generate_key_pairs,
+    log,
+    on_lost_connection,
+    public_key_to_bytes,
+)
 from dpftrl.flower.in_process import InProcessGrid
 from dpftrl.plan import Plan
 
@@ -60,9 +64,34 @@ def identity_of(grid: Grid) -> Identity:
     if isinstance(grid, InProcessGrid):
         return "stated"
     if isinstance(grid, HttpGrid):
-        without_tls = grid._insecure  # pyright: ignore[reportPrivateUsage]  # Flower offers no other way
+        without_tls = connection_of(grid).insecure
         return "unregistered" if without_tls or _anybody_may_register(grid) else "registered"
     return "unregistered"
+
+
+@final
+class NodeIdentity:
+    """How the nodes of a grid are identified: found out at the start, and after a lost connection.
+
+    It is not found out before every attempt, because the SuperLink logs a refused registration as
+    an error. A ServerApp that its SuperLink started ends with that SuperLink; one that outlives it
+    (`--isolation process`) loses the connection.
+    """
+
+    def __init__(self, grid: Grid):
+        self._grid = grid
+        self._known: Identity | None = None
+        if isinstance(grid, HttpGrid):
+            on_lost_connection(grid, self._forget)
+
+    def current(self) -> Identity:
+        """Return how nodes are identified."""
+        if self._known is None:
+            self._known = identity_of(self._grid)
+        return self._known
+
+    def _forget(self) -> None:
+        self._known = None
 
 
 def named_nodes(grid: Grid, identity: Identity) -> dict[str, int]:
@@ -90,11 +119,8 @@ def named_nodes(grid: Grid, identity: Identity) -> dict[str, int]:
 def _anybody_may_register(grid: HttpGrid) -> bool:
     """Whether the SuperLink registers a node with an unknown key; that node is removed again."""
     private, public = generate_key_pairs()
-    address, insecure, certificate = grid._addr, grid._insecure, grid._cert  # pyright: ignore[reportPrivateUsage]  # Flower offers no other way
     with FleetHttpClient.from_server_address(
-        address,
-        insecure,
-        certificate,
+        *connection_of(grid),
         interceptors=[
             RuntimeVersionHttpInterceptor(component_name="SuperNode"),
             NodeAuthHttpInterceptor(private, public),
@@ -122,6 +148,8 @@ class Patience:
         attempts: Largest number of failed attempts in a row.
         backoff: Wait after the first failed attempt. Each further failure doubles the wait, up to
             60 seconds.
+        interrupted: Longest wait, after a restart, for the nodes of an interrupted attempt. After
+            it the attempt is abandoned, if enough other nodes may be contacted.
     """
 
     replies: float = 600.0
@@ -129,6 +157,7 @@ class Patience:
     lock: float = 0.0
     attempts: int = 20
     backoff: float = 1.0
+    interrupted: float = 60.0
 
     def __post_init__(self) -> None:
         for field in fields(self):

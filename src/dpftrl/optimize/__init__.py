@@ -1,6 +1,6 @@
 """Optimizers: each finds the mechanism of one family with the smallest loss."""
 
-from dpftrl.optimize._solvers import Objective, Optimized, check_objective
+from dpftrl.optimize._solvers import Objective, Optimized, check_objective, loss_value
 from dpftrl.optimize._toeplitz_error import workload_loss
 from dpftrl.optimize.band_inverse import optimize_band_inverse
 from dpftrl.optimize.band_toeplitz import best_toeplitz_ratio, optimize_band_toeplitz
@@ -22,6 +22,7 @@ __all__ = [
     "RobustBlt",
     "best_toeplitz_ratio",
     "check_objective",
+    "loss_value",
     "optimize_band_inverse",
     "optimize_band_toeplitz",
     "optimize_bandmf",

@@ -9,7 +9,7 @@ numbers to a valid chain, and `free_numbers` is the inverse of `chain`.
 import math
 import time
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -72,8 +72,7 @@ def free_numbers(slow: FloatArray, fast: FloatArray) -> FloatArray:
     above = np.concatenate([rates[:, 1:], np.ones((len(slow), 1))], axis=1)
     most = 1 + slow.sum(axis=1, keepdims=True) - fast[:, :-1].sum(axis=1, keepdims=True)
     share = (fast[:, -1:] - slow[:, -1:]) / (most - slow[:, -1:])
-    fractions = np.concatenate([rates / above, share], axis=1)
-    return np.log(fractions / (1 - fractions))
+    return _logit(np.concatenate([rates / above, share], axis=1))
 
 
 def _below_top(free: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -91,14 +90,21 @@ def _logistic(x: FloatArray) -> FloatArray:
 DIRECT = 4
 # A search has converged if no derivative of the log loss is larger than this.
 CONVERGED = 1e-6
+# The number of starts with the smallest losses that the search continues from, times the number of
+# free numbers: with few buffers, steps cost less and there are more poor local optima.
+SELECTED = 112
 # One pair per stage of the search: the number of Newton steps from each point, and the number of
-# the best end points that the next stage continues from. After the last stage, the best point gets
-# up to FINE more steps.
-STAGES = ((3, 8), (6, 3), (6, 1))
-FINE = 200
-# Starts spread over the free numbers, in addition to chains that are known to be good starts.
-# RmsLoss has more poor local optima, so it gets more starts.
-SPREAD = {"max": 6, "rms": 8}
+# the best end points that the next stage continues from. After the last stage, these points get up
+# to FINE more steps.
+STAGES = ((2, 5), (3, 2))
+FINE = 20
+# The best point gets up to FINEST more steps if it has not converged.
+FINEST = 200
+# A free number that stands for infinity: the logistic function of it is 1 - 2e-9.
+FAR = 20.0
+# Starts spread over the free numbers, times the number of buffers. They are in addition to chains
+# that are known to be good starts.
+SPREAD = 16
 MOST_BUFFERS = 32  # far beyond where another buffer helps
 AUTO_BUFFERS = 8  # largest number of buffers that `auto` tries
 AUTO_WITHIN = 1e-3  # `auto` accepts a log loss this much above the best
@@ -172,7 +178,7 @@ def optimize_blt(
 
 def _adapted(best: Chain, objective: BltWorkloadObjective) -> Chain:
     """The best chain for a workload, searched from the best chain for the prefix sum."""
-    end = minimize(free_function(objective), _free(best), FINE, 1e-10)
+    end = minimize(free_function(objective), _free(best), FINEST, 1e-10)
     slow, fast = chain(end.points)
     return Chain(slow[0], fast[0], float(end.values[0]), float(np.abs(end.gradients).max()))
 
@@ -227,10 +233,10 @@ def search(
         smaller: The best chain with one buffer less, if that chain is already known.
     """
     function = free_function(BltObjective(participation, objective))
-    points = starts(participation, buffers, SPREAD[objective])
+    points = starts(participation, buffers)
     ends: list[Chain] = []
     if buffers <= DIRECT and smaller is None:
-        ends.append(_best_of(minimize_in_stages(function, points)))
+        ends.append(_best_of(_with_top_at_one(function, minimize_in_stages(function, points))))
         if buffers == 1 or not _doubtful(ends[0], participation.rounds):
             return ends[0]
         points = points[:0]
@@ -238,8 +244,26 @@ def search(
     if len(smaller.slow) == buffers - 1:
         points = np.concatenate([points, _with_one_more(smaller)])
     if len(points):
-        ends.append(_best_of(minimize_in_stages(function, points)))
+        ends.append(_best_of(_with_top_at_one(function, minimize_in_stages(function, points))))
     return min([smaller, *ends], key=lambda end: end.value)
+
+
+def _with_top_at_one(function: BatchFunction, end: Minimum) -> Minimum:
+    """Finish a search that has not converged, first with the rate r_d at 1.
+
+    Often r_d tends to 1, where its free number is infinite and the loss is flat: a search takes
+    hundreds of steps on the way there. With the free number at `FAR`, the others take a few.
+    """
+    if np.abs(end.gradients).max() <= CONVERGED:
+        return end
+    best = end.points[[int(end.values.argmin())]]
+    if best.shape[1] > 2 and best[0, -2] > 0:
+        there = best.copy()
+        there[0, -2] = FAR
+        finished_there = minimize(function, there, FINEST, 1e-10)
+        if finished_there.values[0] <= end.values.min():
+            return finished_there
+    return minimize(function, best, FINEST, 1e-10)
 
 
 def _best_of(end: Minimum) -> Chain:
@@ -262,7 +286,10 @@ def _doubtful(end: Chain, rounds: int) -> bool:
 
 
 def minimize_in_stages(function: BatchFunction, points: FloatArray) -> Minimum:
-    """Take a few steps from every start, more steps from the best ones, and finish the best one."""
+    """Take a few steps from the best starts, and more steps from the best of their ends."""
+    selected = SELECTED // points.shape[1]
+    if len(points) > selected:
+        points = points[np.argsort(function(points)[0], kind="stable")[:selected]]
     for steps, kept in STAGES:
         points = _most_promising(minimize(function, points, steps, 1e-10), kept)
     return minimize(function, points, FINE, 1e-10)
@@ -283,26 +310,65 @@ def free_function(objective: ChainFunction) -> BatchFunction:
     return function
 
 
-def starts(participation: Participation, buffers: int, spread_out: int) -> FloatArray:
+def starts(participation: Participation, buffers: int) -> FloatArray:
     """Starts for the search, as free numbers.
 
-    The first starts are chains whose rates are spread evenly on a logarithmic scale. The ends of
-    these scales come from known optima. For MaxLoss, the smallest rate is near 0. For RmsLoss, it
-    is a small multiple of 1 / rounds, and sometimes there is one more pair of rates near 0. The
-    other starts are `spread_out` points that are spread evenly over the free numbers.
+    The first starts are `_typical` chains, the next are chains whose rates are spread evenly on a
+    logarithmic scale, and the last are points that are spread evenly over the free numbers.
     """
     rounds, gap = participation.rounds, min(participation.min_sep, participation.rounds)
     ends = [(1e-3, 0.5), (0.1, 0.3), (1.0, 0.8), (4.0, 0.9), (0.3 * rounds / gap, 0.5)]
-    rates = [np.geomspace(low / (8 + rounds), high, 2 * buffers) for low, high in ends]
+    rates = [_spaced(low / (8 + rounds), high, 2 * buffers) for low, high in ends]
     if buffers > 1:
         top = [0.85, 1.0]
         for low in (0.1, 4.0):
-            lower = np.geomspace(low / (8 + rounds), 0.55, 2 * buffers - 2)
+            lower = _spaced(low / (8 + rounds), 0.55, 2 * buffers - 2)
             rates.append(np.append(lower, top))
-        rest = np.geomspace(6 / (8 + rounds), 0.9, 2 * buffers - 2)
+        rest = _spaced(6 / (8 + rounds), 0.9, 2 * buffers - 2)
         rates.append(np.append([1e-6 / rounds, 0.03 / rounds], rest))
     spread = free_numbers(np.array(rates)[:, ::2], np.array(rates)[:, 1::2])
-    return np.concatenate([spread, _evenly(spread_out, 2 * buffers)])
+    typical = _typical(participation, buffers)
+    return np.concatenate([typical, spread, _evenly(max(1, SPREAD // buffers), 2 * buffers)])
+
+
+def _spaced(low: float, high: float, count: int) -> FloatArray:
+    """`count` numbers that are spread evenly on a logarithmic scale."""
+    return low * (high / low) ** (np.arange(count) / max(1, count - 1))
+
+
+def _typical(participation: Participation, buffers: int) -> FloatArray:
+    """Free numbers of chains like those that are best for most participations.
+
+    Their smallest rate r_1 is a small multiple of participations / rounds. In the first kind, the
+    rates are spread evenly on a logarithmic scale up to r_d. In the second kind, r_d is 1, and the
+    rates are closer to each other at the top. Both kinds also occur with one buffer less, and a
+    pair of rates near 0 below. The last kind is best for a small min-sep and few participations:
+    its first pair of rates is near 1 / rounds, r_d is 1, and s_d is close to its largest value.
+    """
+    rows: list[FloatArray] = []
+    per_round = (participation.max_participations + 1) / (participation.rounds + 8)
+    near_zero = [-FAR, -3.5]  # a pair of rates
+    for times, top, share in ((1.0, 0.35, 0.42), (3.0, 0.5, 0.3)):
+        low = min(times * per_round, top / 2)
+        for size, below in ((buffers, []), (buffers - 1, near_zero)):
+            if size > 0:
+                fractions = _spaced(low, top, 2 * size - 1)
+                fractions[:-1] /= fractions[1:]
+                rows.append(np.array([*below, *_logit(fractions), _logit(share)]))
+            if size > 1:
+                ratios = np.linspace(-0.8, 1.2, 2 * size - 3)
+                lowest_fast = _logistic(ratios).prod()
+                first = _logit(min(0.9, low / lowest_fast))
+                rows.append(np.array([*below, first, *ratios, FAR, -2.3]))
+    if buffers > 1:
+        between = np.linspace(-0.8, 1.2, 2 * buffers - 4)
+        rows.append(np.array([0.0, -np.log(participation.rounds + 1), *between, FAR, 3.0]))
+    return np.array(rows)
+
+
+def _logit(fraction: Any) -> Any:
+    """The inverse of the logistic function."""
+    return np.log(fraction / (1 - fraction))
 
 
 def _evenly(count: int, size: int) -> FloatArray:

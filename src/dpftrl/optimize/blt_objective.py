@@ -81,6 +81,8 @@ def _with_series(
 
     `order` selects the weights of the sums: 1 for `geometric`, 2 for `weighted`.
     """
+    if not small.any():
+        return sums
     small_p = p[small]
     powers = np.empty((SERIES_TERMS, len(small_p)))
     powers[0], powers[1:] = 1.0, small_p
@@ -159,7 +161,7 @@ class BltObjective:
         bent = (2 * scale) * weights * _times(sums.slope, weights * decays)
         constant, by_log = by_log_weight[:, :1], by_log_weight[:, 1:]
         by_slow = constant / slow - _times(inverse_apart, by_log)
-        own = inverse_apart.sum(axis=1) - inverse_within.sum(axis=1) - 1 / fast
+        own = (inverse_apart - inverse_within).sum(axis=1) - 1 / fast
         by_fast = bent[:, 1:] + by_log * own + _times(inverse_within, by_log) - constant / fast
         return value, by_slow, by_fast
 
@@ -176,37 +178,46 @@ class BltObjective:
         within, inverse_within = _differences(slow)  # r_j - r_i at [i, j]
         inverse_apart = 1 / apart
         omega = (apart / within).prod(axis=2)
+        decay = 1 - slow
         log_decay = np.log1p(-slow)
         carried = np.exp((gap - 1) * log_decay)  # theta^(b-1)
-        ahead = np.exp(gap * log_decay)  # theta^b
+        ahead = carried * decay  # theta^b
         moments, last = _moments(ahead, repeats)
-        p = slow[:, :, None] + slow[:, None, :] * (1 - slow[:, :, None])
+        p = slow[:, :, None] + slow[:, None, :] * decay[:, :, None]
         first = np.ones((batch, count + 1))
         first[:, 1:] = omega * carried
-        value, by_omega, by_carried, by_ahead, by_slow = (np.zeros_like(slow) for _ in range(5))
-        segments = [(last[:, :, None] * last[:, None, :], rounds - repeats * gap)]
-        if repeats:
-            segments.append((moments, gap))
-        for moment, length in segments:
-            pulled = 2 * _times(moment[:, :, : count + 1], first)
-            value[:, 0] += (first * pulled[:, : count + 1]).sum(axis=1)
-            by_first = pulled[:, 1 : count + 1]
-            by_omega += carried * by_first
-            by_carried += omega * by_first
-            by_ahead += first[:, 1:] * pulled[:, count + 1 :]
+        moment = last[:, :, None] * last[:, None, :]
+        last_length = rounds - repeats * gap
+        all_moments = moments + moment
+        if not repeats or last_length == gap:  # the last segment is like the others
+            segments = ((all_moments, last_length),)
+        else:
+            segments = ((moment, last_length), (moments, gap))
+        # The first round of each segment, and then its other rounds.
+        pulled = 2 * _times(all_moments[:, :, : count + 1], first)
+        value = (first * pulled[:, : count + 1]).sum(axis=1)
+        by_first = pulled[:, 1 : count + 1]
+        by_carried = omega * by_first
+        by_ahead = first[:, 1:] * pulled[:, count + 1 :]
+        form, by_sums, by_bent = (np.zeros_like(p) for _ in range(3))
+        for one, length in segments:
             sums = geometric(p, length - 1)
-            both, bent = _next_moments(moment, ahead)
-            form = 2 * _times(sums.value * both, omega)
-            value += omega * form
-            by_omega += form
-            by_ahead += 2 * omega * _times((sums.value * bent).swapaxes(1, 2), omega)
-            by_slow += 2 * omega * _times(sums.slope * both, omega * (1 - slow))
-        by_slow -= gap * by_ahead * carried + (gap - 1) * by_carried * carried / (1 - slow)
+            both, bent = _next_moments(one, ahead)
+            form += sums.value * both
+            by_bent += sums.value * bent
+            by_sums += sums.slope * both
+        doubled = 2 * omega
+        by_omega = _times(form, doubled)
+        value += (omega * by_omega).sum(axis=1)
+        by_omega += carried * by_first
+        by_ahead += doubled * _times(by_bent.swapaxes(1, 2), omega)
+        by_slow = doubled * _times(by_sums, omega * decay)
+        by_slow -= gap * by_ahead * carried + (gap - 1) * by_carried * carried / decay
         by_log = by_omega * omega
-        by_slow += by_log * (inverse_within.sum(axis=2) - inverse_apart.sum(axis=2))
+        by_slow += by_log * (inverse_within - inverse_apart).sum(axis=2)
         by_slow -= _times(inverse_within.swapaxes(1, 2), by_log)
         by_fast = _times(inverse_apart.swapaxes(1, 2), by_log)
-        return value.sum(axis=1) / 2, by_slow, by_fast
+        return value / 2, by_slow, by_fast
 
 
 def output_scales(slow: FloatArray, fast: FloatArray) -> FloatArray:

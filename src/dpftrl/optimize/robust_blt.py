@@ -24,7 +24,6 @@ from dpftrl.optimize._solvers import (
     scipy_optimize,
 )
 from dpftrl.optimize.blt import (
-    SPREAD,
     Chain,
     chain,
     check_buffers,
@@ -134,7 +133,7 @@ def optimize_robust_blt(
     points = _grid(*box, max_participations, COARSE_GRID)
     free = np.concatenate(
         [
-            starts(points[len(points) // 2], size, SPREAD[objective]),
+            starts(points[len(points) // 2], size),
             *(_as_start(specialist(p), size) for p in points),
         ]
     )
@@ -214,9 +213,17 @@ class _RegretAt:
 
     def each(self, free: FloatArray) -> tuple[FloatArray, FloatArray]:
         """The log regret at each point and its gradient, for one BLT."""
-        pairs = [free_function(objective)(free[None]) for objective in self.objectives]
-        values = np.array([value[0] for value, _ in pairs]) - self.best[:, 0]
-        return values, np.array([gradient[0] for _, gradient in pairs])
+
+        def stacked(
+            slow: FloatArray, fast: FloatArray
+        ) -> tuple[FloatArray, FloatArray, FloatArray]:
+            parts = [objective(slow[:1], fast[:1]) for objective in self.objectives]
+            values, by_slow, by_fast = (np.concatenate(part) for part in zip(*parts, strict=True))
+            return values, by_slow, by_fast
+
+        rows = np.repeat(free[None], len(self.objectives), axis=0)
+        values, gradients = free_function(stacked)(rows)
+        return values - self.best[:, 0], gradients
 
     def soft_worst(self, sharpness: float) -> BatchFunction:
         """A smooth maximum of the log regrets, log(sum(exp(sharpness * regret))) / sharpness."""
@@ -237,6 +244,13 @@ class _RegretAt:
 
 def _settle(regret: _RegretAt, free: FloatArray) -> FloatArray:
     """Minimize the largest regret itself: the smallest level that no regret exceeds."""
+    evaluated: list[tuple[FloatArray, tuple[FloatArray, FloatArray]]] = []
+
+    def each(free: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """The regrets; the last point is remembered, since SLSQP asks twice for most points."""
+        if not evaluated or not np.array_equal(evaluated[0][0], free):
+            evaluated[:] = [(free.copy(), regret.each(free))]
+        return evaluated[0][1]
 
     def level(x: FloatArray) -> float:
         return float(x[-1])
@@ -245,10 +259,10 @@ def _settle(regret: _RegretAt, free: FloatArray) -> FloatArray:
         return np.eye(1, len(x), len(x) - 1)[0]
 
     def slack(x: FloatArray) -> FloatArray:
-        return x[-1] - regret.each(x[:-1])[0]
+        return x[-1] - each(x[:-1])[0]
 
     def slack_slope(x: FloatArray) -> FloatArray:
-        gradients = regret.each(x[:-1])[1]
+        gradients = each(x[:-1])[1]
         return np.concatenate([-gradients, np.ones((len(gradients), 1))], axis=1)
 
     start = np.append(free, regret.each(free)[0].max())

@@ -1,5 +1,16 @@
 """Planning before training: chooses the mechanism and the noise, and computes epsilon."""
 
+from dpftrl.plan.answer import (
+    DatasetAnswer,
+    FleetAnswer,
+    answer_plan,
+    best_first,
+    dataset_fields,
+    dataset_row,
+    recommend,
+    solve_dataset,
+    solve_fleet,
+)
 from dpftrl.plan.candidates import (
     LABELS,
     Budget,
@@ -27,24 +38,34 @@ from dpftrl.plan.dataset import (
 )
 from dpftrl.plan.make_plan import make_plan, mechanism
 from dpftrl.plan.plan import Fleet, Plan, load_plan, save_plan
+from dpftrl.plan.request import DatasetPlanRequest, FleetPlanRequest, PlanRequest, plan_request
 
 __all__ = [
     "LABELS",
     "SAMPLINGS",
     "Budget",
     "Dataset",
+    "DatasetAnswer",
     "DatasetOption",
     "DatasetPlan",
+    "DatasetPlanRequest",
     "Fleet",
+    "FleetAnswer",
+    "FleetPlanRequest",
     "Missing",
     "Option",
     "Plan",
+    "PlanRequest",
     "Point",
     "Question",
     "SamplingName",
     "Walk",
     "account_dataset",
+    "answer_plan",
+    "best_first",
     "calibrate_dataset",
+    "dataset_fields",
+    "dataset_row",
     "extrapolate",
     "load_dataset_plan",
     "load_plan",
@@ -54,6 +75,10 @@ __all__ = [
     "mechanism_for_dataset",
     "options",
     "options_for_dataset",
+    "plan_request",
+    "recommend",
     "save_dataset_plan",
     "save_plan",
+    "solve_dataset",
+    "solve_fleet",
 ]

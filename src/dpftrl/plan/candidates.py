@@ -33,6 +33,11 @@ from dpftrl.plan.plan import Fleet, Plan
 
 # The labels of the candidates, in the order in which `options` yields them.
 LABELS = ("blt", "blt-robust", "blt-b400", "tree", "tree-full", "band-toeplitz", "bandmf")
+# The candidates that take milliseconds: they need no long optimization.
+QUICK_LABELS = ("blt", "blt-b400", "tree")
+NOT_QUICK = "left out of a quick answer"
+# Default number of buffers of an optimized BLT; a run with fewer rounds gets one buffer per round.
+DEFAULT_BUFFERS = 4
 # The scenarios of `Option.scenarios`: what may differ from the plan.
 SCENARIOS = ("min_sep_half", "min_sep_double", "rounds_half", "rounds_double")
 
@@ -92,7 +97,11 @@ class Question:
             Without a cap, min-sep alone limits the participations.
         parameters: Number of model parameters.
         objective: The loss for which the mechanisms are optimized.
-        buffers: Number of buffers of the BLTs.
+        buffers: Number of buffers of the BLTs; None for the smallest number that is nearly as good
+            as more.
+        min_sep: The min-sep that is enforced, instead of that of the fleet.
+        max_min_sep: The largest min-sep that clients may turn out to keep; the robust BLT is good
+            up to there. By default twice the planned min-sep.
     """
 
     fleet: Fleet
@@ -101,16 +110,37 @@ class Question:
     max_participations: int = UNCAPPED
     parameters: int = 1
     objective: Objective = "rms"
-    buffers: int = 4
+    buffers: int | None = DEFAULT_BUFFERS
+    min_sep: int | None = None
+    max_min_sep: int | None = None
 
     def __post_init__(self) -> None:
         whole_number("parameters", self.parameters)
-        whole_number("buffers", self.buffers)
-        self.participation()
+        if self.buffers is not None:
+            whole_number("buffers", self.buffers)
+        planned = self.participation()
+        needed = min(planned.min_sep, planned.rounds)
+        if self.min_sep is not None and not needed <= self.fleet.rotation():
+            raise InvalidInput(
+                f"min_sep must be at most {self.fleet.rotation():,}, after which a strict rotation "
+                f"of the available clients repeats, got {self.min_sep:,}; lower it, or lower the "
+                "report goal"
+            )
+        if self.max_min_sep is not None:
+            whole_number("max_min_sep", self.max_min_sep, at_least=planned.min_sep)
 
     def participation(self) -> MinSep:
         """The planned participation of one client."""
-        return MinSep(self.rounds, self.fleet.min_sep(), self.max_participations)
+        min_sep = self.fleet.min_sep() if self.min_sep is None else self.min_sep
+        return MinSep(self.rounds, min_sep, self.max_participations)
+
+    @property
+    def min_sep_range(self) -> tuple[int, int]:
+        """The smallest and largest min-sep for which the robust BLT is optimized."""
+        planned = self.participation().min_sep
+        if self.max_min_sep is None:
+            return max(1, planned // 2), 2 * planned
+        return planned, self.max_min_sep
 
 
 @final
@@ -149,8 +179,7 @@ class Missing:
 
 
 def options(
-    question: Question,
-    with_bandmf: bool = False,
+    question: Question, with_bandmf: bool = False, quick: bool = False
 ) -> Iterator[Option | Missing]:
     """Yield each mechanism with its noise, or the reason why it was left out.
 
@@ -159,18 +188,13 @@ def options(
     Args:
         question: The planned training.
         with_bandmf: Optimize BandMF even for many rounds, which is slow.
+        quick: Leave out all mechanisms but those in `QUICK_LABELS`.
 
     Raises:
         DpftrlError: The BLT cannot be optimized: it is the reference for all other mechanisms.
     """
     blt_rms_noise: float | None = None  # RmsError times noise multiplier of the optimized BLT
-    for candidate in candidates(
-        question.participation(),
-        question.objective,
-        question.buffers,
-        question.max_participations,
-        with_bandmf,
-    ):
+    for candidate in candidates(question, with_bandmf, quick):
         option = _option(question, candidate, blt_rms_noise)
         if isinstance(option, Option) and blt_rms_noise is None:
             blt_rms_noise = option.error_report.rms_error * option.plan.noise_multiplier
@@ -262,32 +286,25 @@ class Candidate:
 
 
 def candidates(
-    participation: MinSep,
-    objective: Objective,
-    buffers: int,
-    max_participations: int,
-    with_bandmf: bool,
+    question: Question, with_bandmf: bool = False, quick: bool = False
 ) -> Iterator[Candidate]:
     """Yield the candidates in the order of `LABELS`; each may take about two seconds.
 
     Args:
-        participation: The planned participation.
-        objective: The loss for which the mechanisms are optimized.
-        buffers: Number of buffers of the BLTs.
-        max_participations: The enforced cap, or `UNCAPPED`. The robust BLT needs the cap itself:
-            `participation` only has the largest count that is possible in the planned rounds.
+        question: The planned training.
         with_bandmf: Optimize BandMF even for many rounds.
+        quick: Leave out all but `QUICK_LABELS`.
     """
+    participation, objective = question.participation(), question.objective
     n, b = participation.rounds, participation.min_sep
 
     def robust_blt() -> Mechanism:
         rounds_range = (max(1, n // 2), 2 * n)
-        min_sep_range = (max(1, b // 2), 2 * b)
         return optimize_robust_blt(
             rounds_range,
-            min_sep_range,
-            max_participations,
-            min(buffers, rounds_range[0]),
+            question.min_sep_range,
+            question.max_participations,
+            min(question.buffers or max(1, blt.memory(n)), rounds_range[0]),
             objective,
             QUICK_GRID,
         ).mechanism
@@ -298,18 +315,29 @@ def candidates(
 
     # The BLT is the reference for the others: if it fails, there is no comparison, so its error is
     # not caught.
-    yield Candidate("blt", optimize_blt(participation, min(buffers, n), objective).mechanism)
-    yield _try_to_build("blt-robust", robust_blt)
+    buffers = "auto" if question.buffers is None else min(question.buffers, n)
+    blt = optimize_blt(participation, buffers, objective).mechanism
+    yield Candidate("blt", blt)
+    if quick:
+        yield Candidate("blt-robust", None, NOT_QUICK)
+    else:
+        yield _try_to_build("blt-robust", robust_blt)
     yield _try_to_build("blt-b400", lambda: mechanism("blt-b400"))
     if is_quick_tree(participation):
         yield _try_to_build("tree", lambda: mechanism("tree"))
-        yield _try_to_build("tree-full", lambda: mechanism("tree-full", participation))
+        if not quick:
+            yield _try_to_build("tree-full", lambda: mechanism("tree-full", participation))
     else:
         note = (
             "left out, its sensitivity is slow to compute for this many rounds: "
             "use dpftrl account tree"
         )
-        yield from (Candidate(label, None, note) for label in ("tree", "tree-full"))
+        labels = ("tree",) if quick else ("tree", "tree-full")
+        yield from (Candidate(label, None, note) for label in labels)
+    if quick:
+        labels = ("tree-full", "band-toeplitz", "bandmf")
+        yield from (Candidate(label, None, NOT_QUICK) for label in labels)
+        return
     if n <= QUICK_BAND_TOEPLITZ:
         yield _try_to_build("band-toeplitz", band_toeplitz)
     else:
@@ -381,17 +409,26 @@ class Walk:
 
 
 def extrapolate(
-    question: Question, rivals: Sequence[Option], steps: int = STEPS, reach: float = 8.0
+    question: Question,
+    rivals: Sequence[Option],
+    steps: int = STEPS,
+    reach: float = 8.0,
+    reference: Option | None = None,
 ) -> tuple[Walk, ...]:
     """Compute epsilon while the report goal, the rounds or min-sep moves away from the plan.
 
-    Mechanisms whose sensitivity is slow to compute (`sensitivity_cost` is `high`) are skipped.
+    All mechanisms have the same utility in the plan: the noise multiplier of each is the one at
+    which its RmsError times its noise multiplier is that of the reference. So the mechanism with
+    the smallest epsilon is the best. Mechanisms whose sensitivity is slow to compute
+    (`sensitivity_cost` is `high`) are skipped.
 
     Args:
         question: The planned training.
         rivals: The mechanisms to compare.
         steps: Points per walk, in addition to the plan itself.
         reach: Each walk goes from 1 / `reach` to `reach` times the planned value.
+        reference: The mechanism whose utility all have. It keeps the noise of its plan. By default
+            the first of `rivals`.
 
     Returns:
         Three walks: along the report goal, the rounds and min-sep. Report goals that the fleet
@@ -399,6 +436,7 @@ def extrapolate(
     """
     quick_rivals = [rival for rival in rivals if rival.plan.mechanism.sensitivity_cost != "high"]
     planned, goal = question.participation(), question.fleet.report_goal
+    noise_multipliers = _equal_utility(rivals, reference)
     whole_number("steps", steps)
     if not 1 <= reach < math.inf:
         raise InvalidInput(f"reach must be a finite number of at least 1, got {reach!r}")
@@ -411,7 +449,7 @@ def extrapolate(
             rival.label: epsilon_if(
                 rival.plan.mechanism,
                 participation,
-                rival.plan.noise_multiplier * scale,
+                noise_multipliers[rival.label] * scale,
                 question.budget.delta,
             )
             if is_quick_tree(participation) or rival.plan.mechanism.sensitivity_cost == "low"
@@ -434,6 +472,16 @@ def extrapolate(
     )
 
 
+def _equal_utility(rivals: Sequence[Option], reference: Option | None) -> dict[str, float]:
+    """The noise multiplier of each mechanism at which all have the utility of the reference."""
+    if not rivals:
+        return {}
+    same = reference or rivals[0]
+    rms_noise = same.error_report.rms_error * same.plan.noise_multiplier
+    noise_multipliers = {rival.label: rms_noise / rival.error_report.rms_error for rival in rivals}
+    return {**noise_multipliers, same.label: same.plan.noise_multiplier}
+
+
 def _around(value: int, factors: Sequence[float]) -> list[int]:
     """The value times each factor, as increasing whole numbers from 1 to `MOST_ROUNDS`."""
     return sorted({min(max(1, round(value * factor)), MOST_ROUNDS) for factor in factors})
@@ -442,6 +490,7 @@ def _around(value: int, factors: Sequence[float]) -> list[int]:
 def _min_sep(question: Question, report_goal: int) -> int | None:
     """Min-sep of the fleet with another report goal; None if the fleet cannot fill such a round."""
     try:
-        return question.fleet.with_report_goal(report_goal).min_sep()
+        fleet_min_sep = question.fleet.with_report_goal(report_goal).min_sep()
     except InvalidInput:  # one round would contact more clients than are available
         return None
+    return fleet_min_sep if question.min_sep is None else min(question.min_sep, fleet_min_sep)

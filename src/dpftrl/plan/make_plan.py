@@ -10,10 +10,9 @@ from dpftrl.mechanisms import Mechanism, load_mechanism
 from dpftrl.mechanisms.registry import mechanism as registered_mechanism
 from dpftrl.optimize import optimize_blt
 from dpftrl.participation import UNCAPPED, MinSep, Participation
+from dpftrl.plan.candidates import DEFAULT_BUFFERS
 from dpftrl.plan.plan import Fleet, Plan
 
-# Default number of buffers of an optimized BLT; a run with fewer rounds gets one buffer per round.
-DEFAULT_BUFFERS = 4
 OPTIMIZED_BLT = "blt"
 
 

@@ -73,14 +73,24 @@ class Fleet:
     def min_sep(self) -> int:
         """The min-sep if clients participate in strict rotation, limited by the timer.
 
-        Min-sep is the number of available clients divided by the clients contacted per round. This
-        is the paper's optimistic assumption: no client is contacted again before all others were.
         With a timer, min-sep is at most the length of the timer, because nothing else makes clients
         wait.
 
         Raises:
             InvalidInput: The available clients do not suffice for one round, or the timer is
                 shorter than one round.
+        """
+        rotation = self.rotation()
+        return rotation if self.timer_rounds is None else min(rotation, self.timer_rounds)
+
+    def rotation(self) -> int:
+        """The number of rounds that a strict rotation of all available clients takes.
+
+        It is the number of available clients divided by the clients contacted per round. This is
+        the paper's optimistic assumption: no client is contacted again before all others were.
+
+        Raises:
+            InvalidInput: The available clients do not suffice for one round.
         """
         contacted = self.report_goal * _exact(self.over_selection)
         rotation = math.floor(self.population * _exact(self.availability) / contacted)
@@ -90,7 +100,23 @@ class Fleet:
                 f"{self.population:,} x {self.availability:g} are available; "
                 "lower the report goal or the over-selection"
             )
-        return rotation if self.timer_rounds is None else min(rotation, self.timer_rounds)
+        return rotation
+
+    def largest_report_goal(self, rotation: int) -> int:
+        """The largest report goal at which a strict rotation takes at least this many rounds.
+
+        Raises:
+            InvalidInput: Not even one report per round does.
+        """
+        contacts = self.population * _exact(self.availability) / rotation
+        goal = math.floor(contacts / _exact(self.over_selection))
+        if goal < 1:
+            raise InvalidInput(
+                f"population: {self.population:,} clients, of which {self.availability:g} are "
+                f"available, cannot take turns over {rotation:,} rounds; use fewer rounds, a "
+                "shorter timer, or give the report_goal"
+            )
+        return goal
 
     @property
     def timer_rounds(self) -> int | None:

@@ -1,35 +1,15 @@
-"""Public metrics of a run, one point per round; written only after the round is committed."""
+"""Writers of the public metrics of a run: `metrics.jsonl`, TensorBoard, and a plot."""
 
-import contextlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
 
-import msgspec
-
-from dpftrl._internal.storage import check_own_folder, open_own, read_file, replace_file
+from dpftrl._internal.storage import check_own_folder
 from dpftrl.errors import InvalidInput
+from dpftrl.federated.metrics import MetricsFile, Point, read_points
 from dpftrl.plots import plot_training
 
-
-@final
-class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The public metrics after one round.
-
-    Attributes:
-        round: Number of rounds released so far.
-        epsilon: Epsilon of all these rounds together.
-        accuracy: Share of the held-out users' words that the model predicts; None if not measured.
-        perplexity: Perplexity on the same sentences; None if not measured.
-        clip_norm: The clip norm of the next round, with adaptive clipping; else None.
-    """
-
-    round: int
-    epsilon: float
-    accuracy: float | None = None
-    perplexity: float | None = None
-    clip_norm: float | None = None
+__all__ = ["Metrics", "Point", "read_points"]
 
 
 @final
@@ -43,26 +23,19 @@ class Metrics:
     """
 
     def __init__(self, folder: Path, rounds: int):
-        self._path = folder / "metrics.jsonl"
         self._curves = folder / "curves.png"
-        self.points = [point for point in read_points(self._path) if point.round <= rounds]
-        replace_file(self._path, _lines(self.points))
+        self._file = MetricsFile(folder, rounds)
+        self.points = self._file.points
         self._events = _Events(folder / "events", self.points)
 
     @property
     def last(self) -> int:
         """Round of the last point; -1 if there is none."""
-        return self.points[-1].round if self.points else -1
+        return self._file.last
 
     def add(self, point: Point) -> None:
         """Append the point of a committed round."""
-        self.points.append(point)
-        try:
-            handle = open_own(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            with os.fdopen(handle, "ab") as file:
-                file.write(_lines([point]))
-        except OSError as error:
-            raise InvalidInput(f"{self._path} cannot be written: {error.strerror}") from None
+        self._file.add(point)
         self._events.add(point)
 
     def close(self) -> None:
@@ -75,21 +48,6 @@ class Metrics:
             [point.epsilon for point in measured],
             self._curves,
         )
-
-
-def read_points(path: Path) -> list[Point]:
-    """Return the points of a `metrics.jsonl` file; none if the file does not exist."""
-    if not path.exists():
-        return []
-    points = list[Point]()
-    for line in read_file(path).splitlines():
-        with contextlib.suppress(msgspec.MsgspecError):  # a killed process may leave half a line
-            points.append(msgspec.json.decode(line, type=Point))
-    return points
-
-
-def _lines(points: Sequence[Point]) -> bytes:
-    return b"".join(msgspec.json.encode(point) + b"\n" for point in points)
 
 
 class _Events:

@@ -249,7 +249,7 @@ class Training:
         if server.rounds % every == 0 or server.ended():
             result = self.evaluate()
             measured = (result.accuracy, result.perplexity)
-            point = Point(server.rounds, server.epsilon, *measured, clip_norm)
+            point = Point(server.rounds, server.epsilon, *measured, clip_norm=clip_norm)
         self._metrics.add(point)
 
     def _progress(self, seconds_per_round: float) -> TrainingProgress:

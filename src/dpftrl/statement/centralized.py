@@ -10,6 +10,7 @@ import msgspec
 from dpftrl import __version__
 from dpftrl._internal.formatting import probability_in_words, rounded_down, rounded_up, short_up
 from dpftrl._internal.storage import read_json, replace_file
+from dpftrl.accounting.risk import Risk, point_risk, unsampled_risk
 from dpftrl.adaptive_clipping import AdaptiveClipping
 from dpftrl.centralized import TrainingRun
 from dpftrl.centralized.guarantee import TEST_KEY, GuaranteeFile, epsilon_after
@@ -139,6 +140,13 @@ class CentralizedStatement:
         )
 
     @property
+    def risk(self) -> Risk:
+        """How well the best possible attack does; an upper bound, from epsilon and delta."""
+        one = self.guarantee
+        from_point = unsampled_risk if one.sampling == "none" else point_risk
+        return from_point(one.epsilon, one.delta)
+
+    @property
     def formal_sentence(self) -> str:
         """The guarantee in one formal sentence."""
         one = self.guarantee
@@ -181,6 +189,7 @@ class CentralizedStatement:
             "epsilon": one.epsilon,
             "delta": one.delta,
             "failure": one.failure,
+            **self.risk.as_json(),
             "unit": one.unit,
             "adjacency": one.adjacency,
             "setting": "central",
@@ -212,6 +221,7 @@ class CentralizedStatement:
     @property
     def document(self) -> Document:
         """The text of the statement, before rendering."""
+        one = self.guarantee
         introduction: list[Block] = [
             Notice((Span("Attention.", "strong"), " ", warning)) for warning in self.warnings
         ]
@@ -227,7 +237,12 @@ class CentralizedStatement:
             caption = "What the publisher says about the training. dpftrl did not check it."
             rows = tuple((DETAILS[name], text) for name, text in given.items())
             introduction.append(Table(caption, ("", "as stated"), rows))
-        summary = [self.summary_sentence, self._delta_sentence, ORIGINS[self.evidence]]
+        summary = [
+            self.summary_sentence,
+            self._delta_sentence,
+            self.risk.sentence(f"the data of {'an' if one.unit == 'example' else 'a'} {one.unit}"),
+            ORIGINS[self.evidence],
+        ]
         return Document(
             "Privacy statement",
             tuple(introduction),

@@ -27,7 +27,7 @@ from dpftrl.accounting.guarantee import (
 from dpftrl.accounting.logs import Observed
 from dpftrl.errors import DpftrlError, InvalidInput
 from dpftrl.federated import Start
-from dpftrl.federated.run_guarantee import IDENTITIES
+from dpftrl.federated.run_guarantee import AGGREGATORS, IDENTITIES
 from dpftrl.federated.start_model import EARLIER_RUNS, OTHER_PEOPLE, TEST_KEY, UNKNOWN_START
 from dpftrl.mechanisms import mechanism
 from dpftrl.mechanisms._sensitivity import ROUNDING
@@ -65,7 +65,14 @@ CLAIMS: Final = (EARLIER_RUNS, OTHER_PEOPLE, UNKNOWN_START)
 # The texts that a hypothesis may have, by its name. The first one replaces any other text.
 TEXTS: Final[dict[str, tuple[str, ...]]] = {
     hypothesis.name: (hypothesis.text,)
-    for hypothesis in (ZERO_OUT, KEYSTREAM, ROUNDING_NOT_COVERED, REPEATED, *CLAIMS)
+    for hypothesis in (
+        ZERO_OUT,
+        KEYSTREAM,
+        ROUNDING_NOT_COVERED,
+        AGGREGATORS,
+        REPEATED,
+        *CLAIMS,
+    )
 } | {
     CLIPPING.name: (CLIPPING.text, ADAPTIVE_CLIPPING.text),
     SECRECY.name: (SECRECY.text, TEST_KEY.text),

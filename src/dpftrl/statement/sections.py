@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from dpftrl._internal.formatting import percent, percent_up, plain_number, rounded_down, rounded_up
-from dpftrl.accounting import Guarantee
+from dpftrl.accounting import Guarantee, risk_of
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import EarlierRun
+from dpftrl.federated.run_guarantee import AGGREGATORS
 from dpftrl.participation import FixedEpochs, Participation
 from dpftrl.plan import Fleet
 from dpftrl.statement.document import Block, Bullets, Figure, Paragraph, Section, Span, Table
@@ -213,6 +214,11 @@ SETTING = (
     "keep the noise key and the noise state secret, and to release nothing else about the updates. "
     "Everybody else may be curious: those who see the models, and the other clients too."
 )
+TRUSTED_AGGREGATORS = (
+    "Some updates may have reached the server through aggregators, which clip and sum the updates "
+    "of a share of the clients. The aggregators, and whoever runs them, are trusted like the "
+    "server."
+)
 OUTPUT = (
     "The output is every noisy round of the training. All intermediate models are computed from it "
     "without another use of the data. So they are covered as well, including those that are sent "
@@ -256,12 +262,14 @@ def summary_section(facts: Facts) -> Section:
         f"The guarantee rests on {len(facts.hypotheses)} hypotheses ({basis_counts(facts)}): see "
         "section 3.4."
     )
+    attack = " ".join(risk_of(unit).sentence(_secret(unit)) for unit in facts.by_unit)
     texts = (
         Span(summary_sentence(facts), "strong"),
         *([" ".join(delta_sentences(facts))] if delta_sentences(facts) else []),
         origin_text(facts),
         *start_model_sentences(facts),
         meaning,
+        attack,
         hypotheses,
     )
     return Section("Summary", tuple(map(Paragraph, texts)))
@@ -306,6 +314,14 @@ def promised_and_observed_section(facts: Facts) -> Section:
     blocks: list[Block] = [Table(caption, head, tuple(rows))]
     if facts.observed is not None:
         blocks.append(Paragraph(_log_text(facts)))
+    if facts.verdict is not None and facts.verdict.empty_rounds:
+        blocks.append(
+            Paragraph(
+                f"In {facts.verdict.empty_rounds:,} of the {facts.verdict.rounds:,} rounds nobody "
+                "took part, because too few clients could be contacted. The model took a step with "
+                "the noise alone. These rounds count as rounds, and cost no client any privacy."
+            )
+        )
     if facts.curves is not None:
         blocks.append(Figure(CURVES, "curves.png", facts.curves))
     return Section("Planned and observed", tuple(blocks))
@@ -357,9 +373,11 @@ def _log_text(facts: Facts) -> str:
     )
 
 
-def setting_section() -> Section:
+def setting_section(facts: Facts) -> Section:
     """Return the section that says who must be trusted."""
-    return Section("1. Setting", (Paragraph(SETTING),))
+    has_aggregators = any(one.name == AGGREGATORS.name for one in facts.hypotheses)
+    trusted = (SETTING, *([TRUSTED_AGGREGATORS] if has_aggregators else []))
+    return Section("1. Setting", tuple(map(Paragraph, trusted)))
 
 
 def definition_section(facts: Facts) -> Section:

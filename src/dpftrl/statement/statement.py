@@ -14,7 +14,7 @@ import numpy as np
 from dpftrl import __version__
 from dpftrl._internal.checks import whole_number
 from dpftrl._internal.storage import replace_file
-from dpftrl.accounting import Guarantee, Run, guarantee_of
+from dpftrl.accounting import Guarantee, Run, guarantee_of, risk_of
 from dpftrl.accounting.guarantee_files import ParticipationContent
 from dpftrl.accounting.logs import Observed
 from dpftrl.errors import InvalidInput
@@ -282,7 +282,7 @@ def _document(facts: Facts) -> Document:
         (
             summary_section(facts),
             *([promised_and_observed_section(facts)] if is_after_run else []),
-            setting_section(),
+            setting_section(facts),
             definition_section(facts),
             accounting_section(facts),
             verification_section(facts),
@@ -315,6 +315,7 @@ def _json_content(facts: Facts, summary: str, formal: str) -> dict[str, Any]:
         **_numbers_json(stated),
         "delta_in_words": delta_in_words(stated),
         "right_guess": facts.right_guess,
+        **risk_of(stated).as_json(),
         "kind": facts.kind,
         "unit": stated.unit,
         "adjacency": stated.adjacency,
@@ -431,7 +432,12 @@ def _verification_json(facts: Facts) -> dict[str, Any] | None:
     by_outcome: dict[str, list[str]] = {"passed": [], "failed": [], "warning": []}
     for check in facts.verdict.checks:
         by_outcome[check.outcome].append(check.name)
-    return {"verified": facts.verdict.passed, "checks": by_outcome}
+    empty = facts.verdict.empty_rounds
+    return {
+        "verified": facts.verdict.passed,
+        "checks": by_outcome,
+        **({"empty_rounds": empty} if empty else {}),
+    }
 
 
 def _encode_array(value: Any) -> Any:

@@ -324,7 +324,7 @@ def check_claim(
         ("kind", claim.kind == kind and stream.sensitivity_kind in ("exact", "upper bound")),
         ("the rounding", all(run.rounding >= 0 for run in claim.runs)),
         ("the clipping", _is_adaptive(claim) == run_files.adaptive),
-        ("what it rests on", names == _required_hypotheses(claim, earlier)),
+        ("what it rests on", names == _required_hypotheses(claim, run_files, earlier)),
         ("the basis", _has_correct_bases(claim, run_files)),
         ("secrecy", says_not_private == (run_files.test_key or earlier.test_key)),
     ):
@@ -390,12 +390,15 @@ def _is_same_runs(claimed: list[StreamContent], path: Path, earlier: EarlierRuns
     )
 
 
-def _required_hypotheses(claim: GuaranteeFile, earlier: EarlierRuns) -> set[str]:
+def _required_hypotheses(
+    claim: GuaranteeFile, run_files: RunFiles, earlier: EarlierRuns
+) -> set[str]:
     """Return the names of the hypotheses that a guarantee must state."""
     # Version 1 of the file did not name the rounding of float32 buffers.
     is_rounding_named = claim.version > 1 and any(run.buffers == "float32" for run in claim.runs)
     rounding = ["rounding"] if is_rounding_named else []
-    return {*REQUIRED_HYPOTHESES, *rounding, *earlier.hypotheses()}
+    aggregators = ["aggregators"] if run_files.settings.aggregators else []
+    return {*REQUIRED_HYPOTHESES, *rounding, *aggregators, *earlier.hypotheses()}
 
 
 def _is_adaptive(claim: GuaranteeFile) -> bool:
@@ -406,7 +409,9 @@ def _is_adaptive(claim: GuaranteeFile) -> bool:
 
 def _has_correct_bases(claim: GuaranteeFile, run_files: RunFiles) -> bool:
     """Return whether every hypothesis has the basis that the server of this run gives it."""
-    own = {"participation": _participation_basis(run_files), "clipping": "enforced"}
+    # Where aggregators clip, the server enforces nothing.
+    clipping = "assumed" if run_files.settings.aggregators else "enforced"
+    own = {"participation": _participation_basis(run_files), "clipping": clipping}
     # The run's own hypotheses come first; the participation of an earlier run is assumed.
     return all(
         hypothesis.basis == own.pop(hypothesis.name, "assumed") for hypothesis in claim.hypotheses

@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 
 from dpftrl._internal.arrays import Matrix
 from dpftrl.errors import InvalidInput, UnsafeState
-from dpftrl.verify.journal import Abandoned, Attempt, Committed, Journal
+from dpftrl.verify.journal import LEDGER_HEADER, Abandoned, Attempt, Committed, Journal
 from dpftrl.verify.run_files import RunFiles
 from dpftrl.verify.sensitivity import Limits
 
 Keys = NDArray[np.uint64]
 Numbers = NDArray[np.int64]
 
-HEADER: Final = b"round,client,status\n"  # the first line of ledger.csv
 # Clients counted in more than this share of the rounds: multiplying by the Gram matrix is cheaper
 # for them than adding up all pairs of their rounds.
 FREQUENT_SHARE: Final = 1 / 32
@@ -62,8 +61,8 @@ def read_ledger(path: Path, attempts: Sequence[Attempt]) -> Ledger:
 
 
 def _read_ledger(file: BinaryIO, size: int, attempts: Sequence[Attempt]) -> Ledger:
-    hasher, position = hashlib.sha256(), len(HEADER)
-    if (header := file.read(position)) != HEADER:
+    hasher, position = hashlib.sha256(), len(LEDGER_HEADER)
+    if (header := file.read(position)) != LEDGER_HEADER:
         raise UnsafeState("the first line of ledger.csv must be round,client,status")
     hasher.update(header)
     counted: list[NDArray[np.bool_]] = []
@@ -98,7 +97,8 @@ def _counted_mask(
     Raises:
         InvalidInput: The rows contradict the journal.
     """
-    names = attempt.cohort.names or [f"c{client:016x}" for client in attempt.clients.tolist()]
+    stored = None if attempt.cohort is None else attempt.cohort.names
+    names = stored or [f"c{client:016x}" for client in attempt.clients.tolist()]
     try:
         rows = list(csv.reader(io.StringIO(csv_bytes.decode(), newline=""), strict=True))
     except (csv.Error, UnicodeDecodeError) as error:
@@ -147,7 +147,7 @@ class Contacts:
         clients = np.concatenate([np.empty(0, np.uint64), *_client_numbers(attempts)])
         sizes = [len(attempt.clients) for attempt in attempts]
         attempt_numbers = np.repeat(np.arange(len(attempts)), sizes)
-        attempt_rows = np.array([attempt.cohort.row for attempt in attempts], dtype=np.int64)
+        attempt_rows = np.array([attempt.row for attempt in attempts], dtype=np.int64)
         order = np.argsort(clients, kind="stable")
         return cls(
             clients[order], attempt_numbers[order], attempt_rows[attempt_numbers[order]], order
@@ -193,7 +193,7 @@ def _client_numbers(attempts: Sequence[Attempt]) -> list[Keys]:
     number_of_name: dict[str, int] = {}
     return [
         attempt.clients
-        if (names := attempt.cohort.names) is None
+        if attempt.cohort is None or (names := attempt.cohort.names) is None
         else np.array(
             [number_of_name.setdefault(name, len(number_of_name)) for name in names], np.uint64
         )
@@ -214,11 +214,12 @@ def check_cohorts(journal: Journal, run_files: RunFiles) -> str:
         )
     for attempt in journal.attempts:
         if problem := _cohort_problem(attempt, run_files):
-            raise UnsafeState(f"attempt {attempt.cohort.attempt}: {problem}")
-    goal = run_files.fleet.report_goal
+            raise UnsafeState(f"attempt {attempt.number}: {problem}")
+    goal, empty = run_files.fleet.report_goal, journal.empty_rounds
+    exceptions = f", but for {empty:,} round(s) in which nobody took part" if empty else ""
     return (
         f"every cohort has {goal:,} to {run_files.cohort_size:,} clients, "
-        f"and every sum has {goal:,} reports"
+        f"and every sum has {goal:,} reports{exceptions}"
     )
 
 
@@ -226,6 +227,8 @@ def _cohort_problem(attempt: Attempt, run_files: RunFiles) -> str | None:
     """Say what is wrong with an attempt, or return None if nothing is."""
     cohort, end, goal = attempt.cohort, attempt.end, run_files.fleet.report_goal
     settings = run_files.settings
+    if cohort is None:  # the round was closed as empty, which reading the journal has checked
+        return None
     if not goal <= len(attempt.clients) <= run_files.cohort_size:
         return (
             f"{len(attempt.clients)} clients were contacted, expected {goal} to "
@@ -254,7 +257,8 @@ def check_timers(journal: Journal, contacts: Contacts, run_files: RunFiles) -> s
     if hours is None:
         return check_rounds_between(contacts, run_files.promised.stream.participation.min_sep)
     check_rounds_between(contacts, 1)
-    times = [attempt.cohort.time for attempt in journal.attempts]
+    cohorts = (attempt.cohort for attempt in journal.attempts)
+    times = [None if cohort is None else cohort.time for cohort in cohorts]
     return check_hours_between(contacts, np.array(times, dtype=np.float64), hours)
 
 

@@ -7,8 +7,8 @@ that no line can be changed, removed or inserted without the noise key.
 import hmac
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, Protocol, final
 
@@ -20,6 +20,7 @@ from dpftrl._internal.storage import read_file
 from dpftrl.errors import InvalidInput, UnsafeState
 
 KEY_BYTES: Final = 32
+LEDGER_HEADER: Final = b"round,client,status\n"  # the first line of ledger.csv
 DIGEST: Final = re.compile(rb'"[0-9a-f]{32}"')
 
 
@@ -90,6 +91,15 @@ class Cohort(Record, frozen=True, tag="cohort"):
 
 
 @final
+class Empty(Record, frozen=True, tag="empty"):
+    """The round is closed as one in which nobody takes part; its release must follow."""
+
+    attempt: Count
+    row: Count
+    reason: str
+
+
+@final
 class ClipState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The clip norm of a round, and the number of rounds since the search for it ended."""
 
@@ -129,9 +139,10 @@ class Abandoned(Record, frozen=True, tag="abandoned"):
     reason: str
     ledger_bytes: Count
     ledger_sha256: Sha256
+    goal_reached: bool = False
 
 
-AnyRecord = Created | Cohort | Committed | Abandoned
+AnyRecord = Created | Cohort | Empty | Committed | Abandoned
 
 RECORD_DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(AnyRecord)
 
@@ -152,12 +163,17 @@ class Attempt:
     """One attempt at a round: who was contacted, and how it ended.
 
     Attributes:
-        cohort: The record of the attempt, with `clients` emptied to save memory.
+        cohort: The record of the attempt, with `clients` emptied to save memory; None if the round
+            is closed as empty.
+        number: The number of the attempt.
+        row: The noise row (the round) that the attempt is for.
         clients: The pseudonyms of the contacted clients as numbers, in rising order.
         end: The record that ended the attempt, or None while it is in flight.
     """
 
-    cohort: Cohort
+    cohort: Cohort | None
+    number: int
+    row: int
     clients: Keys
     end: Committed | Abandoned | None = None
 
@@ -184,6 +200,11 @@ class Journal:
         """The records of the released rounds, in order."""
         ends = (attempt.end for attempt in self.attempts)
         return tuple(end for end in ends if isinstance(end, Committed))
+
+    @property
+    def empty_rounds(self) -> int:
+        """The number of released rounds that were closed as empty."""
+        return sum(attempt.cohort is None and attempt.end is not None for attempt in self.attempts)
 
     @property
     def in_flight(self) -> bool:
@@ -312,7 +333,7 @@ class _History:
         self.created: Created | None = None
         self.attempts: list[Attempt] = []
         self.rows = 0
-        self.ledger_bytes = 0
+        self.ledger_bytes = len(LEDGER_HEADER)
         self.time: float | None = None
 
     def append(self, record: AnyRecord) -> None:
@@ -327,19 +348,36 @@ class _History:
             self.created = record
         elif self.created is None:
             raise InvalidInput("the first line does not create the run")
-        elif isinstance(record, Cohort):
-            self._start_attempt(record)
+        elif isinstance(record, Cohort | Empty):
+            self._check_next(record)
+            self.attempts.append(
+                self._attempt(record)
+                if isinstance(record, Cohort)
+                else Attempt(None, record.attempt, record.row, np.empty(0, np.uint64))
+            )
         else:
             self._end_attempt(record)
 
-    def _start_attempt(self, cohort: Cohort) -> None:
+    def _check_next(self, record: Cohort | Empty) -> None:
         if self.attempts and self.attempts[-1].end is None:
             raise InvalidInput("an attempt starts before the attempt before it has ended")
-        if (cohort.attempt, cohort.row) != (len(self.attempts), self.rows):
+        if (record.attempt, record.row) != (len(self.attempts), self.rows):
             raise InvalidInput(
                 f"expected attempt {len(self.attempts)} for row {self.rows}, got attempt "
-                f"{cohort.attempt} for row {cohort.row}"
+                f"{record.attempt} for row {record.row}"
             )
+        if isinstance(record, Empty) and self._goal_was_reached(record.row):
+            raise InvalidInput(
+                f"row {record.row} is closed as empty, but an attempt at it had all its reports"
+            )
+
+    def _goal_was_reached(self, row: int) -> bool:
+        """Whether an abandoned attempt at the row had all its reports."""
+        attempts = takewhile(lambda attempt: attempt.row == row, reversed(self.attempts))
+        ends = (attempt.end for attempt in attempts)
+        return any(isinstance(end, Abandoned) and end.goal_reached for end in ends)
+
+    def _attempt(self, cohort: Cohort) -> Attempt:
         clients = np.frombuffer(bytes.fromhex(cohort.clients), ">u8").astype(np.uint64)
         if not np.all(clients[1:] > clients[:-1]):
             raise InvalidInput("the clients of a cohort must be in rising order, each of them once")
@@ -351,25 +389,29 @@ class _History:
         self.time = cohort.time
         # The pseudonyms as numbers take half the memory of the hexadecimal string.
         without_clients = msgspec.structs.replace(cohort, clients="")
-        self.attempts.append(Attempt(without_clients, clients))
+        return Attempt(without_clients, cohort.attempt, cohort.row, clients)
 
     def _end_attempt(self, end: Committed | Abandoned) -> None:
         outcome = type(end).__name__.lower()
         if not self.attempts or self.attempts[-1].end is not None:
             raise InvalidInput(f"an attempt is {outcome}, but no attempt is in flight")
         attempt = self.attempts[-1]
-        if (end.attempt, end.row) != (attempt.cohort.attempt, attempt.cohort.row):
+        if (end.attempt, end.row) != (attempt.number, attempt.row):
             raise InvalidInput(
                 f"attempt {end.attempt} for row {end.row} is {outcome}, but attempt "
-                f"{attempt.cohort.attempt} for row {attempt.cohort.row} is in flight"
+                f"{attempt.number} for row {attempt.row} is in flight"
             )
+        is_empty = attempt.cohort is None
+        if is_empty and (isinstance(end, Abandoned) or end.reports):
+            raise InvalidInput(f"row {end.row} was closed as empty, but is {outcome} otherwise")
         if isinstance(end, Committed) and not DIGEST.fullmatch(bytes(end.digest)):
             raise InvalidInput("the digest of a round must be 32 hexadecimal digits")
-        if not end.ledger_bytes > self.ledger_bytes:
+        has_grown = end.ledger_bytes > self.ledger_bytes
+        if has_grown == is_empty or end.ledger_bytes < self.ledger_bytes:
             raise InvalidInput(
-                f"the ledger must grow with every attempt, but has {end.ledger_bytes} bytes after "
-                f"{self.ledger_bytes}"
+                "the ledger must grow with every attempt that contacts clients, and with no other, "
+                f"but has {end.ledger_bytes} bytes after {self.ledger_bytes}"
             )
-        self.attempts[-1] = Attempt(attempt.cohort, attempt.clients, end)
+        self.attempts[-1] = replace(attempt, end=end)
         self.ledger_bytes = end.ledger_bytes
         self.rows += isinstance(end, Committed)

@@ -40,6 +40,7 @@ class SettingsContent(msgspec.Struct, frozen=True):
     budget: float | None
     timer_hours: float | None
     identity: Literal["stated", "registered", "unregistered"] = "stated"
+    aggregators: bool = False
 
 
 class ParticipationContent(msgspec.Struct, frozen=True):

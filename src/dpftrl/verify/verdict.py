@@ -36,6 +36,7 @@ class Verdict:
         run_id: The identity of the run, or None if the journal could not be read.
         checks: The results of all checks.
         rounds: The number of released rounds, or 0 if the journal could not be read.
+        empty_rounds: The number of these that were closed as rounds in which nobody took part.
         epsilon: The recomputed epsilon of these rounds, or None if it could not be recomputed.
         delta: The delta of that epsilon.
     """
@@ -45,6 +46,7 @@ class Verdict:
     rounds: int
     epsilon: float | None
     delta: float | None
+    empty_rounds: int = 0
 
     @property
     def passed(self) -> bool:

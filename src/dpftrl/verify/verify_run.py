@@ -108,6 +108,7 @@ class _Verification:
             rounds=len(journal.commits) if journal else 0,
             epsilon=self.epsilon,
             delta=self.run_files.delta if self.run_files else None,
+            empty_rounds=journal.empty_rounds if journal else 0,
         )
 
     def _check(self, name: str, check: Callable[[], str | Check]) -> None:

@@ -223,3 +223,29 @@ def test_what_a_kill_at_any_point_leaves_passes_verification(
     children: Children, unharmed: dict[str, Any]
 ) -> None:
     assert not_verified(children, range(unharmed["points"])) == {}
+
+
+def check_kills_of_an_empty_round(children: Children, row: int, by_time: bool, step: int) -> None:
+    """A run killed while the row is closed resumes to the same bits, and verifies before that."""
+    with fast_places() as places:
+        before = children.run(next(places), fuse=NEVER, rounds=row, by_time=by_time)["points"]
+        job: dict[str, Any] = {"empty_rows": [row], "by_time": by_time}
+        last = children.run(next(places), fuse=NEVER, rounds=row + 1, **job)["points"]
+        whole = children.run(next(places), **job)
+    points = range(before, last, step)
+    assert len(points) * step > 20
+    assert lost(children, points, whole, **job) == {}
+    assert not_verified(children, points, **job) == {}
+
+
+def test_a_kill_at_a_point_of_an_empty_round_is_harmless(children: Children) -> None:
+    check_kills_of_an_empty_round(children, row=1, by_time=False, step=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_time", [False, True])
+@pytest.mark.parametrize("row", [0, 1])
+def test_a_kill_at_any_point_of_an_empty_round_is_harmless(
+    children: Children, by_time: bool, row: int
+) -> None:
+    check_kills_of_an_empty_round(children, row, by_time, step=1)

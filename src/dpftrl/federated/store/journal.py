@@ -56,13 +56,30 @@ class Cohort(Record, frozen=True, tag="cohort"):
 
 
 @final
+class Empty(Record, frozen=True, tag="empty"):
+    """The next round is closed as one in which nobody takes part. A `Committed` must follow.
+
+    From this record on, nobody can be contacted for the row.
+
+    Attributes:
+        attempt: The number of the attempt, counted like the attempts that contact clients.
+        row: The row of noise, which is released on a sum of zeros.
+        reason: Why nobody could take part.
+    """
+
+    attempt: int
+    row: int
+    reason: str
+
+
+@final
 class Committed(Record, frozen=True, tag="committed", omit_defaults=True):
     """A round was committed. From now on its model may be released.
 
     Attributes:
         attempt: The number of the attempt that succeeded.
         row: The row of noise that the round used.
-        reports: The number of updates in the sum, which is the report goal.
+        reports: The number of updates in the sum: the report goal, or 0 after an `Empty`.
         digest: Keyed digest of this sum and of all earlier sums. With the noise key, the noise of
             the round can be recomputed from this digest.
         checkpoint_sha256: SHA-256 of the checkpoint after the round.
@@ -84,7 +101,7 @@ class Committed(Record, frozen=True, tag="committed", omit_defaults=True):
 
 
 @final
-class Abandoned(Record, frozen=True, tag="abandoned"):
+class Abandoned(Record, frozen=True, tag="abandoned", omit_defaults=True):
     """An attempt was abandoned: nothing is released, and the next attempt uses the same row.
 
     Attributes:
@@ -93,6 +110,8 @@ class Abandoned(Record, frozen=True, tag="abandoned"):
         reason: Why it was abandoned.
         ledger_bytes: Length of the ledger, including the rows of this attempt.
         ledger_sha256: SHA-256 of the ledger up to that length.
+        goal_reached: Whether the attempt had all its reports. Then clients were available, and
+            its row cannot be closed as empty.
     """
 
     attempt: int
@@ -100,9 +119,10 @@ class Abandoned(Record, frozen=True, tag="abandoned"):
     reason: str
     ledger_bytes: int
     ledger_sha256: str
+    goal_reached: bool = False
 
 
-AnyRecord = Created | Cohort | Committed | Abandoned
+AnyRecord = Created | Cohort | Empty | Committed | Abandoned
 
 
 Keys = NDArray[np.uint64]
@@ -120,6 +140,8 @@ class RunState:
         rounds: Number of committed rounds, which is also the row of noise of the next round.
         attempts: Number of attempts so far, including the open one.
         pending: The cohort of the open attempt (not committed or abandoned); None if there is none.
+        empty: The record of an empty round that is not committed yet; None if there is none.
+        goal_reached: Whether an abandoned attempt at the next round had all its reports.
         digests: The keyed digest of each round's sum. They are as secret as the noise.
         checkpoint_sha256: SHA-256 of the newest checkpoint.
         ledger: Length and SHA-256 of the ledger after the last attempt that ended.
@@ -134,6 +156,8 @@ class RunState:
         self.rounds = 0
         self.attempts = 0
         self.pending: Cohort | None = None
+        self.empty: Empty | None = None
+        self.goal_reached = False
         self.digests: list[msgspec.Raw] = []
         self.checkpoint_sha256 = ""
         self.ledger: tuple[int, str] | None = None
@@ -157,11 +181,17 @@ class RunState:
             self.pending = record
             self.attempts += 1
             self.clock = record.time
+        elif isinstance(record, Empty):
+            self.empty = record
+            self.attempts += 1
         else:
-            self.pending = None
+            self.pending = self.empty = None
             self.ledger = (record.ledger_bytes, record.ledger_sha256)
+        if isinstance(record, Abandoned):
+            self.goal_reached |= record.goal_reached
         if isinstance(record, Committed):
             self.rounds += 1
+            self.goal_reached = False
             self.digests.append(record.digest)
             self.checkpoint_sha256 = record.checkpoint_sha256
             self.epsilon = record.epsilon
@@ -178,13 +208,16 @@ class RunState:
     def _fits(self, record: AnyRecord) -> bool:
         if isinstance(record, Created):
             return self.created is None
-        if isinstance(record, Cohort):
+        current = self.empty or self.pending
+        if isinstance(record, Cohort | Empty):
             is_next = (record.attempt, record.row) == (self.attempts, self.rounds)
-            return self.created is not None and self.pending is None and is_next
-        pending = self.pending
-        return pending is not None and (
-            (record.attempt, record.row) == (pending.attempt, pending.row)
-        )
+            is_allowed = isinstance(record, Cohort) or not self.goal_reached
+            return self.created is not None and current is None and is_next and is_allowed
+        if current is None or (record.attempt, record.row) != (current.attempt, current.row):
+            return False
+        if isinstance(record, Abandoned):  # a row that was closed as empty is not attempted again
+            return self.empty is None
+        return (record.reports == 0) == (self.empty is not None)
 
 
 def statuses(cohort: Cohort, counted: set[int], otherwise: Status) -> list[tuple[str, Status]]:

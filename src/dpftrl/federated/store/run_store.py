@@ -1,9 +1,9 @@
 """The files of a run on the disk, and the only code that changes them.
 
 `RunStore.create` writes the files of a new run, and `RunStore.resume` reads and checks the files of
-an existing run. After that, only three steps change a run: clients are contacted, a round is
-committed, or a round is abandoned. Each step is written to the journal before the server acts on
-it.
+an existing run. After that, only four steps change a run: clients are contacted, a round is
+committed, a round is abandoned, or a round is closed as empty. Each step is written to the journal
+before the server acts on it.
 """
 
 import contextlib
@@ -35,6 +35,7 @@ from dpftrl.federated.store.journal import (
     Committed,
     Created,
     Decisions,
+    Empty,
     RunState,
     packed,
     statuses,
@@ -149,7 +150,7 @@ class RunStore:
             lock = Lock(folder.lock)
             held.callback(lock.close)
             key = folder.read_key()
-            _check_created(folder, key)
+            check_created(folder, key)
             file = read_json(folder.settings, RunFile, "run")
             start = None if file.start is None else Start.of_content(file.start, folder.settings)
             plan, settings = load_plan(folder.plan), file.settings
@@ -239,22 +240,24 @@ class RunStore:
         Call this within `all_or_nothing`, after the noise of the round was added.
 
         Args:
-            counted: Pseudonyms of the clients whose updates are in the sum.
+            counted: Pseudonyms of the clients whose updates are in the sum; none if the round is
+                closed as empty.
             clipping: The clip norm and the noisy bits, with adaptive clipping.
             model: The model after the round, as one flat vector.
             optimizer: The state of the server optimizer after the round.
             guarantee: The guarantee of all released rounds, including this one.
         """
-        pending = self.pending()
+        current = self.state.empty or self.pending()
         after = Checkpoint(model, optimizer)
         sha256 = after.save(self.folder.checkpoint(self.state.rounds + 1))
-        self._ledger.append(pending.row, statuses(pending, counted, "contacted"))
+        if isinstance(current, Cohort):
+            self._ledger.append(current.row, statuses(current, counted, "contacted"))
         # Written before the round is journalled, so that its epsilon is never too small.
         save_guarantee(guarantee, self.folder.guarantee, self._mechanisms)
         self._decisions.append(
             Committed(
-                attempt=pending.attempt,
-                row=pending.row,
+                attempt=current.attempt,
+                row=current.row,
                 reports=len(counted),
                 digest=msgspec.Raw(self.noise.last_digest().json_string()),
                 checkpoint_sha256=sha256,
@@ -266,13 +269,25 @@ class RunStore:
         )
         self.checkpoint, self.exposure = after, self.eligibility.timers.exposure
 
-    def abandon(self, reason: str) -> None:
-        """Journal that the open round is abandoned; the next round uses its row of noise."""
+    def abandon(self, reason: str, goal_reached: bool) -> None:
+        """Journal that the open round is abandoned; the next round uses its row of noise.
+
+        Args:
+            reason: Why the round is abandoned.
+            goal_reached: Whether the round had all its reports.
+        """
         with self.all_or_nothing():
             pending = self.pending()
             self._ledger.append(pending.row, statuses(pending, set(), "abandoned"))
             ledger = (self._ledger.bytes, self._ledger.sha256)
-            self._decisions.append(Abandoned(pending.attempt, pending.row, reason, *ledger))
+            self._decisions.append(
+                Abandoned(pending.attempt, pending.row, reason, *ledger, goal_reached)
+            )
+
+    def close_empty(self, reason: str) -> None:
+        """Journal that nobody takes part in the next round; `commit` completes it."""
+        with self.all_or_nothing():
+            self._decisions.append(Empty(self.state.attempts, self.state.rounds, reason))
 
     def publish(self, guarantee: Guarantee) -> None:
         """Write `guarantee.json`, unless the last commit has written the same content."""
@@ -311,7 +326,7 @@ def _journal(folder: RunFolder, key: NoiseKey) -> Journal[AnyRecord]:
 def _eligibility(plan: Plan, settings: Settings, key: NoiseKey) -> Eligibility:
     limits = plan.participation
     rules = Rules(limits.min_sep, limits.max_participations, settings.timer_hours)
-    return Eligibility(key, rules, cohort_size(plan), settings.seed)
+    return Eligibility(key, rules, cohort_size(plan), settings.seed, plan.fleet.population)
 
 
 def _check_others(start: Start, settings: Settings) -> None:
@@ -355,7 +370,7 @@ def _write_first(
     )
 
 
-def _check_created(folder: RunFolder, key: NoiseKey) -> None:
+def check_created(folder: RunFolder, key: NoiseKey) -> None:
     """Check, before it is used, that no file sealed in the first journal record was changed.
 
     These files are `run.json`, `plan.json` and the further files of `Server.create`.

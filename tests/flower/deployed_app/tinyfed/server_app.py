@@ -39,6 +39,7 @@ def main(grid: Grid, context: Context) -> None:
         patience=Patience(
             replies=float(config["reply-seconds"]), nodes=120, lock=float(config["lock-seconds"])
         ),
+        close_empty_rounds=bool(config["close-empty-rounds"]),
         state_folder=place / "state",
         insecure_test_key=1,
     ).start(grid, ArrayRecord({"w": Array(task.start())}), evaluate_fn=evaluate)

@@ -1,1 +1,0 @@
-../flower_jax/deploy.sh
