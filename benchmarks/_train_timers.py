@@ -8,7 +8,8 @@ import numpy as np
 from peer import seconds
 from process_memory import memory, memory_from_here
 
-from dpftrl.federated.eligibility import Pseudonyms, Rules, Timers
+from dpftrl.federated.eligibility import Rules, Timers
+from dpftrl.federated.pseudonyms import Pseudonyms
 from dpftrl.noise import NoiseKey
 
 
@@ -27,7 +28,7 @@ def main() -> None:
         timers.mark(np.sort(everybody[row * cohort : (row + 1) * cohort]), row)
     filled = time.perf_counter() - start
     extra = memory("VmHWM") - before
-    some = draw.permutation(everybody)[:available]
+    some = np.sort(draw.permutation(everybody)[:available])
     marks: list[float] = []
     for row in range(rounds, rounds + repeats):
         chosen = np.sort(draw.choice(everybody, cohort, replace=False))
@@ -42,9 +43,9 @@ def main() -> None:
                 "fill_seconds": filled,
                 "mark_seconds": sorted(marks)[repeats // 2],
                 "eligible_seconds": seconds(
-                    lambda: rules.eligible(timers, some, rounds, None), repeats
+                    lambda: rules.allowed(timers.seen(some), rounds, None), repeats
                 ),
-                "eligible": len(rules.eligible(timers, some, rounds, None)),
+                "eligible": int(rules.allowed(timers.seen(some), rounds, None).sum()),
                 "names_seconds": seconds(
                     lambda: Pseudonyms(NoiseKey.generate()).keys(names), repeats
                 ),

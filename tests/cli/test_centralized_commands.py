@@ -234,6 +234,7 @@ OTHER = {
     "show": lambda run: ["show", run],
     "show plan": lambda run: ["show", run / "plan.json"],
     "export": lambda run: ["export", run, run.parent / "model.safetensors"],
+    "ledger": lambda run: ["ledger", run, "--out", run.parent / "ledger.csv"],
     "train": lambda run: ["train", "--resume", "--out", run],
     "train without --out": lambda run: ["train", "--resume", run],
     "observe": lambda run: ["observe", run],
@@ -261,7 +262,9 @@ def test_compose_refuses_the_run_in_one_line(finished):
     command_line.refused_in_one_line("compose", finished.folder, finished.folder, "--delta", "1e-6")
 
 
-@pytest.mark.parametrize("command", ["account", "show", "export", "train", "compare"])
+@pytest.mark.parametrize(
+    "command", ["account", "show", "export", "ledger", "observe", "train", "compare"]
+)
 def test_other_commands_say_that_the_run_is_centralized(finished, command):
     """`guarantee.json is not a guarantee file` helps nobody."""
     error = command_line.refused_in_one_line(*OTHER[command](finished.folder))

@@ -20,6 +20,7 @@ COMMANDS = {
     "compare": "MECH MECH --rounds --min-sep --sort --plot",
     "compose": "MECH MECH --delta --max-participations --devices --out",
     "export": "MECH MECH --state-folder",
+    "ledger": "MECH --out",
     "loss": "MECH --rounds --min-sep",
     "mechanisms": "--rounds --min-sep",
     "observe": "MECH --rounds --min-sep --max-participations --first-round",

@@ -331,5 +331,5 @@ most_available = 1.0
     )
     code, _, err = command_line.run("train", tmp_path / "small.toml", "--out", tmp_path / "run")
     assert (code, err.count("refused")) == (0, 0)
-    assert command_line.answer("observe", tmp_path / "run" / "ledger.csv")["participations"] >= 8
+    assert command_line.answer("observe", tmp_path / "run")["participations"] >= 8
     assert command_line.run("verify", tmp_path / "run")[0] == 0

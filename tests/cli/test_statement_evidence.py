@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from dpftrl import MinSep, account, mechanism
 from dpftrl.accounting import compose, load_guarantee, save_guarantee
-from dpftrl.federated import Server, Settings, StartModel
+from dpftrl.federated import Server, Settings, StartModel, write_ledger
 from dpftrl.plan import Fleet, Plan, save_plan
 
 PEOPLE = [f"client {i}" for i in range(24)]
@@ -192,6 +192,7 @@ def test_a_run_that_verifies_is_the_evidence(place):
 
 
 def test_published_files_alone_are_no_evidence(place):
+    write_ledger(place.folder, place.folder / "ledger.csv")
     shutil.rmtree(place.folder / "private")
     code, statement_json = place.state_it()
     assert code == 0
@@ -216,6 +217,7 @@ def test_an_edited_guarantee_in_a_folder_of_its_own(place, tmp_path):
 
 def without_a_row(place: Place) -> None:
     path = place.folder / "ledger.csv"
+    write_ledger(place.folder, path)
     path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
 
 
@@ -278,7 +280,7 @@ def test_the_witness_is_looked_for_where_the_server_puts_it(place, monkeypatch):
 def test_timers_by_time_are_observed_by_a_server_that_verifies(tmp_path):
     place = trained(tmp_path, timer_hours=2.0)
     assert bases(place.state_it()[1])["participation"] == "observed"
-    (place.folder / "ledger.csv").rename(tmp_path / "ledger.csv")
+    without_journal(place)
     code, statement_json = place.state_it()
     assert (code, bases(statement_json)["participation"]) == (1, "claimed")
 

@@ -97,7 +97,7 @@ def test_a_run_from_beginning_to_end(train, folder, tmp_path):
     assert "round 4/4" in output
     assert "epsilon 30" in output
     run_folder = tmp_path / "run"
-    for name in ("config.toml", "metrics.jsonl", "ledger.csv", "guarantee.json", "curves.png"):
+    for name in ("config.toml", "metrics.jsonl", "guarantee.json", "curves.png"):
         assert (run_folder / name).stat().st_size > 0
     assert list((run_folder / "events").iterdir())
     points = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]

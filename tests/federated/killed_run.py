@@ -26,6 +26,8 @@ import numpy as np
 from dpftrl import MinSep, account, mechanism
 from dpftrl.errors import DpftrlError
 from dpftrl.federated import Round, RunFolder, Server, Settings, Sgd
+from dpftrl.federated.store import run_store
+from dpftrl.federated.store.ledger import ledger_file
 from dpftrl.journal import WITNESS_BYTES, Chain
 from dpftrl.noise import NoiseStream, stream
 from dpftrl.plan import Fleet, Plan
@@ -37,6 +39,7 @@ NAMES = tuple(f"client {number}" for number in range(60))
 # All that storage.py does to a disk goes through these, but for the content of drafts, which a
 # file has only after `replace`.
 DURABLE = ("open", "replace", "fsync", "fdatasync", "pwrite", "ftruncate", "unlink", "mkdir")
+run_store.FEWEST_CONTACTS = 200  # so that these runs save snapshots, after every two attempts
 
 PLAN = Plan(
     Fleet(population=60, report_goal=4, over_selection=1.25),
@@ -115,7 +118,9 @@ def take_reports(attempt: Round, salt: int = 0) -> None:
 def result(place: Place) -> dict[str, str]:
     """What must not depend on how often a run was interrupted: digests of it."""
     # Before the run is opened, which would write the guarantee once more.
-    parts = {name: (place.folder / name).read_bytes() for name in ("ledger.csv", "guarantee.json")}
+    parts = {"guarantee.json": (place.folder / "guarantee.json").read_bytes()}
+    with ledger_file(place.folder) as ledger:
+        parts["ledger"] = ledger.read_bytes()
     with place.open() as server:
         parts["epsilon"] = repr((server.rounds, server.epsilon)).encode()
         parts["model"] = server.model.tobytes()

@@ -1,6 +1,5 @@
 """Small runs of the real server, and what their files say, read without the library."""
 
-import csv
 import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -8,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from journal_codes import ledger_rows
 
 from dpftrl import MinSep, account, mechanism
-from dpftrl.federated import Released, Round, Server, Settings
+from dpftrl.federated import Released, Round, Server, Settings, write_ledger
 from dpftrl.participation import UNCAPPED
 from dpftrl.plan import Fleet, Plan
 
@@ -96,10 +96,15 @@ def sum_of(server: Server, attempt: Round) -> tuple[list[int], float]:
 
 
 def ledger(server: Server) -> list[tuple[int, str, str]]:
-    with server.folder.ledger.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.reader(file))
-    assert rows[0] == ["round", "client", "status"]
-    return [(int(row), client, status) for row, client, status in rows[1:]]
+    """Round, client and status of each contact, from the journal."""
+    return ledger_rows(records(server))
+
+
+def written_ledger(server: Server) -> Path:
+    """A file with the ledger of a run."""
+    path = server.folder.root.parent / "ledger.csv"
+    write_ledger(server.folder.root, path)
+    return path
 
 
 def contacts(server: Server) -> dict[str, list[int]]:

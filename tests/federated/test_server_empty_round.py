@@ -12,7 +12,17 @@ from small_runs import PEOPLE, create, fill, ledger, one_round, records, reopen,
 from dpftrl.errors import InvalidInput, RunOver, UnsafeState
 from dpftrl.federated import Adam, Server, Sgd
 from dpftrl.federated.eligibility import Shortage
-from dpftrl.federated.store.journal import Abandoned, Cohort, Committed, Created, Empty, RunState
+from dpftrl.federated.store.journal import (
+    Abandoned,
+    Cohort,
+    Committed,
+    Created,
+    Empty,
+    RunState,
+    packed,
+    packed_as_digits,
+    packed_mask,
+)
 from dpftrl.federated.store.run_store import RunStore
 from dpftrl.statement.from_files import statement_of_files
 from dpftrl.verify import journal as verified
@@ -201,7 +211,7 @@ def test_nobody_is_contacted_for_a_row_that_was_decided_to_be_empty(tmp_path: Pa
     root, state = server.folder.root, tmp_path / "state"
     assert verify_run(root, state).passed
     store = RunStore.resume(server.folder, state, False)
-    chosen = store.eligibility.choose(store.eligibility.by_key(PEOPLE), 0, 1, None)
+    chosen = store.eligibility.choose(store.eligibility.population(PEOPLE), 0, 1, None)
     with pytest.raises(UnsafeState, match="makes no sense"):
         store.contact(chosen)
     store.close()
@@ -212,40 +222,67 @@ def test_nobody_is_contacted_for_a_row_that_was_decided_to_be_empty(tmp_path: Pa
 
 
 CREATED = Created("0" * 32, "0" * 64, "0" * 64, "0" * 16, "0" * 64)
-COHORT = Cohort(0, 0, "00000000000000010000000000000002")
 HEADER = len("round,client,status\n")
 
 
-def committed(attempt: int, reports: int, ledger_bytes: int = HEADER) -> Committed:
-    digest = msgspec.Raw(json.dumps("0" * 32).encode())
-    return Committed(attempt, 0, reports, digest, "0" * 64, ledger_bytes, "0" * 64, 1.0)
+class Records:
+    """Records of one row, as a journal of version 1 or 2 has them."""
+
+    def __init__(self, version: int):
+        self.created = msgspec.structs.replace(CREATED, version=version)
+        self._has_ledger = version == 1
+        keys = np.array([1, 2], np.uint64)
+        if self._has_ledger:
+            self.cohort = Cohort(0, 0, packed_as_digits(keys))
+        else:
+            self.cohort = Cohort(0, 0, packed(keys), size=2)
+
+    def committed(self, attempt: int, reports: int, ledger_bytes: int = HEADER) -> Committed:
+        counted = packed_mask(np.ones(reports, np.bool_))
+        return Committed(
+            attempt=attempt,
+            row=0,
+            reports=reports,
+            digest=msgspec.Raw(json.dumps("0" * 32).encode()),
+            checkpoint_sha256="0" * 64,
+            epsilon=1.0,
+            **(self._ledger(ledger_bytes) if self._has_ledger else {"counted": counted}),
+        )
+
+    def abandoned(self, goal_reached: bool) -> Abandoned:
+        ledger = self._ledger(100) if self._has_ledger else {}
+        return Abandoned(0, 0, "too few", goal_reached=goal_reached, **ledger)
+
+    def _ledger(self, length: int) -> dict[str, Any]:
+        return {"ledger_bytes": length, "ledger_sha256": "0" * 64}
+
+    def histories(self) -> list[tuple[list[Any], bool]]:
+        """Sequences of records, and whether a journal may have them."""
+        cohort, committed, abandoned = self.cohort, self.committed, self.abandoned
+        return [
+            ([Empty(0, 0, "nobody"), committed(0, 0)], True),
+            ([cohort, abandoned(False), Empty(1, 0, "nobody"), committed(1, 0, 100)], True),
+            ([cohort, abandoned(True), Empty(1, 0, "nobody")], False),
+            ([cohort, Empty(1, 0, "nobody")], False),
+            ([Empty(0, 0, "nobody"), committed(0, 2)], False),
+            ([Empty(0, 0, "nobody"), abandoned(False)], False),
+            ([Empty(0, 0, "nobody"), cohort], False),
+            ([Empty(0, 1, "nobody")], False),
+            ([Empty(1, 0, "nobody")], False),
+        ]
 
 
-def abandoned(goal_reached: bool) -> Abandoned:
-    return Abandoned(0, 0, "too few", 100, "0" * 64, goal_reached)
-
-
-@pytest.mark.parametrize(
-    ("history", "is_fine"),
-    [
-        ([Empty(0, 0, "nobody"), committed(0, 0)], True),
-        ([COHORT, abandoned(False), Empty(1, 0, "nobody"), committed(1, 0, 100)], True),
-        ([COHORT, abandoned(True), Empty(1, 0, "nobody")], False),
-        ([COHORT, Empty(1, 0, "nobody")], False),
-        ([Empty(0, 0, "nobody"), committed(0, 2)], False),
-        ([Empty(0, 0, "nobody"), abandoned(False)], False),
-        ([Empty(0, 0, "nobody"), COHORT], False),
-        ([Empty(0, 1, "nobody")], False),
-        ([Empty(1, 0, "nobody")], False),
-    ],
-)
-def test_which_records_may_follow(history: list[Any], is_fine: bool) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("number", range(9))
+def test_which_records_may_follow(version: int, number: int) -> None:
     """The server and `verify`, which share no code, agree."""
+    some = Records(version)
+    history, is_fine = some.histories()[number]
 
     def server_accepts() -> bool:
         state = RunState()
         try:
-            for record in (CREATED, *history):
+            for record in (some.created, *history):
                 state.follow(record)
         except UnsafeState:
             return False
@@ -254,7 +291,7 @@ def test_which_records_may_follow(history: list[Any], is_fine: bool) -> None:
     def verify_accepts() -> bool:
         state = verified._History()
         try:
-            for record in (CREATED, *history):
+            for record in (some.created, *history):
                 line = msgspec.json.encode(record)
                 state.append(verified.RECORD_DECODER.decode(line))
         except InvalidInput:
@@ -265,11 +302,11 @@ def test_which_records_may_follow(history: list[Any], is_fine: bool) -> None:
 
 
 def test_verify_refuses_an_empty_round_with_rows_in_the_ledger() -> None:
-    state = verified._History()
-    for record in (CREATED, Empty(0, 0, "nobody")):
+    some, state = Records(1), verified._History()
+    for record in (some.created, Empty(0, 0, "nobody")):
         state.append(verified.RECORD_DECODER.decode(msgspec.json.encode(record)))
     with pytest.raises(InvalidInput, match="ledger"):
-        state.append(verified.RECORD_DECODER.decode(msgspec.json.encode(committed(0, 0, 99))))
+        state.append(verified.RECORD_DECODER.decode(msgspec.json.encode(some.committed(0, 0, 99))))
 
 
 def test_the_statement_says_that_rounds_were_empty(tmp_path: Path) -> None:

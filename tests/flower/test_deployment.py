@@ -15,7 +15,9 @@ import pytest
 from deployment import HERE, Deployment, deployed, until
 
 from dpftrl.federated import Round, Server, Settings
-from dpftrl.federated.eligibility import Pseudonyms
+from dpftrl.federated.pseudonyms import Pseudonyms
+from dpftrl.federated.store.journal import unpacked
+from dpftrl.federated.store.ledger import ledger_file
 from dpftrl.noise import NoiseKey
 from dpftrl.plan import load_plan
 from dpftrl.verify import verify_run
@@ -26,7 +28,7 @@ from tinyfed import task
 
 def counted_in(there: Deployment, attempt: Round, key: Callable[[str], int]) -> list[str]:
     """Return the clients of a round that were counted, by the ledger."""
-    with (there.place / "run/ledger.csv").open(newline="") as file:
+    with ledger_file(there.place / "run") as path, path.open(newline="") as file:
         rows = {(row, who) for row, who, status in csv.reader(file) if status == "counted"}
     return [name for name in attempt.clients if (str(attempt.number), f"c{key(name):016x}") in rows]
 
@@ -50,7 +52,7 @@ def replayed(there: Deployment, place: Path) -> np.ndarray:
             if record["kind"] == "empty":
                 server.close_empty_round([], record["reason"])
             elif record["kind"] == "cohort":
-                keys = np.frombuffer(bytes.fromhex(record["clients"]), ">u8")
+                keys = unpacked(record["clients"], record["size"])
                 attempt = server.begin([by_key[int(one)] for one in keys])
             elif record["kind"] == "abandoned":
                 server.abandon(attempt, record["reason"])
@@ -70,7 +72,7 @@ def model_of(there: Deployment) -> np.ndarray:
 
 def contacts(there: Deployment) -> dict[str, list[int]]:
     rows_by_client: dict[str, list[int]] = {}
-    with (there.place / "run/ledger.csv").open(newline="") as file:
+    with ledger_file(there.place / "run") as path, path.open(newline="") as file:
         for row, who, _ in list(csv.reader(file))[1:]:
             rows_by_client.setdefault(who, []).append(int(row))
     return rows_by_client
@@ -109,7 +111,7 @@ def test_a_node_that_never_uploads_does_not_delay_the_round(tmp_path: Path) -> N
         there.run(rounds=2, goal=2, over_selection=1.5, reply_seconds=600)
         until(lambda: there.released() >= 2, "two rounds", 120)
         until(lambda: "finished" in there.status(there.last_run), "the end of the run")
-        with (there.place / "run/ledger.csv").open(newline="") as file:
+        with ledger_file(there.place / "run") as path, path.open(newline="") as file:
             statuses = [status for _, _, status in list(csv.reader(file))[1:]]
         assert sorted(statuses) == ["contacted"] * 2 + ["counted"] * 4
         log = (there.place / "dpftrl-supernode@0.log").read_text()

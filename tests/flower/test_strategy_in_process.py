@@ -24,7 +24,7 @@ from tiny_apps import (
 
 from dpftrl import AdaptiveClipping
 from dpftrl.errors import InvalidInput, RunInUse, TooFewClients, UnsafeState
-from dpftrl.federated import Server, Settings, StartModel
+from dpftrl.federated import Server, Settings, StartModel, write_ledger
 from dpftrl.flower import InProcessGrid, Patience
 from dpftrl.plan import Plan
 from dpftrl.verify import verify_run
@@ -41,7 +41,8 @@ def hypotheses(place: Path) -> dict[str, str]:
 
 
 def ledger(place: Path) -> list[tuple[int, str, str]]:
-    with (place / "run" / "ledger.csv").open(newline="") as file:
+    write_ledger(place / "run", place / "ledger.csv")
+    with (place / "ledger.csv").open(newline="") as file:
         return [(int(row), who, status) for row, who, status in list(csv.reader(file))[1:]]
 
 
@@ -193,7 +194,7 @@ def cohorts(place: Path) -> list[int]:
     """The sizes of the cohorts in the journal."""
     lines = (place / "run/private/journal.jsonl").read_bytes().splitlines()
     records = [json.loads(line)["record"] for line in lines]
-    return [len(one["clients"]) // 16 for one in records if one["kind"] == "cohort"]
+    return [one["size"] for one in records if one["kind"] == "cohort"]
 
 
 def without_mod() -> ClientApp:

@@ -23,7 +23,8 @@ class Fleet:
         self.random = random.Random(seed)
 
     def eligible(self, hours: float | None = None) -> list[int]:
-        return self.rules.eligible(self.timers, self.keys, self.row, hours).tolist()
+        allowed = self.rules.allowed(self.timers.seen(self.keys), self.row, hours)
+        return self.keys[allowed].tolist()
 
     def contact(self, hours: float | None = None) -> None:
         chosen = sorted(self.random.sample(self.eligible(hours), self.size))

@@ -54,7 +54,7 @@ def test_every_private_file_is_looked_at(tmp_path):
         one_round(server)
         root = server.folder.root
         assert disk_of(root, 1, 10, 0, None).problems == ()
-        for path in (server.folder.key, server.folder.checkpoint(1), server.folder.ledger):
+        for path in (server.folder.key, server.folder.checkpoint(1), server.folder.journal):
             path.chmod(0o640)
         problems = disk_of(root, 1, 10, 0, None).problems
         assert len(problems) == 3

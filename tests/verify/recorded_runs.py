@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from journal_codes import clients_of, counted_of, set_clients, set_counted
 
 from dpftrl import MinSep, account, mechanism
 from dpftrl.federated import Server, Settings
@@ -104,35 +105,75 @@ def read_records(run: RunFolders) -> list[dict]:
 def rewrite(
     run: RunFolders, records: list[dict], statuses: dict[int, list[str]] | None = None
 ) -> None:
-    """Rewrite journal, ledger and witness with the noise key, so that all digests fit."""
-    ledger, cohort, lines, mac = b"round,client,status\n", {}, [], bytes(32)
-    secret = (run.folder / "private" / "noise.key").read_bytes()
-    key = hmac.digest(secret, b"\0\0\0\x07journal" + bytes(8), "sha256")
+    """Rewrite journal, witness and a kept ledger with the noise key, so that all digests fit.
+
+    Args:
+        run: The run.
+        records: The records of its journal.
+        statuses: Other statuses of the clients of some attempts, in their order.
+    """
+    ledger, cohort = b"round,client,status\n", {}
+    keeps_ledger = any(record.get("version", 1) == 1 for record in records[:1])
     for record in records:
         if record["kind"] == "cohort":
             cohort = record
         elif record["kind"] != "created":
-            ledger += ledger_rows(record, cohort, (statuses or {}).get(record["attempt"]))
-            record["ledger_bytes"] = len(ledger)
-            record["ledger_sha256"] = hashlib.sha256(ledger).hexdigest()
+            said = _statuses(record, cohort, (statuses or {}).get(record["attempt"]))
+            if keeps_ledger:
+                ledger += _ledger_rows(record, cohort, said)
+                record["ledger_bytes"] = len(ledger)
+                record["ledger_sha256"] = hashlib.sha256(ledger).hexdigest()
+            elif record["kind"] == "committed":
+                set_counted(record, [status == "counted" for status in said])
+    if keeps_ledger:
+        run.ledger.write_bytes(ledger)
+    forge(run, records)
+
+
+def forge(run: RunFolders, records: list[dict]) -> None:
+    """Write these records as the journal, with digests that fit, and let the witness see them."""
+    lines, mac = [], bytes(32)
+    secret = (run.folder / "private" / "noise.key").read_bytes()
+    key = hmac.digest(secret, b"\0\0\0\x07journal" + bytes(8), "sha256")
+    for record in records:
         content = json.dumps(record, separators=(",", ":")).encode()
         mac = hmac.digest(key, mac + content, "sha256")
         lines.append(b'{"mac":"%s","record":%s}\n' % (mac.hex().encode(), content))
     run.journal.write_bytes(b"".join(lines))
-    run.ledger.write_bytes(ledger)
+    (run.folder / "private" / "snapshot.bin").unlink(missing_ok=True)
     witness = json.loads(run.witness.read_text())
     run.witness.write_text(json.dumps(witness | {"lines": len(lines), "mac": mac.hex()}))
 
 
-def ledger_rows(record: dict, cohort: dict, statuses: list[str] | None) -> bytes:
-    clients = split(cohort["clients"])
-    if statuses is None:
-        last = "abandoned" if record["kind"] == "abandoned" else "contacted"
-        statuses = ["counted"] * record.get("reports", 0)
-        statuses += [last] * (len(clients) - len(statuses))
-    rows = zip(clients, statuses, strict=True)
+def keep_a_ledger(run: RunFolders) -> RunFolders:
+    """Turn a run into one whose journal has version 1, with a ledger beside it."""
+    records, cohort, statuses = read_records(run), {}, {}
+    del records[0]["version"]
+    for record in records[1:]:
+        if record["kind"] == "cohort":
+            cohort = record
+            clients = clients_of(record)
+            del record["size"]
+            set_clients(record, clients)
+        elif record["kind"] == "committed":
+            counted = counted_of(record, len(clients_of(cohort)))
+            said = ["counted" if one else "contacted" for one in counted]
+            statuses[record["attempt"]] = said
+            del record["counted"]
+    rewrite(run, records, statuses)
+    return run
+
+
+def _statuses(record: dict, cohort: dict, statuses: list[str] | None) -> list[str]:
+    if statuses is not None:
+        return statuses
+    clients = clients_of(cohort)
+    if record["kind"] == "abandoned":
+        return ["abandoned"] * len(clients)
+    said = ["counted"] * record["reports"]
+    return said + ["contacted"] * (len(clients) - len(said))
+
+
+def _ledger_rows(record: dict, cohort: dict, statuses: list[str]) -> bytes:
+    rows = zip(clients_of(cohort), statuses, strict=True)
     return b"".join(f"{record['row']},c{client},{status}\n".encode() for client, status in rows)
-
-
-def split(clients: str) -> list[str]:
-    return [clients[i : i + 16] for i in range(0, len(clients), 16)]

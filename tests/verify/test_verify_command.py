@@ -49,7 +49,7 @@ def test_the_default_witness_folder_is_that_of_the_server(run, tmp_path):
 
 def test_a_failed_check_gives_exit_code_1(run, tmp_path):
     edited = run.copy_to(tmp_path)
-    edited.ledger.write_bytes(edited.ledger.read_bytes() + b"0,c0,counted\n")
+    edited.ledger.write_bytes(b"round,client,status\n0,c0,counted\n")
     result = verify(edited.folder, "--state-folder", edited.state)
     assert result.exit_code == 1
     assert result.output.splitlines()[-1].startswith("FAILED: 1 of ")

@@ -11,6 +11,7 @@ from recorded_runs import (
     RunFolders,
     create_run,
     failed,
+    keep_a_ledger,
     record_run,
     run_attempt,
     warned,
@@ -36,8 +37,11 @@ def test_a_run_passes_after_every_round_with_the_epsilon_of_the_server(tmp_path)
             assert verdict.passed
 
 
-def test_runs_with_abandoned_attempts_and_one_in_flight_pass(tmp_path):
+@pytest.mark.parametrize("keeps_ledger", [False, True])
+def test_runs_with_abandoned_attempts_and_one_in_flight_pass(tmp_path, keeps_ledger):
     run = create_run(tmp_path, plan=PLAN, budget=100.0)
+    if keeps_ledger:
+        keep_a_ledger(run)
     with run.open() as server:
         run_attempt(server)
         run_attempt(server, abandon=True)
@@ -46,13 +50,14 @@ def test_runs_with_abandoned_attempts_and_one_in_flight_pass(tmp_path):
         assert failed(run.verify()) == {}
         server.begin(CLIENTS)
     assert failed(run.verify()) == {}
-    with run.ledger.open("a") as ledger:
-        ledger.write("2,c00")  # a server killed while it wrote the rows of the round in flight
+    if keeps_ledger:
+        with run.ledger.open("a") as ledger:
+            ledger.write("2,c00")  # a server killed while it wrote the rows of the round in flight
     checkpoints = run.folder / "private" / "checkpoints"
     shutil.copy(checkpoints / "00000002.safetensors", checkpoints / "00000003.safetensors")
     verdict = run.verify()
     assert failed(verdict) == {}
-    assert "in flight" in warned(verdict)["ledger"]
+    assert keeps_ledger == ("in flight" in warned(verdict).get("ledger", ""))
     with run.open() as server:
         run_attempt(server)
     assert (failed(run.verify()), warned(run.verify())) == ({}, {})

@@ -7,10 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recorded_runs import PLAN, RunFolders, failed, record_run, run_attempt, warned
+from recorded_runs import (
+    PLAN,
+    RunFolders,
+    failed,
+    keep_a_ledger,
+    record_run,
+    run_attempt,
+    warned,
+)
 
 from dpftrl import Server, Settings
 from dpftrl.errors import UnsafeState
+from dpftrl.federated import write_ledger
 from dpftrl.verify import verify_run
 from dpftrl.verify.journal import read_journal
 
@@ -111,7 +120,7 @@ def test_the_journal_or_key_of_another_run_fails(run, tmp_path_factory):
     shutil.copy(other.journal, run.journal)
     assert "journal" in failed(run.verify())
     shutil.copy(other.folder / "private" / "noise.key", run.folder / "private" / "noise.key")
-    assert {"witness", "settings and plan", "checkpoints", "ledger"} <= set(failed(run.verify()))
+    assert {"witness", "settings and plan", "checkpoints"} <= set(failed(run.verify()))
 
 
 def removed(rows: list[bytes]) -> list[bytes]:
@@ -145,14 +154,35 @@ def without_header(rows: list[bytes]) -> list[bytes]:
 @pytest.mark.parametrize(
     "edit", [removed, added, inserted, changed, moved, another_round, without_header]
 )
-def test_an_edited_ledger_fails(run, edit):
+@pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "written on demand"])
+def test_an_edited_ledger_fails(run, edit, is_kept):
+    if is_kept:
+        keep_a_ledger(run)
+    else:
+        write_ledger(run.folder, run.ledger)
+    assert failed(run.verify()) == {}
     rows = run.ledger.read_bytes().splitlines(keepends=True)
     run.ledger.write_bytes(b"".join(edit(rows)))
     assert "ledger" in failed(run.verify())
 
 
-def test_a_missing_ledger_fails(run):
+def test_a_missing_ledger_fails_if_the_run_keeps_one(run):
+    keep_a_ledger(run)
     run.ledger.unlink()
+    assert "ledger" in failed(run.verify())
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+def test_a_ledger_that_was_written_before_later_rounds_is_a_warning(tmp_path, hashed):
+    run = record_run(tmp_path, 2, hash_clients=hashed)
+    write_ledger(run.folder, run.ledger)
+    (text,) = (check.text for check in run.verify().checks if check.name == "ledger")
+    assert "is a copy of it" in text
+    with run.open() as server:
+        run_attempt(server)
+    assert failed(run.verify()) == {}
+    assert "older than the journal" in warned(run.verify())["ledger"]
+    run.ledger.write_bytes(run.ledger.read_bytes()[:-3])
     assert "ledger" in failed(run.verify())
 
 
@@ -333,7 +363,7 @@ def test_a_witness_in_the_folder_of_the_run_fails(tmp_path):
 @pytest.mark.parametrize("name", ["plan.json", "ledger.csv", "private/journal.jsonl"])
 def test_a_pipe_in_place_of_a_file_fails_and_does_not_wait(tmp_path, name):
     run = record_run(tmp_path, 2)
-    (run.folder / name).unlink()
+    (run.folder / name).unlink(missing_ok=True)
     os.mkfifo(run.folder / name)
     assert failed(run.verify())
 

@@ -29,7 +29,7 @@ from dpftrl.cli.dataset import (
     refuse_next_to_plan,
     refuse_others,
 )
-from dpftrl.cli.files import Source, check_target, force_option, read_source
+from dpftrl.cli.files import Source, check_target, force_option, log_file, read_source
 from dpftrl.cli.options import (
     Count,
     describe,
@@ -302,8 +302,9 @@ def _read_log(
     """Summarize the log; refuse rows that count one client twice in a round."""
     with (
         progress_bar("reading the log") as on_progress,
+        log_file(log) as path,
         open_log(
-            log,
+            path,
             rounds=request.rounds,
             first_round=first_round,
             layout=layout,

@@ -8,6 +8,8 @@ options leave it open, and `Source.announce` says what was taken.
 """
 
 import stat
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -25,6 +27,8 @@ from dpftrl.errors import InvalidInput
 from dpftrl.federated.run_guarantee import RunGuarantee
 from dpftrl.federated.settings import RunFile
 from dpftrl.federated.start_model import TEST_KEY, Start
+from dpftrl.federated.store.ledger import ledger_file
+from dpftrl.federated.store.run_folder import HEADER
 from dpftrl.mechanisms import Mechanism
 from dpftrl.participation import Participation
 from dpftrl.plan import load_plan
@@ -33,7 +37,7 @@ from dpftrl.plots import MARK, check_plot_path
 
 SourceKind = Literal["mechanism", "plan", "guarantee", "run"]
 TargetKind = Literal[
-    "plan", "dataset plan", "guarantee", "mechanism", "statement", "picture", "model"
+    "plan", "dataset plan", "guarantee", "mechanism", "statement", "picture", "model", "ledger"
 ]
 
 MOST_JOURNAL_BYTES = 2**32
@@ -132,6 +136,17 @@ def refuse_centralized(folder: Path) -> None:
         raise InvalidInput(
             f"{folder} is a centralized run; `dpftrl verify` and `dpftrl statement` take it"
         )
+
+
+@contextmanager
+def log_file(log: Path) -> Generator[Path]:
+    """The file of a participation log; for the folder of a run, its ledger."""
+    if not log.is_dir():
+        yield log
+        return
+    refuse_centralized(log)
+    with ledger_file(log) as path:
+        yield path
 
 
 def read_source(name: str, *, planned: bool = False) -> Source | None:
@@ -291,6 +306,8 @@ def _is_ours(path: Path, kind: TargetKind) -> bool:
         return False
     if kind == "model":
         return _is_export(start)
+    if kind == "ledger":
+        return start.startswith(HEADER.encode())
     if path.suffix == ".html" and b"Privacy statement" not in start:
         return False
     if kind == "picture" and MARK.encode() not in content:

@@ -27,6 +27,7 @@ COMMANDS = {
     "account": "account_command",
     "calibrate": "calibrate_command",
     "compose": "compose_command",
+    "ledger": "ledger_command",
     "observe": "observe",
     "statement": "statement_command",
     "status": "status_command",
@@ -48,6 +49,9 @@ SUMMARIES = {
     "calibrate": "Compute the smallest noise multiplier for an epsilon, a rho or a risk.",
     "compose": "Compute one guarantee for several runs that the same clients could take part in.",
     "observe": "Summarize who took part in a run, from a participation log.",
+    "ledger": "Write the ledger of RUN: which client was contacted and counted in which round.",
+    "status": "Show how a run is doing: rounds, epsilon, drop-outs, eligible clients, expected end, "
+    "disk.",
     "statement": "Write the privacy statement of a plan, a guarantee or a run, as Markdown, HTML "
     "and JSON.",
     "train": "Train a language model privately, with simulated clients in this process.",
@@ -142,7 +146,7 @@ def dpftrl() -> None:
     What does this noise guarantee?           dpftrl account plan.json
     How much noise does this epsilon need?    dpftrl calibrate blt-b400 ... --epsilon 4
     What do several runs guarantee together?  dpftrl compose first.json second.json --delta 1e-10
-    Who took part, and how often?             dpftrl observe ledger.csv
+    Who took part, and how often?             dpftrl observe run
     What can I publish about the privacy?     dpftrl statement plan.json
 
     Training:
@@ -152,6 +156,7 @@ def dpftrl() -> None:
     How is the run doing?                     dpftrl status run
     Did the run keep its guarantee?           dpftrl verify run
     Write the model alone, to share it        dpftrl export run model.safetensors
+    Write who took part in which round        dpftrl ledger run --out ledger.csv
 
     Numbers can be written 2052, 2_052, 6.5k, 4.21M or 1e9. Every command takes --json. Exit codes:
     0 success; 1 a limit was broken or a check failed; 2 invalid input, or output that cannot be

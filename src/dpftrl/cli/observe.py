@@ -9,6 +9,7 @@ from rich.table import Table
 
 from dpftrl.accounting.logs import Bin, Limits, LogLayout, Observed
 from dpftrl.accounting.logs import observe as observe_log
+from dpftrl.cli.files import log_file
 from dpftrl.cli.options import Count, json_option, log_layout_options
 from dpftrl.cli.output import print_json, print_table, progress_bar, say, sparkline
 
@@ -46,19 +47,20 @@ def observe(
 ) -> None:
     """Summarize who took part in a run, from a participation log.
 
-    LOG is a .csv, .tsv, .txt, .jsonl or .parquet file of any size, with rows in any order, or - for
-    standard input. Its columns are `round`, `client` and optionally `status`: counted (the update
-    is in a released sum; an empty status means the same), contacted (the client was asked, but its
-    update was not used) or abandoned (the round was not released). The options from
-    --client-column to --format are for logs that are written in another way.
+    LOG is a .csv, .tsv, .txt, .jsonl or .parquet file of any size, with rows in any order, - for
+    standard input, or the folder of a run with its private files. The columns of a file are
+    `round`, `client` and optionally `status`: counted (the update is in a released sum; an empty
+    status means the same), contacted (the client was asked, but its update was not used) or
+    abandoned (the round was not released). The options from --client-column to --format are for
+    logs that are written in another way.
 
     Min-sep and participations are computed from counted updates. The limits that you give are
     checked for all contacts; the exit code is 1 if a client broke a limit.
     """
     limits = Limits(min_sep, max_participations)
-    with progress_bar("reading the log") as on_progress:
+    with progress_bar("reading the log") as on_progress, log_file(log) as path:
         observed = observe_log(
-            log,
+            path,
             limits,
             rounds=rounds,
             first_round=first_round,

@@ -111,7 +111,8 @@ def participation_or_log_options(command: Command) -> Command:
         "--log",
         type=click.Path(path_type=Path),
         help="Account for the participation in this log (CSV, JSON lines or Parquet; - is standard "
-        "input). The options --rounds and --min-sep then state what was planned.",
+        "input), or in a run (its folder). The options --rounds and --min-sep then state what was "
+        "planned.",
     )
     @functools.wraps(command)
     def with_either(*args: Any, rounds: int | None, log: Path | None, **kwargs: Any) -> Any:

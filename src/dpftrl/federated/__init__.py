@@ -4,10 +4,12 @@ from dpftrl._internal.arrays import Layout
 from dpftrl.federated.aggregator import Aggregator
 from dpftrl.federated.optimizers import Adam, Optimizer, Sgd
 from dpftrl.federated.partial_sum import Assignment, PartialSum
+from dpftrl.federated.pseudonyms import Population
 from dpftrl.federated.round import Released, Round
 from dpftrl.federated.server import Server
 from dpftrl.federated.settings import Settings
 from dpftrl.federated.start_model import EarlierRun, Start, StartModel
+from dpftrl.federated.store.ledger import write_ledger
 from dpftrl.federated.store.run_folder import RunFolder
 
 __all__ = [
@@ -18,6 +20,7 @@ __all__ = [
     "Layout",
     "Optimizer",
     "PartialSum",
+    "Population",
     "Released",
     "Round",
     "RunFolder",
@@ -26,4 +29,5 @@ __all__ = [
     "Sgd",
     "Start",
     "StartModel",
+    "write_ledger",
 ]

@@ -1,27 +1,28 @@
 """Eligibility: which clients may take part in the next round, and which of them are chosen.
 
-`Pseudonyms` turns names into keyed hashes. `Timers` stores when each client was last contacted and
+`Timers` stores when each client was last contacted and
 how often, in 16 bytes per client. `Rules` decides who may be contacted again. The function `choose`
 draws the cohort. `Eligibility` combines these parts, and refuses names under which one client could
 appear twice.
 """
 
-from collections.abc import Mapping, Sequence
-from hashlib import blake2b
-from typing import Final, NamedTuple, final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, final
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl._internal.client_ids import (
     canonical_id,
     has_known_spellings,
-    is_plain_id,
     other_spellings,
     shown,
     why_unfit,
 )
+from dpftrl._internal.compiled import compiled
 from dpftrl.errors import InvalidInput, TooFewClients, UnsafeState
+from dpftrl.federated.pseudonyms import Hashed, Population, Pseudonyms
 from dpftrl.noise import NoiseKey
 
 Keys = NDArray[np.uint64]
@@ -70,13 +71,20 @@ class Timers:
         """The pseudonyms of all clients that were contacted."""
         return np.concatenate([self._old.keys, self._recent.keys])
 
+    def seen(self, keys: Keys) -> "Seen":
+        """When and how often many clients were contacted; their keys rise, and none repeats."""
+        seen = Seen.nothing(len(keys))
+        for table in (self._old, self._recent):
+            _look_up(table.keys, table.last, table.count, keys, seen.last, seen.often)
+        return seen
+
     def last(self, keys: Keys) -> Numbers:
         """The round of each client's last contact, or `NEVER`."""
-        return self._look(keys).last
+        return self._look(keys)[0].last
 
     def contacts(self, keys: Keys) -> Numbers:
         """The number of contacts of each client."""
-        return self._look(keys).often
+        return self._look(keys)[0].often
 
     def entries(self) -> tuple[Numbers, Numbers]:
         """The round of the last contact, and the number of contacts, of every client so far."""
@@ -86,22 +94,35 @@ class Timers:
 
     def mark(self, keys: Keys, row: int) -> None:
         """Record that these clients, each given once, are contacted for a round."""
-        seen = self._look(keys)
+        seen, places = self._look(keys)
         exposure = self._exposure_with(seen, row)
-        for table, at in seen.places:
+        for table, at in places:
             table.last[at] = row
             table.count[at] += 1
         self._recent.insert(np.sort(keys[seen.last == NEVER]), np.int32(row), np.int32(1))
         self.exposure = exposure
         if len(self._recent.keys) > max(SMALLEST_RECENT, len(self._old.keys) // RECENT_SHARE):
-            self._old.insert(self._recent.keys, self._recent.last, self._recent.count)
-            self._recent = _Table()
+            self._merge()
 
     def exposure_after(self, keys: Keys, row: int) -> Exposure:
         """The value of `exposure` after these clients are contacted for a round."""
-        return self._exposure_with(self._look(keys), row)
+        return self._exposure_with(self._look(keys)[0], row)
 
-    def _exposure_with(self, seen: "_Seen", row: int) -> Exposure:
+    def columns(self) -> tuple[Keys, Numbers, Numbers]:
+        """Pseudonym, last round and number of contacts of every client, sorted by pseudonym."""
+        self._merge()
+        return self._old.keys, self._old.last, self._old.count
+
+    def restore(self, keys: Keys, last: Numbers, count: Numbers, exposure: Exposure) -> None:
+        """Take over the contacts of another object of this class."""
+        self._old.keys, self._old.last, self._old.count = keys, last, count
+        self.exposure = exposure
+
+    def _merge(self) -> None:
+        self._old.insert(self._recent.keys, self._recent.last, self._recent.count)
+        self._recent = _Table()
+
+    def _exposure_with(self, seen: "Seen", row: int) -> Exposure:
         known = self.exposure
         returned = seen.last[seen.last != NEVER]
         gaps = [row - int(returned.max())] if len(returned) else []
@@ -109,27 +130,31 @@ class Timers:
         most = int(seen.often.max()) + 1 if len(seen.often) else 0
         return Exposure(min(gaps, default=None), max(known.max_contacts, most))
 
-    def _look(self, keys: Keys) -> "_Seen":
-        seen = _Seen(np.full(len(keys), NEVER, np.int32), np.zeros(len(keys), np.int32), [])
+    def _look(self, keys: Keys) -> tuple["Seen", list[tuple["_Table", NDArray[np.intp]]]]:
+        """The contacts of some clients, and each table with the positions of these clients."""
+        seen, places = Seen.nothing(len(keys)), list[tuple["_Table", NDArray[np.intp]]]()
         for table in (self._old, self._recent):
             known, at = table.find(keys)
             seen.last[known], seen.often[known] = table.last[at], table.count[at]
-            seen.places.append((table, at))
-        return seen
+            places.append((table, at))
+        return seen, places
 
 
-class _Seen(NamedTuple):
-    """The entries of some clients in the tables.
+class Seen(NamedTuple):
+    """When and how often some clients were contacted.
 
     Attributes:
         last: The round of each client's last contact, or `NEVER`.
         often: The number of contacts of each client.
-        places: Each table with the positions of these clients in it.
     """
 
     last: Numbers
     often: Numbers
-    places: list[tuple["_Table", NDArray[np.intp]]]
+
+    @classmethod
+    def nothing(cls, clients: int) -> "Seen":
+        """No contact of so many clients."""
+        return cls(np.full(clients, NEVER, np.int32), np.zeros(clients, np.int32))
 
 
 @final
@@ -156,84 +181,53 @@ class _Table:
         self.count = np.insert(self.count, at, count)
 
 
-# Pseudonyms start with a letter, so that no program takes them for numbers.
-PREFIX: Final = "c"
-# Largest number of names that are cached with their pseudonyms.
-MOST_REMEMBERED: Final = 1_000_000
+@numba.njit(**compiled)
+def _look_up(
+    table: Any, last: Any, count: Any, keys: Any, found_last: Any, found_count: Any
+) -> None:
+    """Copy `last` and `count` of the keys that are in a table; both are sorted, and no key repeats.
+
+    This walks through both once: for millions of keys, that is faster than to search each of them.
+    """
+    i = 0
+    for j in range(len(keys)):
+        while i < len(table) and table[i] < keys[j]:
+            i += 1
+        if i < len(table) and table[i] == keys[j]:
+            found_last[j] = last[i]
+            found_count[j] = count[i]
 
 
-@final
-class Pseudonyms:
-    """Keyed 64-bit hashes of client names, which only the holder of the run's key can compute."""
+def refuse_renamed(names: Sequence[str], pseudonyms: Pseudonyms, timers: Timers) -> None:
+    """Refuse a client that was contacted before under another spelling of the same number.
 
-    def __init__(self, key: NoiseKey):
-        self._key = key.derive(b"pseudonyms")
-        self._known: dict[str, int] = {}
-        # Pseudonyms of names that may be another spelling of another name: mostly none. A name is
-        # checked when it is hashed, so that later rounds need not check all available clients.
-        self._not_plain: set[int] = set()
+    The files of a run contain hashes, not names. Therefore all other spellings that
+    `refuse_unclear` accepts are hashed and looked up. This works after a restart too.
 
-    def __repr__(self) -> str:
-        return "Pseudonyms(secret)"
-
-    def keys(self, names: Sequence[str]) -> Keys:
-        """The pseudonym of each name, as a number."""
-        return np.fromiter((self.key(name) for name in names), np.uint64, len(names))
-
-    def key(self, name: str) -> int:
-        """The pseudonym of a name, as a number."""
-        pseudonym = self._known.get(name) if type(name) is str else None
-        if pseudonym is None:
-            pseudonym = self._hash(name)
-            if not is_plain_id(name):
-                self._not_plain.add(pseudonym)
-            if len(self._known) < MOST_REMEMBERED:
-                self._known[name] = pseudonym
-        return pseudonym
-
-    def _hash(self, name: str) -> int:
-        digest = blake2b(_content(name), digest_size=8, key=self._key.secret_bytes()).digest()
-        return int.from_bytes(digest, "big")
-
-    def unclear(self, by_key: Mapping[int, str]) -> dict[int, str]:
-        """Of names by pseudonym, those that may not be their own canonical form.
-
-        Args:
-            by_key: Names by the pseudonyms that `key` has returned for them.
-        """
-        if not self._not_plain:
-            return {}
-        return {key: name for key, name in by_key.items() if key in self._not_plain}
-
-    def refuse_renamed(self, names: Sequence[str], timers: Timers) -> None:
-        """Refuse a client that was contacted before under another spelling of the same number.
-
-        The files of a run contain hashes, not names. Therefore all other spellings that
-        `refuse_unclear` accepts are hashed and looked up. This works after a restart too.
-
-        Args:
-            names: Names of the clients that are about to be contacted.
-            timers: The contacts of the run so far.
-        """
-        # A client that was contacted before was checked at its first contact.
-        never = (timers.contacts(self.keys(names)) == 0).tolist()
-        pairs = [
-            (name, other)
-            for name, is_new in zip(names, never, strict=True)
-            if is_new
-            for other in other_spellings(name)
-        ]
-        keys = np.fromiter((self._hash(other) for _, other in pairs), np.uint64, len(pairs))
-        for position in np.flatnonzero(timers.contacts(keys) > 0)[:1]:
-            name, other = pairs[int(position)]
-            raise _two_spellings(name, f"{shown(other)}, who was contacted before,")
+    Args:
+        names: Names of the clients that are about to be contacted.
+        pseudonyms: The hashes of the run.
+        timers: The contacts of the run so far.
+    """
+    # A client that was contacted before was checked at its first contact.
+    never = (timers.contacts(pseudonyms.keys(names)) == 0).tolist()
+    pairs = [
+        (name, other)
+        for name, is_new in zip(names, never, strict=True)
+        if is_new
+        for other in other_spellings(name)
+    ]
+    keys = pseudonyms.keys([other for _, other in pairs])
+    for position in np.flatnonzero(timers.contacts(keys) > 0)[:1]:
+        name, other = pairs[int(position)]
+        raise _two_spellings(name, f"{shown(other)}, who was contacted before,")
 
 
 def refuse_unclear(by_key: Mapping[int, str], unclear: Mapping[int, str], timers: Timers) -> None:
     """Refuse names under which one client could be counted as two clients.
 
     Guarantees:
-        Two different names that pass here and in `Pseudonyms.refuse_renamed`, in any rounds of one
+        Two different names that pass here and in `refuse_renamed`, in any rounds of one
         run, have different canonical forms (see `_internal.client_ids`). A name must be its own
         canonical form. The exceptions are digits with leading zeros (`007`), and names such as
         `1e5`, which may be a number with an exponent or hexadecimal digits. They are accepted
@@ -287,20 +281,6 @@ def _two_spellings(name: str, other: str) -> InvalidInput:
     )
 
 
-def _content(name: str) -> bytes:
-    if type(name) is not str or not name:
-        raise InvalidInput(f"a client's name is a text that is not empty, got {name!r:.60}")
-    try:
-        return name.encode()
-    except UnicodeEncodeError:
-        raise InvalidInput(f"a client's name must be valid Unicode, got {name!r:.60}") from None
-
-
-def written(key: int) -> str:
-    """A pseudonym as text, as it is written to files."""
-    return f"{PREFIX}{key:016x}"
-
-
 @final
 class Rules:
     """When a client may be contacted again.
@@ -325,22 +305,21 @@ class Rules:
         self._latest = -np.inf
         self._set_back = 0.0  # hours by which the clock was set back
 
-    def eligible(self, timers: Timers, keys: Keys, row: int, now: float | None) -> Keys:
-        """The pseudonyms of the clients that may be contacted now, in increasing order."""
-        unique = np.unique(keys)
-        may = self.first_rows(timers, unique) <= row
+    def allowed(self, seen: Seen, row: int, now: float | None) -> NDArray[np.bool_]:
+        """Which clients may be contacted now, given when and how often they were contacted."""
+        rested = (seen.last == NEVER) | (seen.last <= row - self._min_sep)
         if self._timer_hours is not None:
-            may &= self._waited(timers.last(unique), now)
-        return unique[may]
+            rested &= self._waited(seen.last, now)
+        return rested & (seen.often < self._cap)
 
-    def first_rows(self, timers: Timers, keys: Keys) -> NDArray[np.int64]:
+    def first_rows(self, seen: Seen) -> NDArray[np.int64]:
         """The first row for which each client may be contacted; `NO_ROW` if it is at its cap.
 
         Timers in hours are left out: they end without a further round.
         """
-        last = timers.last(keys).astype(np.int64)
+        last = seen.last.astype(np.int64)
         first = np.where(last == NEVER, 0, last + self._min_sep)
-        return np.where(timers.contacts(keys) < self._cap, first, NO_ROW)
+        return np.where(seen.often < self._cap, first, NO_ROW)
 
     def contact(self, row: int, now: float | None) -> None:
         """Record the time of a contact; a later attempt at the same round replaces the time."""
@@ -351,6 +330,15 @@ class Rules:
         while len(self._times) <= row:
             self._times.append(-np.inf)
         self._times[row] = self._latest = now
+
+    def times(self) -> NDArray[np.float64]:
+        """The time of the last contact for each round; empty without timers by time."""
+        return np.array(self._times, np.float64)
+
+    def restore(self, times: NDArray[np.float64], latest: float | None) -> None:
+        """Take over the times of another object of this class, and the time of its last contact."""
+        self._times = times.tolist()
+        self._latest = -np.inf if latest is None or self._timer_hours is None else latest
 
     def run_time(self, now: float | None) -> float | None:
         """The time on the clock of the run, in hours. This clock never goes back.
@@ -397,14 +385,14 @@ class Chosen(NamedTuple):
 
     Attributes:
         keys: Pseudonyms of the clients, in increasing order.
-        names: Names of the clients, in the same order.
+        names: Names of the clients by pseudonym, in the same order.
         exposure: The exposure of the run after the cohort is contacted.
         time: The time on the clock of the run, in hours; None without timers by time.
         eligible: Number of clients from which the cohort was chosen.
     """
 
     keys: Keys
-    names: tuple[str, ...]
+    names: Mapping[int, str]
     exposure: Exposure
     time: float | None
     eligible: int
@@ -464,6 +452,25 @@ class Shortage(NamedTuple):
 
 
 @final
+class History(NamedTuple):
+    """All that the contacts so far come to.
+
+    Attributes:
+        keys: Pseudonyms of all clients that were contacted, in rising order.
+        last: The round of the last contact of each.
+        often: The number of contacts of each.
+        times: The time of the last contact for each round; empty without timers by time.
+        exposure: How closely and how often clients were contacted.
+    """
+
+    keys: Keys
+    last: Numbers
+    often: Numbers
+    times: NDArray[np.float64]
+    exposure: Exposure
+
+
+@final
 class Eligibility:
     """Decides who may take part in a run: pseudonyms, timers and rules together.
 
@@ -483,41 +490,74 @@ class Eligibility:
         self._size = size
         self._seed = seed
 
-    def by_key(self, names: Sequence[str]) -> dict[int, str]:
-        """The names by pseudonym."""
-        return {self.pseudonyms.key(name): name for name in names}
+    def population(self, names: Iterable[str], *, check: bool = True) -> Population:
+        """Hash the names of clients.
 
-    def choose(
-        self, by_key: Mapping[int, str], row: int, attempt: int, now: float | None
-    ) -> Chosen:
-        """Choose the cohort of a round among available clients, given by pseudonym.
+        Args:
+            names: The names.
+            check: Whether to refuse names under which one client could be counted as two.
 
         Raises:
-            InvalidInput: A name could be another spelling of another client's name.
+            InvalidInput: A name is not a text, or could be another spelling of another name.
+        """
+        kept = tuple(names)
+        hashed = self.pseudonyms.hashed(kept)
+        population = Population(kept, hashed.keys, self)
+        if check and len(hashed.unclear):
+            self._refuse_unclear(kept, hashed, population)
+        return population
+
+    def _refuse_unclear(self, names: Sequence[str], hashed: Hashed, population: Population) -> None:
+        """Call `refuse_unclear` for all names that it could refuse; often these are few."""
+        forms, keys = hashed.forms, hashed.keys[hashed.unclear]
+        order = np.argsort(forms)
+        in_order = forms[order]
+        same = np.flatnonzero(in_order[1:] == in_order[:-1])
+        pairs = in_order[same[keys[order[same]] != keys[order[same + 1]]]]
+        as_names = population.names_of(in_order[in_order != keys[order]])
+        twice = np.union1d(pairs, np.fromiter(as_names, np.uint64))
+        if not len(twice) and not len(hashed.unusual):
+            return
+        suspects = np.union1d(hashed.unclear[np.isin(forms, twice)], hashed.unusual).tolist()
+        unclear = {int(hashed.keys[i]): names[i] for i in map(int, suspects)}
+        refuse_unclear({**as_names, **unclear}, unclear, self.timers)
+
+    def choose(self, population: Population, row: int, attempt: int, now: float | None) -> Chosen:
+        """Choose the cohort of a round among available clients.
+
+        Raises:
+            InvalidInput: A client was contacted before under another spelling of its name.
             TooFewClients: Too few clients may be contacted now.
         """
-        refuse_unclear(by_key, self.pseudonyms.unclear(by_key), self.timers)
-        keys = np.fromiter(by_key, np.uint64, len(by_key))
         time = self._rules.run_time(now)
-        eligible = self._rules.eligible(self.timers, keys, row, time)
+        seen = self.timers.seen(population.keys)
+        allowed = self._rules.allowed(seen, row, time)
+        if population.available is not None:
+            allowed &= population.available
+        eligible = population.keys[allowed]
         chosen = choose(eligible, self._size, self._seed, attempt)
-        names = tuple(by_key[key] for key in chosen.tolist())
-        self.pseudonyms.refuse_renamed(names, self.timers)
+        names = population.names_of(chosen)
+        # If all clients that were contacted before are in this population, in which no client has
+        # two names, then nobody comes under a second name now.
+        if np.count_nonzero(seen.often) < len(self.timers):
+            refuse_renamed(tuple(names.values()), self.pseudonyms, self.timers)
         exposure = self.timers.exposure_after(chosen, row)
         return Chosen(chosen, names, exposure, time, len(eligible))
 
-    def shortage(self, by_key: Mapping[int, str], row: int, now: float | None) -> Shortage | None:
+    def shortage(self, population: Population, row: int, now: float | None) -> Shortage | None:
         """Why `choose` would refuse these clients; None if they are enough."""
-        keys = np.fromiter(by_key, np.uint64, len(by_key))
-        eligible = len(self._rules.eligible(self.timers, keys, row, self._rules.run_time(now)))
+        available = slice(None) if population.available is None else population.available
+        keys = population.keys[available]
+        seen = self.timers.seen(keys)
+        eligible = int(self._rules.allowed(seen, row, self._rules.run_time(now)).sum())
         if eligible >= self._size:
             return None
-        first = np.sort(self._rules.first_rows(self.timers, keys))
+        first = np.sort(self._rules.first_rows(seen))
         first = first[first != NO_ROW]
         rows = max(0, int(first[self._size - 1]) - row) if len(first) >= self._size else None
-        contacted = self.timers.keys()
-        blocked = int((self._rules.first_rows(self.timers, contacted) > row).sum())
-        fleet = len(contacted) + int((self.timers.contacts(keys) == 0).sum())
+        contacted = Seen(*self.timers.entries())
+        blocked = int((self._rules.first_rows(contacted) > row).sum())
+        fleet = len(self.timers) + int((seen.often == 0).sum())
         left = max(self._population, fleet) - blocked
         return Shortage(row, self._size, len(keys), eligible, rows, left)
 
@@ -525,3 +565,17 @@ class Eligibility:
         """Start the timers of clients that are contacted for a round."""
         self._rules.contact(row, now)
         self.timers.mark(keys, row)
+
+    def history(self) -> History:
+        """All that `restore` needs to go on from here."""
+        return History(*self.timers.columns(), self._rules.times(), self.timers.exposure)
+
+    def restore(self, history: History, clock: float | None) -> None:
+        """Start from the contacts of an earlier process.
+
+        Args:
+            history: What `history` returned there.
+            clock: The time of the last contact, in hours; None without timers by time.
+        """
+        self.timers.restore(history.keys, history.last, history.often, history.exposure)
+        self._rules.restore(history.times, clock)

@@ -14,8 +14,8 @@ from dpftrl._internal.arrays import Layout
 from dpftrl._internal.checks import whole_number
 from dpftrl.clipping import ExactSum, Grid, JointClip
 from dpftrl.errors import InvalidInput, ReportRefused
-from dpftrl.federated.eligibility import written
 from dpftrl.federated.partial_sum import Assignment, PartialSum
+from dpftrl.federated.pseudonyms import written
 
 # Seconds between two looks at whether a thread that adds a report has died.
 POLL_SECONDS: Final = 1.0

@@ -9,7 +9,7 @@ over rounds: it sends models to clients and passes their updates to the server.
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, Self, final
@@ -26,11 +26,11 @@ from dpftrl.clipping import ExactSum
 from dpftrl.errors import InvalidInput, RunOver, TooFewClients
 from dpftrl.federated.eligibility import Exposure, Shortage
 from dpftrl.federated.optimizers import State
+from dpftrl.federated.pseudonyms import Population
 from dpftrl.federated.round import Released, Reports, Round
 from dpftrl.federated.run_guarantee import RunGuarantee
 from dpftrl.federated.settings import Settings
 from dpftrl.federated.start_model import PROVENANCE, Start, StartModel, provenance_metadata
-from dpftrl.federated.store.journal import unpacked
 from dpftrl.federated.store.run_folder import RunFolder
 from dpftrl.federated.store.run_store import RunStore
 from dpftrl.plan import Plan
@@ -45,7 +45,7 @@ class Server:
 
     Guarantees:
         The model of a round is returned only when the model, the state of the optimizer, the row of
-        noise, the digest of the sum and the ledger are all on the disk. A run whose process was
+        noise, the digest of the sum and who was counted are on the disk. A run whose process was
         killed at any moment can be resumed; with the same updates it gives the same bits, and with
         any updates no row of noise is used for two different sums. Files that are older than the
         last journal record, that were changed, or that another server uses are refused.
@@ -236,12 +236,11 @@ class Server:
         """Whether the last contacted cohort belongs to a round that has not ended yet."""
         return self._store.state.pending is not None
 
-    def contacted_before(self, available: Sequence[str]) -> int:
+    def contacted_before(self, available: Iterable[str] | Population) -> int:
         """The number of available clients that were contacted for the round in flight."""
         if self._store.state.pending is None:
             return 0
-        contacted = set(unpacked(self._store.state.pending.clients).tolist())
-        return len(contacted & set(self._store.eligibility.by_key(available)))
+        return len(self._available(available).names_of(self._store.state.pending.keys()))
 
     @property
     def clock(self) -> float | None:
@@ -306,12 +305,29 @@ class Server:
             return self._guarantee.over_budget(self.rounds + 1, Exposure())
         return None
 
-    def begin(self, available: Sequence[str], now: float | None = None) -> Round:
+    def population(self, names: Iterable[str]) -> Population:
+        """Check and hash the names of many clients once, for all rounds that begin with them.
+
+        With millions of clients, `begin` spends most of its time on their names. A population
+        belongs to this server, and cannot be used after the run is resumed.
+
+        Args:
+            names: Names of all clients that may be available; `Population.select` says in each
+                round who is. A client must have the same name in all rounds.
+
+        Raises:
+            InvalidInput: A name could be another spelling of another client's name.
+        """
+        with self._lock:
+            return self._store.eligibility.population(names)
+
+    def begin(self, available: Iterable[str] | Population, now: float | None = None) -> Round:
         """Open the next round: choose its cohort, or take the cohort of an interrupted round.
 
         Args:
-            available: Names of the clients that can be contacted now. A client must have the same
-                name in all rounds; names that differ only in how they are written are refused.
+            available: Names of the clients that can be contacted now, or a `population` of them. A
+                client must have the same name in all rounds; names that differ only in how they
+                are written are refused.
             now: The current time in hours. It is required if the timers count hours.
 
         Raises:
@@ -327,7 +343,7 @@ class Server:
                 self.log(waiting=str(error), time=time.time(), **self._availability)
             raise
 
-    def _begin(self, available: Sequence[str], now: float | None) -> Round:
+    def _begin(self, available: Iterable[str] | Population, now: float | None) -> Round:
         with self._lock:
             store = self._store
             store.check_usable()
@@ -336,29 +352,45 @@ class Server:
             if store.state.pending is None and (reason := self.ended()):
                 raise RunOver(reason)
             now = None if now is None else _hours(now)
-            by_key = store.eligibility.by_key(available)
             pending, rounds = store.state.pending, store.state.rounds
-            self._availability = {"available": len(by_key)}
+            people = self._available(available, check=pending is None)
+            self._availability = {"available": len(people)}
             if pending is None:
-                chosen = store.eligibility.choose(by_key, rounds, store.state.attempts, now)
+                chosen = store.eligibility.choose(people, rounds, store.state.attempts, now)
                 self._availability["eligible"] = chosen.eligible
                 if store.settings.budget is not None:
                     self._check_budget(rounds + 1, chosen.exposure)
                 pending = store.contact(chosen)
-            clients = frozenset(unpacked(pending.clients).tolist())
-            goal = store.plan.fleet.report_goal
+                keys, names = chosen.keys, chosen.names
+            else:
+                keys = pending.keys()
+                names = people.names_of(keys)
+            clients, goal = frozenset(keys.tolist()), store.plan.fleet.report_goal
             joint = None if self._moving is None else self._moving.joint
             reports = Reports(clients, goal, store.layout, self._grid, joint)
             self._open_round = Round(
                 pending.row,
                 pending.attempt,
-                by_key,
+                names,
                 reports,
                 store.folder.note,
                 store.file.run,
                 store.settings.aggregators,
             )
             return self._open_round
+
+    def _available(
+        self, available: Iterable[str] | Population, *, check: bool = False
+    ) -> Population:
+        """The available clients as a population of this server."""
+        eligibility = self._store.eligibility
+        if not isinstance(available, Population):
+            return eligibility.population(available, check=check)
+        if available.owner is not eligibility:
+            raise InvalidInput(
+                "this population was made by another server; make one with server.population(names)"
+            )
+        return available
 
     def _check_budget(self, rounds: int, exposure: Exposure) -> None:
         if reason := self._guarantee.over_budget(rounds, exposure):
@@ -429,7 +461,9 @@ class Server:
             self._store.abandon(reason, open_round.enough)
             self._open_round = None
 
-    def shortage(self, available: Sequence[str], now: float | None = None) -> Shortage | None:
+    def shortage(
+        self, available: Iterable[str] | Population, now: float | None = None
+    ) -> Shortage | None:
         """Why a new cohort cannot be chosen among these clients; None if it can.
 
         Args:
@@ -437,11 +471,11 @@ class Server:
             now: The current time in hours. It is required if the timers count hours.
         """
         with self._lock:
-            eligibility = self._store.eligibility
-            return eligibility.shortage(eligibility.by_key(available), self.rounds, now)
+            people = self._available(available)
+            return self._store.eligibility.shortage(people, self.rounds, now)
 
     def close_empty_round(
-        self, available: Sequence[str], reason: str, now: float | None = None
+        self, available: Iterable[str] | Population, reason: str, now: float | None = None
     ) -> Released:
         """Close the next round as one in which nobody took part, and release its noise.
 
@@ -488,8 +522,8 @@ class Server:
                     "available, so this is not a round in which nobody could take part"
                 )
             now = None if now is None else _hours(now)
-            by_key = store.eligibility.by_key(available)
-            if store.eligibility.shortage(by_key, store.state.rounds, now) is None:
+            people = self._available(available)
+            if store.eligibility.shortage(people, store.state.rounds, now) is None:
                 raise InvalidInput(
                     "enough of the available clients may be contacted: begin a round instead"
                 )

@@ -2,7 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -10,10 +11,11 @@ import msgspec
 from dpftrl._internal.progress import Progress
 from dpftrl._internal.storage import read_file, read_json
 from dpftrl.accounting import Guarantee, guarantee_of, load_guarantee
-from dpftrl.accounting.logs import Limits, Observed, observe
+from dpftrl.accounting.logs import Limits, observe
 from dpftrl.errors import DpftrlError, InvalidInput
 from dpftrl.federated import Start
 from dpftrl.federated.settings import RunFile
+from dpftrl.federated.store.ledger import ledger_file
 from dpftrl.plan import Plan, load_plan
 from dpftrl.statement.facts import Details, Input, Role, RunRecord
 from dpftrl.statement.promised_and_observed import limits_of
@@ -48,7 +50,8 @@ def statement_of_files(
 
     Args:
         promise: The file of a plan or a guarantee.
-        run: The folder of a run. It must have `guarantee.json`, `ledger.csv` or both.
+        run: The folder of a run. Who took part is read from its journal, or from `ledger.csv` if
+            its private files are not there.
         devices: A number of devices of one person. The headline then states the guarantee for a
             person with so many devices too.
         date: The date to print, or None to print no date.
@@ -67,16 +70,20 @@ def statement_of_files(
     accounted = None if run is None else _accounted(run)
     base = accounted or (promised.guarantee if isinstance(promised, Plan) else promised)
     record = None if run is None else _record(run)
-    if run is not None:
-        inputs += _run_inputs(run)
     # The log covers only the run itself, which comes last, after the earlier runs.
     is_chain = record is not None and record.start is not None and bool(record.start.runs)
     limits = _limits(guarantee_of(base.runs[-1:], base.delta) if is_chain else base)
     said = details or Details()
+    observed = None
+    if run is not None:
+        with _ledger(run) as ledger:
+            inputs += _run_inputs(run, ledger)
+            if ledger is not None:
+                observed = observe(ledger, limits, on_progress=on_progress)
     return make_statement(
         promised,
         accounted=accounted,
-        observed=None if run is None else _observed(run, limits, on_progress),
+        observed=observed,
         devices=devices,
         inputs=tuple(inputs),
         date=date,
@@ -133,7 +140,7 @@ def _accounted(run: Path) -> Guarantee | None:
     """Load the guarantee that the run's server accounted, or return None if there is no file."""
     if not run.is_dir():
         raise InvalidInput(f"{run} is not a folder; --run takes the folder of a run")
-    if not any((run / name).exists() for name in (GUARANTEE, LEDGER)):
+    if not any((run / name).exists() for name in (GUARANTEE, LEDGER, PRIVATE)):
         raise InvalidInput(
             f"{run} has neither {GUARANTEE} nor {LEDGER}: it is not the folder of a run"
         )
@@ -149,17 +156,27 @@ def _limits(base: Guarantee) -> Limits:
     return Limits(allowed.min_sep, allowed.max_participations)
 
 
-def _observed(run: Path, limits: Limits, on_progress: Progress | None) -> Observed | None:
-    path = run / LEDGER
-    return observe(path, limits, on_progress=on_progress) if path.exists() else None
+@contextmanager
+def _ledger(run: Path) -> Generator[Path | None]:
+    """The ledger of a run: derived from its private files if they are there, else `ledger.csv`."""
+    kept = run / LEDGER
+    with ExitStack() as stack:
+        path = kept if kept.exists() else None
+        if (run / PRIVATE).exists():
+            try:
+                path = stack.enter_context(ledger_file(run))
+            except DpftrlError:  # verification fails for the same reason
+                path = None
+        yield path
 
 
-def _run_inputs(run: Path) -> Iterator[Input]:
+def _run_inputs(run: Path, ledger: Path | None) -> Iterator[Input]:
     """Yield the files of a run that the statement is computed from."""
     roles: dict[str, Role] = {GUARANTEE: "run guarantee", LEDGER: "log", RECORD: "run record"}
     for name, role in roles.items():
-        if (run / name).exists():
-            yield Input(role, f"{Path(os.path.realpath(run)).name}/{name}", _sha256(run / name))
+        path = ledger if name == LEDGER else run / name
+        if path is not None and path.exists():
+            yield Input(role, f"{Path(os.path.realpath(run)).name}/{name}", _sha256(path))
 
 
 def _name(promise: Path, run: Path | None) -> str:

@@ -24,7 +24,7 @@ from dpftrl.federated.run_guarantee import RunGuarantee
 from dpftrl.federated.settings import RunFile as FederatedFile
 from dpftrl.federated.start_model import Start
 from dpftrl.federated.store import journal as federated_journal
-from dpftrl.federated.store.journal import Cohort, Committed, unpacked
+from dpftrl.federated.store.journal import Cohort, Committed
 from dpftrl.federated.store.run_folder import RunFolder
 from dpftrl.federated.store.run_store import check_created
 from dpftrl.journal import START, Journal, WitnessFile, witness_folder
@@ -139,7 +139,7 @@ class FederatedRun:
         def follow(record: federated_journal.AnyRecord) -> None:
             state.follow(record)
             if isinstance(record, Cohort):
-                keys = unpacked(record.clients)
+                keys = record.keys()
                 timers.mark(keys, record.row)
                 attempts.append(Attempt(record.row, len(keys), None, record.time))
             # A round for which nobody was contacted is no attempt, and ends none.

@@ -1,7 +1,9 @@
 """Who was contacted and who was counted: the ledger, cohort sizes, timers and participation caps.
 
-The ledger is compared with the journal: every contact must be in it exactly once. The other checks
-use every single contact in the journal, so they do not depend on the counters that the server kept.
+The journal says who was contacted and, from version 2 on, who was counted. With version 1 the
+ledger says that, and is compared with the journal: every contact must be in it exactly once. The
+other checks use every single contact in the journal, so they do not depend on the counters that the
+server kept.
 """
 
 import csv
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, final
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from dpftrl._internal.arrays import Matrix
@@ -34,7 +37,7 @@ CLIENTS_PER_BATCH: Final = 256
 @final
 @dataclass(frozen=True, eq=False)
 class Ledger:
-    """What the ledger says in addition to the journal.
+    """Who was counted, from the journal or from the ledger of a journal of version 1.
 
     Attributes:
         counted: For each attempt that has ended, a mask of the clients that were counted.
@@ -67,7 +70,7 @@ def _read_ledger(file: BinaryIO, size: int, attempts: Sequence[Attempt]) -> Ledg
     hasher.update(header)
     counted: list[NDArray[np.bool_]] = []
     for attempt in attempts:
-        if (end := attempt.end) is None:
+        if (end := attempt.end) is None or end.ledger_bytes is UNSET:
             continue
         label = f"attempt {end.attempt} (round {end.row})"
         if end.ledger_bytes > size:
@@ -82,6 +85,58 @@ def _read_ledger(file: BinaryIO, size: int, attempts: Sequence[Attempt]) -> Ledg
             raise UnsafeState(f"the rows of {label} contradict the journal: {error}") from None
         position = end.ledger_bytes
     return Ledger(tuple(counted), size - position)
+
+
+def counted_in_journal(attempts: Sequence[Attempt]) -> Ledger:
+    """Return who was counted, from a journal of version 2."""
+    masks = (attempt.counted for attempt in attempts)
+    return Ledger(tuple(mask for mask in masks if mask is not None), trailing_bytes=0)
+
+
+def check_ledger_copy(path: Path, attempts: Sequence[Attempt]) -> bool:
+    """Compare a ledger that was derived from a journal of version 2 with this journal.
+
+    Returns:
+        Whether the ledger is complete. If not, it is that of an earlier state of the run.
+
+    Raises:
+        UnsafeState: The ledger cannot be read, or contradicts the journal.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise UnsafeState(f"{path.name} is not a file")
+        with path.open("rb") as file:
+            if file.read(len(LEDGER_HEADER)) != LEDGER_HEADER:
+                raise UnsafeState("the first line of ledger.csv must be round,client,status")
+            for attempt in attempts:
+                if attempt.counted is None:
+                    continue
+                rows = _ledger_rows(attempt, attempt.counted)
+                if (content := file.read(len(rows))) == rows:
+                    continue
+                if not content:
+                    return False
+                raise UnsafeState(f"ledger.csv contradicts the journal at attempt {attempt.number}")
+            if file.read(1):
+                raise UnsafeState("ledger.csv has rows that belong to no attempt of the journal")
+    except OSError as error:
+        raise UnsafeState(f"ledger.csv cannot be read: {error.strerror}") from None
+    return True
+
+
+def _ledger_rows(attempt: Attempt, counted: NDArray[np.bool_]) -> bytes:
+    """Return the rows that a ledger has for an attempt. Names are in quotes, pseudonyms are not."""
+    names = None if attempt.cohort is None else attempt.cohort.names
+    other = "abandoned" if isinstance(attempt.end, Abandoned) else "contacted"
+    statuses = ["counted" if each else other for each in counted.tolist()]
+    row = attempt.row
+    if names is None:
+        clients = attempt.clients.tolist()
+        pairs = zip(clients, statuses, strict=True)
+        return "".join(f"{row},c{client:016x},{status}\n" for client, status in pairs).encode()
+    quoted = (name.replace('"', '""') for name in names)
+    pairs = zip(quoted, statuses, strict=True)
+    return "".join(f'{row},"{name}","{status}"\n' for name, status in pairs).encode()
 
 
 def _counted_mask(

@@ -4,16 +4,19 @@ Each line holds a record and a MAC. The MAC covers the record and the MAC of the
 that no line can be changed, removed or inserted without the noise key.
 """
 
+import base64
+import binascii
 import hmac
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, Protocol, final
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol, final
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
 from dpftrl._internal.storage import read_file
@@ -60,7 +63,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 SixteenBytes = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 EightBytes = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")]
-Pseudonyms = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{16})+\Z")]
+HEXADECIMAL: Final = re.compile(r"([0-9a-f]{16})+")
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
@@ -77,17 +80,23 @@ class Created(Record, frozen=True, tag="created"):
     key_fingerprint: EightBytes
     checkpoint_sha256: Sha256
     files: dict[str, Sha256] = {}
+    version: Literal[1, 2] = 1
 
 
 @final
 class Cohort(Record, frozen=True, tag="cohort"):
-    """An attempt: these clients are contacted for this noise row."""
+    """An attempt: these clients are contacted for this noise row.
+
+    In a journal of version 1, `clients` has 16 hexadecimal digits per client. In version 2, there
+    is a `size`, and `clients` is an Elias-Fano code in base64; see `_decode_clients`.
+    """
 
     attempt: Count
     row: Count
-    clients: Pseudonyms
+    clients: str
     time: float | None = None
     names: tuple[str, ...] | None = None
+    size: Annotated[int, msgspec.Meta(ge=1, lt=2**31)] | UnsetType = UNSET
 
 
 @final
@@ -117,16 +126,20 @@ class Clipping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @final
 class Committed(Record, frozen=True, tag="committed"):
-    """An attempt was committed, and its round released."""
+    """An attempt was committed, and its round released.
+
+    Version 1 refers to the ledger. In version 2, `counted` has a bit for each client, in base64.
+    """
 
     attempt: Count
     row: Count
     reports: Count
     digest: msgspec.Raw  # 16 bytes in hexadecimal; tracebacks would show the content of a string
     checkpoint_sha256: Sha256
-    ledger_bytes: Count
-    ledger_sha256: Sha256
     epsilon: Annotated[float, msgspec.Meta(ge=0)]
+    counted: str | UnsetType = UNSET
+    ledger_bytes: Count | UnsetType = UNSET
+    ledger_sha256: Sha256 | UnsetType = UNSET
     clipping: Clipping | None = None
 
 
@@ -137,8 +150,8 @@ class Abandoned(Record, frozen=True, tag="abandoned"):
     attempt: Count
     row: Count
     reason: str
-    ledger_bytes: Count
-    ledger_sha256: Sha256
+    ledger_bytes: Count | UnsetType = UNSET
+    ledger_sha256: Sha256 | UnsetType = UNSET
     goal_reached: bool = False
 
 
@@ -147,6 +160,7 @@ AnyRecord = Created | Cohort | Empty | Committed | Abandoned
 RECORD_DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(AnyRecord)
 
 Keys = NDArray[np.uint64]
+Mask = NDArray[np.bool_]
 
 # A line has exactly this form: BEFORE_MAC, 64 hexadecimal digits, BEFORE_RECORD, a record,
 # AFTER_RECORD.
@@ -169,6 +183,8 @@ class Attempt:
         row: The noise row (the round) that the attempt is for.
         clients: The pseudonyms of the contacted clients as numbers, in rising order.
         end: The record that ended the attempt, or None while it is in flight.
+        counted: A mask of the clients that were counted; None while the attempt is in flight, and
+            if the ledger says it instead of the journal.
     """
 
     cohort: Cohort | None
@@ -176,6 +192,7 @@ class Attempt:
     row: int
     clients: Keys
     end: Committed | Abandoned | None = None
+    counted: Mask | None = None
 
 
 @final
@@ -378,7 +395,7 @@ class _History:
         return any(isinstance(end, Abandoned) and end.goal_reached for end in ends)
 
     def _attempt(self, cohort: Cohort) -> Attempt:
-        clients = np.frombuffer(bytes.fromhex(cohort.clients), ">u8").astype(np.uint64)
+        clients = self._clients(cohort)
         if not np.all(clients[1:] > clients[:-1]):
             raise InvalidInput("the clients of a cohort must be in rising order, each of them once")
         if cohort.names is not None and len(set(cohort.names)) != len(clients):
@@ -406,12 +423,96 @@ class _History:
             raise InvalidInput(f"row {end.row} was closed as empty, but is {outcome} otherwise")
         if isinstance(end, Committed) and not DIGEST.fullmatch(bytes(end.digest)):
             raise InvalidInput("the digest of a round must be 32 hexadecimal digits")
-        has_grown = end.ledger_bytes > self.ledger_bytes
-        if has_grown == is_empty or end.ledger_bytes < self.ledger_bytes:
+        has_ledger = (end.ledger_bytes is not UNSET, end.ledger_sha256 is not UNSET)
+        if has_ledger != (self._version == 1, self._version == 1):
             raise InvalidInput(
-                "the ledger must grow with every attempt that contacts clients, and with no other, "
-                f"but has {end.ledger_bytes} bytes after {self.ledger_bytes}"
+                f"the end of an attempt is not written as in version {self._version}"
             )
-        self.attempts[-1] = replace(attempt, end=end)
-        self.ledger_bytes = end.ledger_bytes
+        if end.ledger_bytes is not UNSET:
+            has_grown = end.ledger_bytes > self.ledger_bytes
+            if has_grown == is_empty or end.ledger_bytes < self.ledger_bytes:
+                raise InvalidInput(
+                    "the ledger must grow with every attempt that contacts clients, and with no "
+                    f"other, but has {end.ledger_bytes} bytes after {self.ledger_bytes}"
+                )
+            self.ledger_bytes = end.ledger_bytes
+        counted = self._counted(end, len(attempt.clients))
+        if isinstance(end, Committed):
+            end = msgspec.structs.replace(end, counted=UNSET)
+        self.attempts[-1] = replace(attempt, end=end, counted=counted)
         self.rows += isinstance(end, Committed)
+
+    @property
+    def _version(self) -> int:
+        return 1 if self.created is None else self.created.version
+
+    def _clients(self, cohort: Cohort) -> Keys:
+        """The pseudonyms of a cohort as numbers, in the order of the journal."""
+        if (cohort.size is UNSET) != (self._version == 1):
+            raise InvalidInput(f"a cohort is not written as in version {self._version}")
+        if cohort.size is not UNSET:
+            return _decode_clients(cohort.clients, cohort.size)
+        if not HEXADECIMAL.fullmatch(cohort.clients):
+            raise InvalidInput("a cohort must have 16 hexadecimal digits for each client")
+        return np.frombuffer(bytes.fromhex(cohort.clients), ">u8").astype(np.uint64)
+
+    def _counted(self, end: Committed | Abandoned, clients: int) -> Mask | None:
+        """A mask of the clients of an attempt that were counted; None if the ledger says it."""
+        if self._version == 1:
+            if isinstance(end, Committed) and end.counted is not UNSET:
+                raise InvalidInput("a journal of version 1 does not say who was counted")
+            return None
+        if isinstance(end, Abandoned):
+            return np.zeros(clients, np.bool_)
+        if end.counted is UNSET:
+            raise InvalidInput("the journal does not say who was counted")
+        bits = _bits(end.counted)
+        if len(bits) != 8 * -(-clients // 8) or bits[clients:].any():
+            raise InvalidInput(f"it is not clear who of {clients} clients was counted")
+        if bits.sum() != end.reports:
+            raise InvalidInput(
+                f"{bits.sum()} clients were counted, but there are {end.reports} reports"
+            )
+        return bits[:clients].astype(np.bool_)
+
+
+def _bits(text: str) -> NDArray[np.uint8]:
+    """Decode base64 into bits, the highest bit of each byte first.
+
+    Raises:
+        InvalidInput: The text is not base64, or has another spelling.
+    """
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidInput("a text is not valid base64") from None
+    if base64.b64encode(data).decode() != text:
+        raise InvalidInput("a text is not valid base64")
+    return np.unpackbits(np.frombuffer(data, np.uint8))
+
+
+def _decode_clients(text: str, size: int) -> Keys:
+    """Decode the pseudonyms of a cohort from an Elias-Fano code.
+
+    With b the number of bits of `size`, a pseudonym is its upper b bits and its lower 64 - b bits.
+    First come `size` + 2^b bits, of which bit `upper + i` is set for the i-th client; then
+    the lower bits of all clients. Both are filled up with zeros to whole bytes.
+
+    Raises:
+        InvalidInput: The text is not such a code.
+    """
+    bits, upper_width = _bits(text), size.bit_length()
+    lower_width, upper_bits = 64 - upper_width, size + 2**upper_width
+    lower_from = 8 * -(-upper_bits // 8)
+    lower_to = lower_from + size * lower_width
+    (places,) = np.nonzero(bits[:lower_from])
+    if (
+        len(bits) != 8 * -(-lower_to // 8)
+        or bits[lower_to:].any()
+        or len(places) != size
+        or places[-1] >= upper_bits
+    ):
+        raise InvalidInput(f"this is not the code of a cohort of {size} clients")
+    weights = np.uint64(1) << np.arange(lower_width - 1, -1, -1, dtype=np.uint64)
+    lower = bits[lower_from:lower_to].reshape(size, lower_width) @ weights
+    return (places - np.arange(size)).astype(np.uint64) * np.uint64(2**lower_width) + lower

@@ -14,7 +14,9 @@ from dpftrl.verify.contacts import (
     Ledger,
     check_cap,
     check_cohorts,
+    check_ledger_copy,
     check_timers,
+    counted_in_journal,
     read_ledger,
 )
 from dpftrl.verify.earlier_runs import EarlierRuns
@@ -176,6 +178,20 @@ class _Verification:
         return text
 
     def _read_ledger(self, journal: Journal) -> str | Check:
+        """Read who was counted; from version 2 of the journal on, a ledger is only a copy."""
+        path = self.root / "ledger.csv"
+        if journal.created.version == 1:
+            return self._read_kept_ledger(journal)
+        self.ledger = counted_in_journal(journal.attempts)
+        text = "it follows from the journal"
+        if not path.exists():
+            return text
+        if check_ledger_copy(path, journal.attempts):
+            return f"{text}, and {path.name} is a copy of it"
+        text = f"{path.name} is older than the journal; write it again with `dpftrl ledger`"
+        return Check("ledger", "warning", text)
+
+    def _read_kept_ledger(self, journal: Journal) -> str | Check:
         self.ledger = read_ledger(self.root / "ledger.csv", journal.attempts)
         counted = sum(int(mask.sum()) for mask in self.ledger.counted)
         text = f"every contact is there once; {counted:,} of them were counted"

@@ -13,16 +13,21 @@ from dpftrl.errors import InvalidInput, RunInUse, UnsafeState
 from dpftrl.federated.store.run_folder import HEADER
 
 
-def test_a_ledger_that_was_there_before_is_not_adopted(tmp_path):
+def test_a_ledger_that_was_there_before_gets_nothing(tmp_path):
     """Whoever made it could have kept it open, and would read who takes part."""
     (tmp_path / "run").mkdir()
     ledger = tmp_path / "run" / "ledger.csv"
     ledger.write_text(HEADER)
-    with ledger.open() as kept_open, create(tmp_path) as server:
+    with create(tmp_path) as server:
         one_round(server, PEOPLE)
-        assert kept_open.read() == HEADER
-        assert len(ledger.read_text()) > len(HEADER)
-        assert ledger.stat().st_mode & 0o077 == 0
+    assert ledger.read_text() == HEADER
+
+
+def test_a_folder_with_a_ledger_and_no_journal_is_refused(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "ledger.csv").write_text(HEADER + "0,ann,counted\n")
+    with pytest.raises(UnsafeState, match=r"journal\.jsonl is gone"):
+        create(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["private", "private/checkpoints"])
@@ -52,7 +57,7 @@ def test_linked_files_are_not_followed(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["ledger.csv", "private/journal.jsonl", "private/noise.key", "run.json", "plan.json"]
+    "name", ["private/journal.jsonl", "private/noise.key", "run.json", "plan.json"]
 )
 def test_a_file_that_became_a_link_stops_a_resumption(tmp_path, name):
     with create(tmp_path) as server:

@@ -11,7 +11,7 @@ from killed_run import PLAN, ROUNDS, Place, fast_places, go_on, result, unharmed
 from dpftrl import MinSep, account, mechanism
 from dpftrl.plan import Plan
 
-CACHES = ("lock", "log.jsonl", "guarantee", "noise.safetensors")
+CACHES = ("lock", "log.jsonl", "guarantee", "noise.safetensors", "snapshot.bin")
 
 
 class Platter:

@@ -18,11 +18,11 @@ from dpftrl.verify.verdict import Verdict
 
 Content = dict[str, bytes]
 
-JOURNAL, LEDGER, KEY = "private/journal.jsonl", "ledger.csv", "private/noise.key"
+JOURNAL, KEY, SNAPSHOT = "private/journal.jsonl", "private/noise.key", "private/snapshot.bin"
 NOISE, GUARANTEE, LOG = "private/noise.safetensors", "guarantee.json", "private/log.jsonl"
 CHECKPOINT = "private/checkpoints/00000003.safetensors"
-NEEDED = (JOURNAL, LEDGER, KEY, CHECKPOINT, "run.json", "plan.json")
-CACHES = (NOISE, GUARANTEE, LOG)
+NEEDED = (JOURNAL, KEY, CHECKPOINT, "run.json", "plan.json")
+CACHES = (NOISE, GUARANTEE, LOG, SNAPSHOT)
 AT = 3  # rounds of the run that is harmed
 
 
@@ -126,7 +126,7 @@ def test_a_restored_backup_is_refused(history: History, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("rounds", range(AT))
-@pytest.mark.parametrize("name", [JOURNAL, LEDGER, CHECKPOINT])
+@pytest.mark.parametrize("name", [JOURNAL, CHECKPOINT])
 def test_one_file_of_a_backup_is_refused(history: History, name: str, rounds: int) -> None:
     content = history.back_to(AT)
     old = name.replace(f"{AT:08d}", f"{rounds:08d}")
@@ -135,7 +135,7 @@ def test_one_file_of_a_backup_is_refused(history: History, name: str, rounds: in
     refused(history.place)
 
 
-@pytest.mark.parametrize("name", [NOISE, GUARANTEE])
+@pytest.mark.parametrize("name", [NOISE, GUARANTEE, SNAPSHOT])
 def test_a_cache_of_a_backup_does_no_harm(history: History, name: str) -> None:
     for rounds in range(AT):
         content = history.back_to(AT)
@@ -153,14 +153,38 @@ def test_a_trusted_folder_behind_its_noise_is_refused(history: History) -> None:
     assert "rolled back" in refused(history.place, trust_folder=True)
 
 
-@pytest.mark.parametrize("name", [JOURNAL, LEDGER])
-def test_a_trusted_folder_behind_its_other_files_is_refused(history: History, name: str) -> None:
-    """The journal went back, the ledger perhaps: checkpoints show that more was released."""
+def test_a_trusted_folder_behind_its_snapshot_is_refused(history: History) -> None:
+    content = history.back_to(1)
+    assert SNAPSHOT not in content
+    put(history.place.folder, {**content, SNAPSHOT: history.after[2][SNAPSHOT]})
+    history.witness.unlink()
+    assert "rolled back: its snapshot" in refused(history.place, trust_folder=True)
+
+
+def test_the_snapshot_of_a_copy_that_went_another_way_is_refused(tmp_path: Path) -> None:
+    """It belongs to this run, and to no line of its journal."""
+    place = Place(tmp_path / "run", tmp_path / "state")
+    with place.create() as server:
+        go_on(server, rounds=1)
+    other = Place(tmp_path / "copy", tmp_path / "state of copy")
+    shutil.copytree(place.folder, other.folder)
+    shutil.copytree(place.state, other.state)
+    for one, salt in ((place, 0), (other, 1)):
+        with one.open() as server:
+            go_on(server, salt, rounds=4)
+    shutil.copy(other.folder / SNAPSHOT, place.folder / SNAPSHOT)
+    assert "rolled back: its snapshot" in refused(place)
+    (place.folder / SNAPSHOT).unlink()
+    place.open().close()
+
+
+def test_a_trusted_folder_behind_its_other_files_is_refused(history: History) -> None:
+    """The journal went back: checkpoints show that more was released."""
     content = history.back_to(AT)
-    older = {JOURNAL: history.after[1][JOURNAL], name: history.after[1][name]}
+    older = {JOURNAL: history.after[1][JOURNAL]}
     checkpoint = "private/checkpoints/00000001.safetensors"
     older[checkpoint] = history.after[1][checkpoint]
-    del content[NOISE]
+    del content[NOISE], content[SNAPSHOT]
     put(history.place.folder, {**content, **older})
     history.witness.unlink()
     refused(history.place, trust_folder=True)
@@ -199,7 +223,7 @@ def flips(data: bytes, count: int, seed: int) -> Iterator[bytes]:
         yield bytes(flipped)
 
 
-@pytest.mark.parametrize("name", [*NEEDED, NOISE, GUARANTEE])
+@pytest.mark.parametrize("name", [*NEEDED, NOISE, GUARANTEE, SNAPSHOT])
 def test_a_flipped_bit_is_noticed(history: History, name: str) -> None:
     for data in flips(history.after[AT][name], 24, seed=0):
         check_harmed(history, name, data)
@@ -207,7 +231,7 @@ def test_a_flipped_bit_is_noticed(history: History, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*NEEDED, NOISE, GUARANTEE])
+@pytest.mark.parametrize("name", [*NEEDED, NOISE, GUARANTEE, SNAPSHOT])
 def test_any_flipped_byte_is_noticed(history: History, name: str) -> None:
     for data in flips(history.after[AT][name], 10**6, seed=1):
         check_harmed(history, name, data)
@@ -282,7 +306,7 @@ def test_a_folder_in_place_of_a_file_is_refused(history: History, name: str) -> 
     goes_on(history)
 
 
-@pytest.mark.parametrize("name", [NOISE, LOG])
+@pytest.mark.parametrize("name", [NOISE, LOG, SNAPSHOT])
 def test_a_folder_in_place_of_a_cache_does_no_harm(history: History, name: str) -> None:
     history.back_to(AT)
     (history.place.folder / name).unlink(missing_ok=True)
@@ -455,12 +479,11 @@ def test_a_round_in_flight_counts_for_timers_by_time(tmp_path: Path) -> None:
         assert set(server.begin(names).clients) == set(names)
 
 
-@pytest.mark.parametrize("name", [JOURNAL, LEDGER])
-def test_a_backup_that_is_restored_under_a_server_stops_it(history: History, name: str) -> None:
+def test_a_backup_that_is_restored_under_a_server_stops_it(history: History) -> None:
     """It must not write at the place where it left off, beyond the end of what is there now."""
     history.back_to(AT)
     with history.place.open() as server:
-        (history.place.folder / name).write_bytes(history.after[1][name])
+        (history.place.folder / JOURNAL).write_bytes(history.after[1][JOURNAL])
         with pytest.raises(InvalidInput, match="somebody else has changed it"):
             go_on(server)
     goes_on(history)

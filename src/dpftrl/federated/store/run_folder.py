@@ -1,22 +1,15 @@
-"""The folder of a run: the path of each of its files, its checkpoints, and its ledger.
+"""The folder of a run: the path of each of its files, and its checkpoints.
 
 A checkpoint is one file with the model and the state of the server optimizer after a round.
 
-The ledger records who took part in which round, for `dpftrl observe`. Rows are only appended, one
-attempt at a time. The journal stores the length and the digest of the file. Rows after that length
-belong to an attempt whose end was not journalled; they are removed when the run is resumed.
-
-Everything in `private/`, and the ledger, must stay on the server. Whoever has the key, the journal
+Everything in `private/`, and a ledger, must stay on the server. Whoever has the key, the journal
 or the noise state can remove the noise from released models.
 """
 
 import contextlib
-import csv
 import hashlib
-import io
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,32 +18,20 @@ from typing import Any, Final, final
 import msgspec
 
 from dpftrl._internal.arrays import Float32Vector
-from dpftrl._internal.storage import (
-    append_durably,
-    check_own_folder,
-    cut_durably,
-    open_own,
-    read_file,
-    replace_file,
-)
+from dpftrl._internal.storage import check_own_folder, read_file, replace_file
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.federated.optimizers import State
-from dpftrl.federated.store.journal import Status
 from dpftrl.noise import NoiseKey
 
 # Names of the arrays in a checkpoint.
 MODEL: Final = "model"
 OPTIMIZER: Final = "optimizer."
 MOST_CHECKPOINT_BYTES: Final = 2**40
-# The first line of a ledger.
-HEADER: Final = "round,client,status\n"
-# Length and digest of a ledger without rows.
-EMPTY: Final = (len(HEADER), hashlib.sha256(HEADER.encode()).hexdigest())
-PIECE: Final = 2**20  # bytes of a ledger that are read at a time
+HEADER: Final = "round,client,status\n"  # the first line of a ledger
 # Drafts that a killed process may leave: a dot, one of our names, and a random number or, in
 # version 0.1, the process id.
 DRAFT = re.compile(
-    r"\.(run\.json|plan.*|guarantee.*|ledger\.csv|noise\..*|journal\.jsonl|[0-9]+\.safetensors"
+    r"\.(run\.json|plan.*|guarantee.*|ledger\.csv|noise\..*|journal\.jsonl|snapshot\.bin|[0-9]+\.safetensors"
     r"|config\.toml|metrics\.jsonl|statement\..*|curves\.png)\.([0-9]+|[0-9a-f]{16})"
 )
 
@@ -84,7 +65,7 @@ class RunFolder:
 
     @cached_property
     def ledger(self) -> Path:
-        """The ledger: who took part in which round (`ledger.csv`)."""
+        """The ledger that runs with a journal of version 1 keep (`ledger.csv`)."""
         return self.root / "ledger.csv"
 
     @cached_property
@@ -108,6 +89,11 @@ class RunFolder:
         return self.private / "noise.safetensors"
 
     @cached_property
+    def snapshot(self) -> Path:
+        """The state of the run after one of its rounds, which makes resuming fast."""
+        return self.private / "snapshot.bin"
+
+    @cached_property
     def log(self) -> Path:
         """The private log of refused and unusable reports; never to be published."""
         return self.private / "log.jsonl"
@@ -125,9 +111,11 @@ class RunFolder:
         """Refuse a folder that already holds a run."""
         if self.exists:
             raise InvalidInput(f"a run has begun in {self.root}; resume it, or choose another")
-        if self.ledger.exists() and self.ledger.stat().st_size > len(HEADER):
+        has_ledger = self.ledger.exists() and self.ledger.stat().st_size > len(HEADER)
+        if has_ledger or max(self._checkpoints(), default=0) > 0:
             raise UnsafeState(
-                f"{self.ledger} has clients in it, but {self.journal} is gone; use another folder"
+                f"{self.root} has rounds of a run in it, but {self.journal} is gone; use another "
+                "folder"
             )
 
     def make(self) -> None:
@@ -234,66 +222,3 @@ class Checkpoint:
             name.removeprefix(OPTIMIZER): vector for name, vector in arrays.items() if name != MODEL
         }
         return cls(arrays[MODEL], state)
-
-
-@final
-class Ledger:
-    """The ledger file of a run. Rows are only appended.
-
-    Args:
-        path: The CSV file.
-        hashed: Whether the file contains pseudonyms instead of the names of clients.
-
-    Attributes:
-        bytes: Number of bytes that `resume` has checked or that were appended since.
-        sha256: SHA-256 of these bytes.
-    """
-
-    def __init__(self, path: Path, hashed: bool):
-        self._path = path
-        self._hashed = hashed
-        self._hasher = hashlib.sha256()
-        self.bytes = 0
-        self.sha256 = self._hasher.hexdigest()
-
-    def __repr__(self) -> str:
-        return f"Ledger({self._path}, {self.bytes:,} bytes)"
-
-    def begin(self) -> None:
-        """Write the header."""
-        replace_file(self._path, HEADER.encode(), private=True)
-        self._hasher.update(HEADER.encode())
-        self.bytes, self.sha256 = EMPTY
-
-    def append(self, row: int, clients: Sequence[tuple[str, Status]]) -> None:
-        """Write the rows of an attempt to the disk: the name and the status of each client."""
-        text = io.StringIO()
-        # Names may contain any characters. Quotes keep readers from stripping or splitting them.
-        quoting = csv.QUOTE_MINIMAL if self._hashed else csv.QUOTE_NONNUMERIC
-        writer = csv.writer(text, lineterminator="\n", quoting=quoting)
-        writer.writerows((row, *client) for client in clients)
-        content = text.getvalue().encode()
-        append_durably(self._path, content, self.bytes)
-        self._hasher.update(content)
-        self.bytes += len(content)
-        self.sha256 = self._hasher.hexdigest()
-
-    def resume(self, length: int, sha256: str) -> None:
-        """Check that the first `length` bytes are unchanged; later rows are appended after them."""
-        try:
-            with os.fdopen(open_own(self._path), "rb") as file:
-                while self.bytes < length and (piece := file.read(min(PIECE, length - self.bytes))):
-                    self._hasher.update(piece)
-                    self.bytes += len(piece)
-        except OSError as error:
-            raise InvalidInput(f"{self._path} cannot be read: {error.strerror}") from None
-        self.sha256 = self._hasher.hexdigest()
-        if self.bytes != length or self.sha256 != sha256:
-            raise UnsafeState(
-                f"{self._path} is not what the journal says: its first {length:,} bytes were "
-                "changed, or some are missing"
-            )
-
-    def cut(self) -> None:
-        """Remove everything after the first `bytes` bytes of the file."""
-        cut_durably(self._path, self.bytes)

@@ -13,10 +13,10 @@ from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, Final, Self, final
 
 import msgspec
-import numpy as np
+from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
 from dpftrl._internal.arrays import Float32Vector, Layout
@@ -29,6 +29,7 @@ from dpftrl.federated.optimizers import State as OptimizerState
 from dpftrl.federated.settings import RunFile, Settings, cohort_size
 from dpftrl.federated.start_model import Start, StartModel
 from dpftrl.federated.store.journal import (
+    VERSION,
     Abandoned,
     AnyRecord,
     Cohort,
@@ -38,17 +39,23 @@ from dpftrl.federated.store.journal import (
     Empty,
     RunState,
     packed,
-    statuses,
-    unpacked,
+    packed_as_digits,
+    packed_mask,
 )
-from dpftrl.federated.store.run_folder import EMPTY, Checkpoint, Ledger, RunFolder
-from dpftrl.journal import Chain, Journal, Lock, Witness, digest_of, witness_folder
+from dpftrl.federated.store.ledger import EMPTY, Ledger, rows_of
+from dpftrl.federated.store.run_folder import Checkpoint, RunFolder
+from dpftrl.federated.store.snapshot import load_snapshot, save_snapshot
+from dpftrl.journal import START, Chain, Journal, Lock, Witness, digest_of, witness_folder
 from dpftrl.mechanisms import Mechanism
 from dpftrl.mechanisms.registry import MechanismFile
 from dpftrl.noise import NoiseKey, NoiseStream
 from dpftrl.plan import Plan, load_plan, save_plan
 
-Keys = NDArray[np.uint64]
+# A snapshot is saved when replaying the journal after the last one would take as long as to replay
+# so many contacts, or this share of all clients that were contacted: so saving stays cheap too.
+FEWEST_CONTACTS: Final = 100_000
+SHARE_OF_CLIENTS: Final = 8
+CONTACTS_PER_ATTEMPT: Final = 100  # to replay an attempt takes as long as so many of its contacts
 
 
 @final
@@ -82,8 +89,10 @@ class RunStore:
     noise: NoiseStream
     checkpoint: Checkpoint
     exposure: Exposure
+    _key: NoiseKey
     _decisions: Decisions
-    _ledger: Ledger
+    _ledger: Ledger | None  # only if the journal has version 1
+    _unsaved: int  # work that the journal lines after the last snapshot would take, in contacts
     _held: ExitStack
 
     def __post_init__(self) -> None:
@@ -130,17 +139,16 @@ class RunStore:
                 start=None if start is None else start.content(folder.settings),
             )
             decisions = _decisions(folder, file, key, lock, state_folder, held)
-            ledger = Ledger(folder.ledger, settings.hash_clients)
             noise = _noise(plan, file, layout, key)
             checkpoint = Checkpoint(layout.flat(arrays), settings.optimizer.start(layout.size))
-            _write_first(folder, plan, file, key, checkpoint, ledger, decisions, files)
+            _write_first(folder, plan, file, key, checkpoint, decisions, files)
             eligibility = _eligibility(plan, settings, key)
-            parts = (eligibility, noise, checkpoint, Exposure(), decisions, ledger)
+            parts = (eligibility, noise, checkpoint, Exposure(), key, decisions, None, 0)
             return cls(folder, plan, file, start, *parts, held.pop_all())
 
     @classmethod
     def resume(cls, folder: RunFolder, state_folder: Path | None, trust_folder: bool) -> Self:
-        """Check all files, remove ledger rows that were not journalled, and restore the noise."""
+        """Check all files, restore state and noise, and remove what was not journalled."""
         if not folder.exists:
             raise InvalidInput(
                 f"{folder.root} holds no run; there is no {folder.journal.name} in it"
@@ -159,17 +167,22 @@ class RunStore:
             noise = _noise(plan, file, layout, key)
             decisions = _decisions(folder, file, key, lock, state_folder, held)
             eligibility = _eligibility(plan, settings, key)
-            exposure = _read_journal(decisions, folder, eligibility, trust_folder)
+            exposure, unsaved = _read_journal(
+                decisions, folder, eligibility, key, file.run, trust_folder
+            )
             state = decisions.state
             # Everything is read and checked first; only then is anything changed.
-            ledger = Ledger(folder.ledger, settings.hash_clients)
-            ledger.resume(*(state.ledger or EMPTY))
+            ledger = None
+            if state.created is not None and state.created.version == 1:
+                ledger = Ledger(folder.ledger)
+                ledger.resume(*(state.ledger or EMPTY))
             checkpoint = _last_checkpoint(folder, state)
             noise = _restored(noise, folder, plan, state, key)
-            ledger.cut()
+            if ledger is not None:
+                ledger.cut()
             decisions.chain.resume()
             folder.tidy(state.rounds)
-            parts = (eligibility, noise, checkpoint, exposure, decisions, ledger)
+            parts = (eligibility, noise, checkpoint, exposure, key, decisions, ledger, unsaved)
             return cls(folder, plan, file, start, *parts, held.pop_all())
 
     def close(self) -> None:
@@ -220,11 +233,16 @@ class RunStore:
             The record that was appended to the journal.
         """
         row = self.state.rounds
-        kept = None if self.settings.hash_clients else chosen.names
+        kept = None if self.settings.hash_clients else tuple(chosen.names.values())
         with self.all_or_nothing():
-            record = Cohort(self.state.attempts, row, packed(chosen.keys), chosen.time, kept)
+            if self._ledger is None:
+                clients, size = packed(chosen.keys), len(chosen.keys)
+            else:
+                clients, size = packed_as_digits(chosen.keys), UNSET
+            record = Cohort(self.state.attempts, row, clients, chosen.time, kept, size)
             self._decisions.append(record)
             self.eligibility.contact(chosen.keys, row, chosen.time)
+            self._unsaved += _replay_work(len(chosen.keys))
         return record
 
     def commit(
@@ -250,8 +268,13 @@ class RunStore:
         current = self.state.empty or self.pending()
         after = Checkpoint(model, optimizer)
         sha256 = after.save(self.folder.checkpoint(self.state.rounds + 1))
-        if isinstance(current, Cohort):
-            self._ledger.append(current.row, statuses(current, counted, "contacted"))
+        is_counted = current.mask_of(counted)
+        packed_counted: str | UnsetType = packed_mask(is_counted)
+        if self._ledger is not None:
+            if isinstance(current, Cohort):
+                self._ledger.append(rows_of(current, is_counted))
+            packed_counted = UNSET
+        in_ledger = _position(self._ledger)
         # Written before the round is journalled, so that its epsilon is never too small.
         save_guarantee(guarantee, self.folder.guarantee, self._mechanisms)
         self._decisions.append(
@@ -261,9 +284,9 @@ class RunStore:
                 reports=len(counted),
                 digest=msgspec.Raw(self.noise.last_digest().json_string()),
                 checkpoint_sha256=sha256,
-                ledger_bytes=self._ledger.bytes,
-                ledger_sha256=self._ledger.sha256,
                 epsilon=guarantee.epsilon,
+                counted=packed_counted,
+                **in_ledger,
                 clipping=clipping,
             )
         )
@@ -278,10 +301,16 @@ class RunStore:
         """
         with self.all_or_nothing():
             pending = self.pending()
-            self._ledger.append(pending.row, statuses(pending, set(), "abandoned"))
-            ledger = (self._ledger.bytes, self._ledger.sha256)
+            if self._ledger is not None:
+                self._ledger.append(rows_of(pending, None))
             self._decisions.append(
-                Abandoned(pending.attempt, pending.row, reason, *ledger, goal_reached)
+                Abandoned(
+                    pending.attempt,
+                    pending.row,
+                    reason,
+                    goal_reached=goal_reached,
+                    **_position(self._ledger),
+                )
             )
 
     def close_empty(self, reason: str) -> None:
@@ -294,7 +323,7 @@ class RunStore:
         save_guarantee(guarantee, self.folder.guarantee, self._mechanisms, keep_same=True)
 
     def tidy(self, entry: dict[str, Any]) -> None:
-        """Write an entry to the private log, save the noise every few rounds, and clean up."""
+        """Write an entry to the private log, save noise and state if it is time, and clean up."""
         rounds = self.state.rounds
         self.folder.note(entry)
         if rounds % self.settings.snapshot_every == 0:
@@ -303,6 +332,32 @@ class RunStore:
             except InvalidInput as error:  # not fatal: the noise can be recomputed
                 self.folder.note({"row": rounds, "snapshot": str(error)})
         self.folder.tidy(rounds)
+        if (
+            self._unsaved >= FEWEST_CONTACTS
+            and self._unsaved >= len(self.eligibility.timers) // SHARE_OF_CLIENTS
+        ):
+            self._save_snapshot()
+
+    def _save_snapshot(self) -> None:
+        journal = self._decisions.chain.journal
+        path, parts = self.folder.snapshot, (self.state, self.eligibility, self.exposure)
+        try:
+            save_snapshot(path, self._key, journal, *parts)
+            self._unsaved = 0
+        except InvalidInput as error:  # not fatal: the journal can be replayed
+            self.folder.note({"row": self.state.rounds, "snapshot": str(error)})
+
+
+def _position(ledger: Ledger | None) -> dict[str, Any]:
+    """What a record of a journal of version 1 says about the ledger; nothing in version 2."""
+    if ledger is None:
+        return {}
+    return {"ledger_bytes": ledger.bytes, "ledger_sha256": ledger.sha256}
+
+
+def _replay_work(contacts: int) -> int:
+    """The work to replay an attempt, in contacts."""
+    return contacts + CONTACTS_PER_ATTEMPT
 
 
 def _decisions(
@@ -346,7 +401,6 @@ def _write_first(
     file: RunFile,
     key: NoiseKey,
     checkpoint: Checkpoint,
-    ledger: Ledger,
     decisions: Decisions,
     files: Mapping[str, bytes],
 ) -> None:
@@ -356,7 +410,6 @@ def _write_first(
     for name, content in files.items():
         replace_file(folder.root / name, content)
     sha256 = checkpoint.save(folder.checkpoint(0))
-    ledger.begin()
     decisions.chain.begin()
     decisions.append(
         Created(
@@ -366,6 +419,7 @@ def _write_first(
             key_fingerprint=key.fingerprint(),
             checkpoint_sha256=sha256,
             files={name: hashlib.sha256(files[name]).hexdigest() for name in sorted(files)},
+            version=VERSION,
         )
     )
 
@@ -398,17 +452,32 @@ def _noise(plan: Plan, file: RunFile, layout: Layout, key: NoiseKey) -> NoiseStr
 
 
 def _read_journal(
-    decisions: Decisions, folder: RunFolder, eligibility: Eligibility, trust_folder: bool
-) -> Exposure:
-    """Read the whole journal; return the exposure up to the last committed round."""
-    exposure = Exposure()
-    for record in decisions.chain.read(folder.root, trust_folder):
-        decisions.state.follow(record)
+    decisions: Decisions,
+    folder: RunFolder,
+    eligibility: Eligibility,
+    key: NoiseKey,
+    run: str,
+    trust_folder: bool,
+) -> tuple[Exposure, int]:
+    """Check the whole journal, and replay its lines after the snapshot, or all of them.
+
+    Returns:
+        The exposure up to the last committed round, and the work that the replay took.
+    """
+    state = decisions.state
+    snapshot = load_snapshot(folder.snapshot, key, run, state, eligibility)
+    exposure, after, work = Exposure(), (0, START), 0
+    if snapshot is not None:
+        exposure, after = snapshot.exposure, snapshot.line
+    for record in decisions.chain.read(folder.root, trust_folder, after):
+        state.follow(record)
         if isinstance(record, Cohort):
-            eligibility.contact(unpacked(record.clients), record.row, record.time)
+            keys = record.keys()
+            eligibility.contact(keys, record.row, record.time)
+            work += _replay_work(len(keys))
         elif isinstance(record, Committed):
             exposure = eligibility.timers.exposure
-    return exposure
+    return exposure, work
 
 
 def _last_checkpoint(folder: RunFolder, state: RunState) -> Checkpoint:
