@@ -14,7 +14,8 @@ from dpftrl import verify_run
 
 ROOT = Path(__file__).parent.parent
 NAMES = """
-Adam BLT BallsInBins Banded BandedInverse BinaryTree CyclicPoisson Dataset DpftrlError ErrorReport
+Adam AdaptiveClipping BLT BallsInBins Banded BandedInverse BinaryTree CyclicPoisson Dataset
+DpftrlError ErrorReport
 ExactSum FixedEpochs Fleet FullTree GeneralBLT Grid Guarantee Independent InvalidInput Mechanism
 MinSep NoiseKey NoiseStream Observed Participation Plan Poisson Released Round SampledGuarantee
 Sampler Sampling Sensitivity Server Settings Sgd SmoothTree SquareRoot StartModel Statement Status

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         save_guarantee,
     )
     from dpftrl.accounting.logs import Observed, observe, open_log
+    from dpftrl.adaptive_clipping import AdaptiveClipping
     from dpftrl.clipping import ExactSum, Grid
     from dpftrl.errors import DpftrlError, InvalidInput
     from dpftrl.federated import (
@@ -90,6 +91,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BLT",
     "Adam",
+    "AdaptiveClipping",
     "BallsInBins",
     "Banded",
     "BandedInverse",
@@ -173,6 +175,7 @@ _HOMES = {
             "calibrate_sampled compose load_guarantee save_guarantee"
         ),
         "dpftrl.accounting.logs": "Observed observe open_log",
+        "dpftrl.adaptive_clipping": "AdaptiveClipping",
         "dpftrl.clipping": "ExactSum Grid",
         "dpftrl.errors": "DpftrlError InvalidInput",
         "dpftrl.federated": "Adam Released Round Server Settings Sgd StartModel",

@@ -11,7 +11,7 @@ no privacy.
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import accumulate, chain
 from queue import LifoQueue
 from threading import Lock
@@ -44,6 +44,8 @@ MOST_STEPS = 2**61
 LARGEST = 2.0**400
 # A relative margin that exceeds all rounding errors in computing a norm and scaling by it.
 SLACK = 1e-12
+# The largest share of the bit in adaptive clipping. Up to here, 1 - beta^2 is accurate.
+MOST_BETA = 0.9
 # Default number of steps per standard deviation of the noise.
 FINENESS = 2**24
 # Adding SHIFT moves whole numbers below 2^51 to where neighbouring float64 numbers differ by 1.
@@ -120,6 +122,44 @@ class Grid:
 
 
 @final
+@dataclass(frozen=True)
+class JointClip:
+    """The clip norm of one round of adaptive clipping, and the share of the bit.
+
+    An update is clipped to the clip norm, divided by it and multiplied by sqrt(1 - beta^2). One
+    further coordinate is +beta if the norm of the update is at most the clip norm, and -beta if it
+    was clipped. The two together have norm at most 1; docs/adaptive_clipping.md has the proof.
+
+    Attributes:
+        clip_norm: The clip norm of this round.
+        beta: The size of the further coordinate.
+    """
+
+    clip_norm: float
+    beta: float
+
+    def __post_init__(self) -> None:
+        if not 1 / LARGEST <= self.clip_norm <= LARGEST:  # squares must neither vanish nor overflow
+            raise InvalidInput(f"clip_norm must be between 2^-400 and 2^400, got {self.clip_norm}")
+        if not 0 < self.beta <= MOST_BETA:
+            raise InvalidInput(f"beta must be above 0 and at most {MOST_BETA}, got {self.beta!r}")
+
+    @property
+    def scale(self) -> float:
+        """The factor by which an update that is not clipped is multiplied."""
+        return math.sqrt(1 - self.beta * self.beta) / self.clip_norm
+
+    def factor(self, norm: float) -> float:
+        """The factor by which an update of this norm is multiplied."""
+        return math.sqrt(1 - self.beta * self.beta) / (1 + SLACK) / max(norm, self.clip_norm)
+
+    def bit(self, norm: float, step: float) -> int:
+        """The further coordinate of an update of this norm, in steps of a grid."""
+        size = math.floor(self.beta / step)  # exact: step is a power of two
+        return size if norm <= self.clip_norm else -size
+
+
+@final
 class ExactSum:
     """The exact sum of clipped updates, in any order.
 
@@ -130,18 +170,34 @@ class ExactSum:
     [0.6, 0.55]
     """
 
-    def __init__(self, grid: Grid, size: int):
-        self._start(grid, np.zeros(whole_number("size", size), dtype=np.int64), 0)
+    def __init__(self, grid: Grid, size: int, joint: JointClip | None = None):
+        """Start with a sum of zero.
+
+        Args:
+            grid: The grid, with the clip norm.
+            size: Number of coordinates of an update.
+            joint: For adaptive clipping: the clip norm of the round. The sum then has one further
+                coordinate, the last one, and the clip norm of the grid is 1.
+        """
+        size = whole_number("size", size) + (joint is not None)
+        self._start(grid, np.zeros(size, dtype=np.int64), 0, joint)
 
     @classmethod
-    def of(cls, grid: Grid, steps: Steps, updates: int) -> Self:
+    def of(cls, grid: Grid, steps: Steps, updates: int, joint: JointClip | None = None) -> Self:
         """The sum of updates that were clipped and added elsewhere, in steps of the grid."""
         total = cls.__new__(cls)
-        total._start(grid, steps, updates)
+        total._start(grid, steps, updates, joint)
         return total
 
-    def _start(self, grid: Grid, steps: Steps, updates: int) -> None:
+    def _start(
+        self, grid: Grid, steps: Steps, updates: int, joint: JointClip | None = None
+    ) -> None:
+        if joint is not None and grid.clip_norm != 1:
+            raise InvalidInput(f"adaptive clipping needs a grid with clip norm 1, got {grid}")
         self.grid = grid
+        self.joint = joint
+        # What the digest of the sum covers beside the steps.
+        self.covered = b"" if joint is None else repr(("joint", *astuple(joint))).encode()
         self.steps = steps
         self.updates = updates
         self._count_lock = Lock()
@@ -162,21 +218,25 @@ class ExactSum:
         one copy of an update per core: a further thread waits.
 
         Guarantees:
-            What is added has a norm of at most the clip norm, exactly: scaling leaves room for the
-            rounding of the norm, and cutting off toward zero makes nothing larger. The update is
+            What is added has a norm of at most the clip norm of the grid, exactly: scaling leaves
+            room for the rounding of the norm, and cutting off toward zero makes nothing larger. In
+            adaptive clipping this holds for update and bit together. The update is
             copied before it is checked, so another thread that changes it at the same time cannot
             get more than the clip norm into the sum. An update is added in one call of compiled
             code, which no exception interrupts: all of it is in the sum, or nothing.
         """
-        parts, grid = self._checked(update), self.grid
+        parts, grid, joint = self._checked(update), self.grid, self.joint
         copy = self._copies.get()
         try:
             norm = copy.fill(parts)
             if not math.isfinite(norm):
                 raise InvalidInput("an update and its norm must be finite")
-            limit = grid.clip_norm / (1 + SLACK)
-            factor = 1.0 if norm <= limit else limit / norm
-            self._count(1)
+            if joint is None:
+                limit = grid.clip_norm / (1 + SLACK)
+                factor, bit = 1.0 if norm <= limit else limit / norm, 0
+            else:
+                factor, bit = joint.factor(norm), joint.bit(norm, grid.step)
+            self._count(1, bit)
             # The sum is not kept in a local variable, which a traceback may show.
             add_in_blocks(
                 copy.values,
@@ -223,8 +283,12 @@ class ExactSum:
         self._count(updates)
         add_steps_in_blocks(np.asarray(steps), self.steps, self._block_locks, 0)
 
-    def _count(self, updates: int) -> None:
-        """Count updates that are about to be added; raises InvalidInput if they do not fit."""
+    def _count(self, updates: int, bit: int = 0) -> None:
+        """Count updates that are about to be added; raises InvalidInput if they do not fit.
+
+        With adaptive clipping this also adds the bit, in steps: only this method changes the last
+        coordinate, and no update reaches it.
+        """
         with self._count_lock:
             if self.updates + updates > self.grid.most_updates:
                 raise InvalidInput(
@@ -232,16 +296,19 @@ class ExactSum:
                     "step"
                 )
             self.updates += updates
+            if self.joint is not None:
+                self.steps[-1] += bit
 
     def _checked(self, update: tuple[Any, ...]) -> list[NDArray[Any]]:
         """The parts as plain arrays; raises InvalidInput if they are not a valid update."""
-        expected = f"an update has {self.steps.size:,} coordinates of float32 or float64, got"
+        wanted = self.steps.size - (self.joint is not None)
+        expected = f"an update has {wanted:,} coordinates of float32 or float64, got"
         for part in update:
             if not isinstance(part, np.ndarray):
                 raise InvalidInput(f"{expected} {type(part).__name__}")
         parts = [np.asarray(part) for part in cast("tuple[NDArray[Any], ...]", update)]
         size = sum(part.size for part in parts)
-        if any(part.dtype not in FLOAT_DTYPES for part in parts) or size != self.steps.size:
+        if any(part.dtype not in FLOAT_DTYPES for part in parts) or size != wanted:
             dtypes = " and ".join(sorted({str(part.dtype) for part in parts}))
             raise InvalidInput(f"{expected} {size:,} of {dtypes or 'nothing'}")
         return parts

@@ -288,6 +288,18 @@ def test_a_plan_leaves_the_budget_open(plan):
     assert shown["privacy"]["budget"] == 4
 
 
+def test_the_clip_norm_is_an_option():
+    def shown(*arguments):
+        return answer("train", *arguments, "--show-config")["clip_norm"]
+
+    assert shown("--clip-norm", "adaptive") == "adaptive"
+    assert shown("--clip-norm", "0.25") == 0.25
+    options = shown("--clip-norm", "adaptive", "--set", "clip_norm.start=2.0")
+    assert (options["start"], options["quantile"]) == (2.0, 0.5)
+    for wrong in ("median", "nan", "-1"):
+        assert "clip" in refused_in_one_line("train", "--clip-norm", wrong)
+
+
 def test_a_plan_for_more_people_than_there_are_is_refused(folder, tmp_path):
     plan = tmp_path / "plan.json"
     big = ["--population", "4M", "--report-goal", "4", "--rounds", "3", "--delta", "1e-3"]

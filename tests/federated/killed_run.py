@@ -46,6 +46,7 @@ PLAN = Plan(
     account(mechanism("blt-b400"), MinSep(ROUNDS, 3), noise_multiplier=1.0, delta=1e-6),
 )
 SETTINGS = Settings(clip_norm=0.5, optimizer=Sgd(momentum=0.9), snapshot_every=2)
+ADAPTIVE = Settings(clip_norm="adaptive", optimizer=Sgd(momentum=0.9), snapshot_every=2)
 BY_TIME = Settings(clip_norm=0.5, timer_hours=15.0, snapshot_every=2, hash_clients=False)
 
 
@@ -123,6 +124,7 @@ def result(place: Place) -> dict[str, str]:
     with place.open() as server:
         parts["epsilon"] = repr((server.rounds, server.epsilon)).encode()
         parts["model"] = server.model.tobytes()
+        parts["clip norm"] = repr(server.clip_norm).encode()
         parts["checkpoint"] = server.folder.checkpoint(server.rounds).read_bytes()
     return {name: hashlib.sha256(content).hexdigest() for name, content in parts.items()}
 
@@ -212,7 +214,8 @@ def child(job: dict[str, Any], reply: int) -> None:
         fuse.around(name)
     answer: dict[str, Any] = {}
     try:
-        with place.open_or_create(BY_TIME if job.get("by_time") else SETTINGS) as server:
+        kinds = {"by_time": BY_TIME, "adaptive": ADAPTIVE}
+        with place.open_or_create(kinds.get(job.get("kind", ""), SETTINGS)) as server:
             if job.get("hold"):
                 os.write(reply, b"held")
                 signal.pause()

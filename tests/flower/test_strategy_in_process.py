@@ -22,6 +22,7 @@ from tiny_apps import (
     target,
 )
 
+from dpftrl import AdaptiveClipping
 from dpftrl.errors import InvalidInput, RunInUse, TooFewClients, UnsafeState
 from dpftrl.federated import Server, Settings, StartModel, write_ledger
 from dpftrl.flower import InProcessGrid, Patience
@@ -77,6 +78,25 @@ def test_a_run_learns_and_verifies(tmp_path: Path) -> None:
     assert {status for _, _, status in rows} == {"counted"}
     assert hypotheses(tmp_path)["identity"] == "assumed"
     assert hypotheses(tmp_path)["participation"] == "enforced"
+
+
+@pytest.mark.parametrize("factor", [2, 1])
+def test_with_adaptive_clipping_clients_leave_the_clipping_to_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: int
+) -> None:
+    """A client that clips to the clip norm itself (factor 1) hides that its update is longer."""
+    start = 1e-3  # far too small
+    adaptive = {"clip_norm": AdaptiveClipping(start=start, beta=0.9)}
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            Server, "client_clip_norm", property(lambda server: factor * server.clip_norm)
+        )
+        strategy(tmp_path, settings=adaptive).start(grid(), start_arrays())
+    assert verify_run(tmp_path / "run", tmp_path / "state").passed
+    with Server.resume(tmp_path / "run", state_folder=tmp_path / "state") as server:
+        assert server.client_clip_norm == 2 * server.clip_norm
+        grew = server.clip_norm > start * 3  # six rounds of at most e^0.5, and noise
+    assert grew == (factor == 2)
 
 
 def test_resuming_a_finished_run_returns_its_model(tmp_path: Path) -> None:

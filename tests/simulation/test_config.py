@@ -5,6 +5,7 @@ import re
 import msgspec
 import pytest
 
+from dpftrl import AdaptiveClipping
 from dpftrl.errors import InvalidInput
 from dpftrl.simulation.config import (
     EXAMPLES,
@@ -28,6 +29,18 @@ def test_another_optimizer_replaces_all_of_the_default():
     with pytest.raises(InvalidInput, match="momentum"):
         read_config(None, ['server={name="adam",momentum=0.1}'])
     assert isinstance(config, Config)
+
+
+def test_the_clip_norm_is_a_number_or_adaptive_or_a_table(tmp_path):
+    assert read_config(None, ['clip_norm="adaptive"']).clip_norm == "adaptive"
+    config = read_config(None, ["clip_norm.start=3.0", "clip_norm.beta=0.2"])
+    assert config.clip_norm == AdaptiveClipping(start=3.0, beta=0.2)
+    for one in (config, read_config(None, ['clip_norm="adaptive"'])):
+        (tmp_path / "config.toml").write_text(config_text(one))
+        assert read_config(tmp_path / "config.toml") == one
+    for wrong in ('"median"', "0.0", "{beta=1.5}", "{start=1.0,stop=2.0}", '""'):
+        with pytest.raises(InvalidInput, match="clip_norm"):
+            read_config(None, [f"clip_norm={wrong}"])
 
 
 @pytest.mark.parametrize(

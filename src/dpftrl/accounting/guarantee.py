@@ -58,6 +58,12 @@ CLIPPING = Hypothesis(
     "clipping",
     "Every update is clipped to the clip norm, in L2, before it is summed.",
 )
+ADAPTIVE_CLIPPING = Hypothesis(
+    CLIPPING.name,
+    "Every update is clipped to the clip norm of its round, in L2, and divided by it. Together "
+    "with the bit that says whether it was clipped, it has norm at most 1 before it is summed. The "
+    "clip norm of a round depends on earlier releases only.",
+)
 ZERO_OUT = Hypothesis(
     "zero-out",
     "Which clients take part, and when a round closes, does not depend on any client's data; an "

@@ -7,6 +7,7 @@ import msgspec
 from dpftrl.accounting import SampledGuarantee
 from dpftrl.accounting.amplification import CERTIFICATE
 from dpftrl.accounting.guarantee import KEYSTREAM, SECRECY, Basis, Hypothesis
+from dpftrl.adaptive_clipping import AdaptiveClipping
 from dpftrl.centralized.settings import RunFile
 from dpftrl.mechanisms.registry import MechanismFile
 from dpftrl.participation import Adjacency, CyclicPoisson
@@ -39,7 +40,8 @@ class GuaranteeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         groups: For cyclic Poisson sampling, the number of groups.
         mechanism: The mechanism that correlates the noise.
         noise_multiplier: Standard deviation of Z divided by the clip norm.
-        clip_norm: The norm to which every unit's gradient is clipped.
+        clip_norm: The norm to which every unit's gradient is clipped, or the options of adaptive
+            clipping.
         steps: Number of steps that epsilon covers: all that were released so far, and at most those
             up to the next checkpoint.
         epsilon: An upper bound on epsilon of these steps. With sampling it is the planned epsilon,
@@ -59,7 +61,7 @@ class GuaranteeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     groups: int | None
     mechanism: MechanismFile
     noise_multiplier: float
-    clip_norm: float
+    clip_norm: float | AdaptiveClipping
     steps: int
     epsilon: float
     delta: float

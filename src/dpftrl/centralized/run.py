@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dpftrl.accounting import Guarantee, SampledGuarantee
 from dpftrl.accounting.guarantee import Hypothesis
+from dpftrl.adaptive_clipping import ClippedRound, MovingClipNorm
 from dpftrl.centralized.batches import Batch, Batches, Units
 from dpftrl.centralized.guarantee import epsilon_after, hypotheses
 from dpftrl.centralized.settings import RunFile, Settings
@@ -52,6 +53,7 @@ class TrainingRun:
         plan: Mechanism, noise and data set of the run, and the guarantee that follows from them.
         settings: All settings that are not in the plan.
         steps: Number of steps done.
+        moving: The clip norm of the next step, with adaptive clipping; else None.
     """
 
     def __init__(
@@ -68,17 +70,23 @@ class TrainingRun:
         self.grid = file.settings.grid(plan)
         self.batches = Batches(plan, units, key)
         self._key = key
+        adaptive = file.settings.adaptive
         self._noise = NoiseStream(
             plan,
-            file.settings.size,
+            file.settings.size + (adaptive is not None),  # one coordinate for the bits
             key=key,
-            clip_norm=file.settings.clip_norm,
+            clip_norm=self.grid.clip_norm,
             threads=1 if file.settings.size < SMALL else None,
         )
         if store is not None:
             self._noise = store.noise_at_checkpoint(self._noise)
             weakref.finalize(self, store.close)
         self.steps = self._noise.round
+        self.moving: MovingClipNorm | None = None
+        if adaptive is not None:
+            last = None if store is None or not self.steps else store.clipping(self.steps - 1)
+            goal = plan.dataset.batch_size
+            self.moving = MovingClipNorm(adaptive, self.grid, goal, last)
         self._mean: NDArray[Any] = np.empty(0)  # for the noisy mean of each step
         self._process = os.getpid()
         self._poisoned = False
@@ -242,6 +250,7 @@ class TrainingRun:
 
         Args:
             total: The sum of clipped gradients in steps of the grid; the noise is added in place.
+                With adaptive clipping, the sum of the bits is its last coordinate.
             units: Number of units in the sum.
             apply: Changes the model, given the noisy mean. The next step overwrites that array.
             grid: The grid of the sum; by default that of the run.
@@ -254,6 +263,10 @@ class TrainingRun:
         with self._all_or_nothing():
             on = grid or self.grid
             recorded = _Recorded(self.store, self.steps)
+            if self.moving is not None:
+                apply(self._joint_step(self.moving, total, on, units, recorded))
+                self.steps += 1
+                return
             try:
                 self._add_noise(total, on, units, recorded.start)
             finally:
@@ -262,6 +275,26 @@ class TrainingRun:
                 self._mean = np.empty(total.size, dtype)
             apply(on.values(total, self.plan.dataset.batch_size, self._mean))
             self.steps += 1
+
+    def _joint_step(
+        self,
+        moving: MovingClipNorm,
+        total: Steps,
+        grid: Grid,
+        units: int,
+        recorded: "_Recorded",
+    ) -> NDArray[np.float64]:
+        """Add the noise of a step with adaptive clipping, journal it, and return its noisy mean.
+
+        The record has the noisy bits, so it is written after the noise is added.
+        """
+        joint_sum = ExactSum.of(grid, total, units, moving.joint)
+        self._noise.add_to(joint_sum)
+        mean, clipping = moving.release(joint_sum)
+        recorded.start(self._noise.last_digest(), clipping)
+        recorded.wait()
+        moving.follow(clipping)
+        return mean
 
     def _add_noise(
         self, total: Steps, grid: Grid, units: int, on_digest: Callable[[Secret], None]
@@ -316,10 +349,10 @@ class _Recorded:
         self._store, self._step = store, step
         self._written: Future[None] | None = None
 
-    def start(self, digest: Secret) -> None:
+    def start(self, digest: Secret, clipping: ClippedRound | None = None) -> None:
         """Begin to write the record, or check that a repeated step has the same digest."""
         if self._store is not None:
-            self._written = self._store.start_recording_step(self._step, digest)
+            self._written = self._store.start_recording_step(self._step, digest, clipping)
 
     def wait(self) -> None:
         """Wait until the record is on the disk; raise if it could not be written."""

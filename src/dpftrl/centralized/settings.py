@@ -1,10 +1,17 @@
 """What is fixed when a centralized run is created."""
 
-from typing import Literal, final
+from typing import Literal, cast, final
 
 import msgspec
 
-from dpftrl._internal.checks import positive_number, whole_number
+from dpftrl._internal.checks import whole_number
+from dpftrl.adaptive_clipping import (
+    JOINT_NORM,
+    AdaptiveClipping,
+    ClipNorm,
+    adaptive,
+    check_clip_norm,
+)
 from dpftrl.centralized.batches import Units
 from dpftrl.clipping import Grid
 from dpftrl.plan import DatasetPlan
@@ -12,6 +19,19 @@ from dpftrl.plan import DatasetPlan
 # Steps of the grid per standard deviation of the noise. Sums of many coordinates are rounded to the
 # grid, so it is finer than that of `dpftrl.federated`, where every update is cut off to it.
 FINENESS = 2**34
+# The step of the grid in JAX, with adaptive clipping: float32 has as many bits.
+JAX_STEP = 2.0**-24
+# How gradients are clipped and summed.
+FIXED = (
+    "The gradient of every {unit} is clipped to the clip norm, in L2, with room for all rounding "
+    "errors, and added on a grid of whole numbers; one that is not finite counts as zero."
+)
+MOVING = (
+    "The gradient of every {unit} is clipped to the clip norm of its step, in L2, and divided by "
+    "it. Together with the bit that says whether it was clipped, it has norm at most 1, with room "
+    "for all rounding errors, and is added on a grid of whole numbers; one that is not finite "
+    "counts as zero. The clip norm of a step depends on earlier releases only."
+)
 
 
 @final
@@ -19,7 +39,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The settings of a centralized run that are not part of its plan.
 
     Attributes:
-        clip_norm: Every unit's gradient is clipped to this L2 norm.
+        clip_norm: Every unit's gradient is clipped to this L2 norm; or the options of adaptive
+            clipping, with which the norm follows a quantile of the norms of gradients.
         unit: Whose data is protected: one example, or all examples of one user.
         examples: Number of examples in the data set.
         examples_per_unit: Largest number of examples of a unit in one step.
@@ -32,7 +53,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         mechanism: The name of the mechanism that was asked for; None for the best one.
     """
 
-    clip_norm: float
+    clip_norm: float | AdaptiveClipping
     unit: Literal["example", "user"]
     examples: int
     examples_per_unit: int
@@ -48,7 +69,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def of(
         cls,
         units: Units,
-        clip_norm: float,
+        clip_norm: ClipNorm,
         names: tuple[str, ...],
         size: int,
         commit_every: int,
@@ -56,8 +77,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         mechanism: str | None,
     ) -> "Settings":
         """The settings of a run whose gradients dpftrl clips and sums exactly."""
+        check_clip_norm(clip_norm)
+        options = adaptive(clip_norm)
         return cls(
-            clip_norm=float(clip_norm),
+            clip_norm=float(cast("float", clip_norm)) if options is None else options,
             unit=units.kind,
             examples=units.examples,
             examples_per_unit=units.examples_per_unit,
@@ -65,23 +88,28 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             size=size,
             names=names,
             commit_every=commit_every,
-            clipping=(
-                f"The gradient of every {units.kind} is clipped to the clip norm, in L2, with room "
-                "for all rounding errors, and added on a grid of whole numbers; one that is not "
-                "finite counts as zero."
-            ),
+            clipping=(FIXED if options is None else MOVING).format(unit=units.kind),
             framework=framework,
             mechanism=mechanism,
         )
 
     def check(self) -> None:
         """Refuse settings that make no sense."""
-        positive_number("clip_norm", self.clip_norm)
+        check_clip_norm(self.clip_norm)
         whole_number("commit_every", self.commit_every)
         whole_number("the number of trainable coordinates", self.size)
 
+    @property
+    def adaptive(self) -> AdaptiveClipping | None:
+        """The options of adaptive clipping, or None for a fixed clip norm."""
+        return self.clip_norm if isinstance(self.clip_norm, AdaptiveClipping) else None
+
     def grid(self, plan: DatasetPlan) -> Grid:
         """The grid on which gradients are summed exactly."""
+        if isinstance(self.clip_norm, AdaptiveClipping):
+            if self.framework == "jax":
+                return Grid(JAX_STEP, JOINT_NORM)
+            return self.clip_norm.grid(plan.noise_multiplier, FINENESS)
         return Grid.for_noise(plan.noise_multiplier, self.clip_norm, FINENESS)
 
 

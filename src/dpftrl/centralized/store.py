@@ -26,6 +26,7 @@ from dpftrl._internal.storage import (
     replace_file,
     sha256_of,
 )
+from dpftrl.adaptive_clipping import ClippedRound
 from dpftrl.centralized.guarantee import guarantee_file
 from dpftrl.centralized.settings import RunFile, Settings
 from dpftrl.errors import InvalidInput, UnsafeState
@@ -64,17 +65,19 @@ class Created(Record, frozen=True, tag="created"):
 
 
 @final
-class Step(Record, frozen=True, tag="step"):
+class Step(Record, frozen=True, tag="step", omit_defaults=True):
     """The noise of a step was fixed. The model changes after this record is on the disk.
 
     Attributes:
         step: The number of the step, which is also its row of noise.
         digest: Keyed digest of the sum of this step and of all earlier sums. With the noise key,
             the noise of the step can be recomputed from this digest.
+        clipping: The clip norm and the noisy bits of the step, with adaptive clipping; else None.
     """
 
     step: int
     digest: msgspec.Raw  # a Raw value: a traceback would show the content of a string
+    clipping: ClippedRound | None = None
 
 
 @final
@@ -102,6 +105,7 @@ class RunState:
     Attributes:
         created: The first record of the journal.
         digests: The keyed digest of each step. They are as secret as the noise.
+        clippings: The clip norm and the noisy bits of each step, with adaptive clipping.
         saved: Number of steps before the newest checkpoint.
         checkpoint_sha256: SHA-256 of the newest checkpoint.
     """
@@ -109,6 +113,7 @@ class RunState:
     def __init__(self) -> None:
         self.created: Created | None = None
         self.digests: list[msgspec.Raw] = []
+        self.clippings: list[ClippedRound | None] = []
         self.saved = 0
         self.checkpoint_sha256 = ""
 
@@ -127,6 +132,7 @@ class RunState:
             )
         if isinstance(record, Step):
             self.digests.append(record.digest)
+            self.clippings.append(record.clipping)
             return
         self.checkpoint_sha256 = record.checkpoint_sha256
         if isinstance(record, Created):
@@ -345,10 +351,17 @@ class RunStore:
         """Release the locks, so that another process can resume the run."""
         self._held.close()
 
-    def start_recording_step(self, step: int, digest: Secret) -> "Future[None] | None":
+    def start_recording_step(
+        self, step: int, digest: Secret, clipping: ClippedRound | None = None
+    ) -> "Future[None] | None":
         """Begin to journal a step, in a thread, or check that a repeated one is as before.
 
         Nothing of the step may be released, and no other method called, before the result is there.
+
+        Args:
+            step: The number of the step.
+            digest: The digest of its sum.
+            clipping: Its clip norm and noisy bits, with adaptive clipping.
 
         Returns:
             The result of writing, whose `result()` waits; None for a repeated step.
@@ -365,12 +378,12 @@ class RunStore:
                     "Nothing was changed"
                 )
             return None
-        return self._writer.submit(self._record_step, step, digest)
+        return self._writer.submit(self._record_step, step, digest, clipping)
 
-    def _record_step(self, step: int, digest: Secret) -> None:
+    def _record_step(self, step: int, digest: Secret, clipping: ClippedRound | None) -> None:
         if step >= self._covered:  # before the step is journalled: the file is never too small
             self.publish(self.covered(step + 1))
-        self._append(Step(step, msgspec.Raw(digest.json_string())))
+        self._append(Step(step, msgspec.Raw(digest.json_string()), clipping))
 
     def save(self, steps: int, checkpoint: bytes, noise: NoiseStream, epsilon: float) -> None:
         """Write model, optimizer and noise after some steps; then they are durable together."""
@@ -381,6 +394,13 @@ class RunStore:
         self.publish(steps)
         self._append(Saved(steps, hashlib.sha256(checkpoint).hexdigest(), epsilon))
         self.folder.tidy(steps)
+
+    def clipping(self, step: int) -> ClippedRound:
+        """The clip norm and the noisy bits of a step, with adaptive clipping."""
+        clipping = self.state.clippings[step]
+        if clipping is None:
+            raise UnsafeState("the journal has no clip norm for a step of adaptive clipping")
+        return clipping
 
     def covered(self, steps: int) -> int:
         """The number of steps up to the checkpoint at or after `steps`."""

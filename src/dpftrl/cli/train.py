@@ -42,6 +42,11 @@ if TYPE_CHECKING:
     metavar="KEY=VALUE",
     help="""Change a setting, in TOML syntax: --set privacy.rounds=100 --set 'task="poetry"'.""",
 )
+@click.option(
+    "--clip-norm",
+    metavar="NUMBER|adaptive",
+    help="Largest norm of an update, or `adaptive`: it follows the median norm of the updates.",
+)
 @click.option("--show-config", is_flag=True, help="Print all settings and exit without training.")
 @state_folder_option
 @click.option(
@@ -56,6 +61,7 @@ def train_command(
     out: Path,
     resume: bool,
     changes: tuple[str, ...],
+    clip_norm: str | None,
     show_config: bool,
     state_folder: Path | None,
     trust_folder: bool,
@@ -70,10 +76,12 @@ def train_command(
     """
     from dpftrl.simulation.config import check_beside_plan, config_text, read_config
 
+    if clip_norm is not None:
+        changes = (_clip_norm_change(clip_norm), *changes)  # --set may add options
     if resume and (config_or_plan or changes or show_config):
         raise InvalidInput(
             "--resume uses the settings that the run was created with: leave out the config, "
-            "--set and --show-config"
+            "--set, --clip-norm and --show-config"
         )
     plan, config_file = None, None
     if config_or_plan and config_or_plan.endswith(".json"):
@@ -117,6 +125,18 @@ def train_command(
         sys.exit(130)  # the code for an interrupted program, as in `main`
     if _is_verified(training) is False:
         sys.exit(1)
+
+
+def _clip_norm_change(clip_norm: str) -> str:
+    """The option --clip-norm as a change of the configuration."""
+    if clip_norm == "adaptive":
+        return 'clip_norm="adaptive"'
+    try:
+        return f"clip_norm={float(clip_norm)!r}"
+    except ValueError:
+        raise InvalidInput(
+            f"--clip-norm is a number or `adaptive`, got {clip_norm!r:.60}"
+        ) from None
 
 
 def _check_extra() -> None:

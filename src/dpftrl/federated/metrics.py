@@ -26,6 +26,7 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         accuracy: Share of the held-out users' words that the model predicts; None if not measured.
         perplexity: Perplexity on the same sentences; None if not measured.
         evaluation: Other metrics of the released model, by name.
+        clip_norm: The clip norm of the next round, with adaptive clipping; else None.
     """
 
     round: int
@@ -33,6 +34,7 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     accuracy: float | None = None
     perplexity: float | None = None
     evaluation: dict[str, float] = msgspec.field(default_factory=dict)
+    clip_norm: float | None = None
 
 
 @final

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dpftrl._internal.arrays import Layout
 from dpftrl._internal.checks import whole_number
-from dpftrl.clipping import ExactSum, Grid
+from dpftrl.clipping import ExactSum, Grid, JointClip
 from dpftrl.errors import InvalidInput, ReportRefused
 from dpftrl.federated.partial_sum import Assignment, PartialSum
 from dpftrl.federated.pseudonyms import written
@@ -28,7 +28,8 @@ class Reports:
     Guarantees:
         Whether a report counts depends on its sender, its attempt and the number of reports before
         it, never on its content. An update that cannot be used counts as an update of zeros. No
-        client adds more than the clip norm.
+        client adds more than the clip norm. In adaptive clipping, an update that cannot be used
+        adds zero to the bits too.
 
     Attributes:
         clients: Pseudonyms of the cohort.
@@ -40,14 +41,22 @@ class Reports:
             publish them.
     """
 
-    def __init__(self, clients: frozenset[int], goal: int, layout: Layout, grid: Grid):
+    def __init__(
+        self,
+        clients: frozenset[int],
+        goal: int,
+        layout: Layout,
+        grid: Grid,
+        joint: JointClip | None = None,
+    ):
         self.goal = goal
         self.counted: set[int] = set()
         self.unfit_clients: set[int] = set()
         self.clients = clients
         self.layout = layout
         self.grid = grid
-        self._sum = ExactSum.of(grid, np.zeros(layout.size, np.int64), 0)
+        size = layout.size + (joint is not None)
+        self._sum = ExactSum.of(grid, np.zeros(size, np.int64), 0, joint)
         self._changed = Condition()
         # The threads that are adding a report, which is counted already.
         self._adding: dict[object, Thread] = {}

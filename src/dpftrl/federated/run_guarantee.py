@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import final
 
 from dpftrl.accounting import Guarantee, guarantee_of
-from dpftrl.accounting.guarantee import CLIPPING, Basis, Hypothesis
+from dpftrl.accounting.guarantee import ADAPTIVE_CLIPPING, CLIPPING, Basis, Hypothesis
+from dpftrl.adaptive_clipping import AdaptiveClipping
 from dpftrl.federated.eligibility import Exposure
 from dpftrl.federated.settings import Settings
 from dpftrl.federated.start_model import TEST_KEY, EarlierRun, Start
@@ -12,6 +13,7 @@ from dpftrl.participation import MinSep
 from dpftrl.plan import Plan
 
 ENFORCED_CLIPPING = Hypothesis(CLIPPING.name, CLIPPING.text, "enforced")
+ENFORCED_ADAPTIVE_CLIPPING = Hypothesis(CLIPPING.name, ADAPTIVE_CLIPPING.text, "enforced")
 IDENTITY = Hypothesis(
     "identity",
     "Each client has one name for the whole run: one that comes back under another is taken for "
@@ -93,8 +95,10 @@ class RunGuarantee:
         participation = Hypothesis("participation", run.hypothesis.text, basis)
         # The hypothesis ZERO_OUT stays assumed: the server cannot see why a client is absent, fails
         # or is late.
+        adaptive = isinstance(settings.clip_norm, AdaptiveClipping)
+        clipping = ENFORCED_ADAPTIVE_CLIPPING if adaptive else ENFORCED_CLIPPING
         # With aggregators, clipping too is assumed: the server enforces it for its own sums only.
-        trusted = [AGGREGATORS] if settings.aggregators else [ENFORCED_CLIPPING]
+        trusted = [AGGREGATORS] if settings.aggregators else [clipping]
         known = [participation, *trusted, IDENTITIES[settings.identity]]
         known += [TEST_KEY] if self.test_key else []
         return guarantee_of([run], self.plan.guarantee.delta, known)

@@ -22,7 +22,7 @@ from dpftrl._internal.checks import as_float
 from dpftrl._internal.deprecation import warn
 from dpftrl._internal.storage import replace_file
 from dpftrl.accounting import Guarantee
-from dpftrl.clipping import ExactSum, Grid
+from dpftrl.clipping import ExactSum
 from dpftrl.errors import InvalidInput, RunOver, TooFewClients
 from dpftrl.federated.eligibility import Exposure, Shortage
 from dpftrl.federated.optimizers import State
@@ -77,7 +77,8 @@ class Server:
         self._lock = Lock()
         file = store.file
         self._guarantee = RunGuarantee(store.plan, store.settings, file.test_key, store.start)
-        self._grid = Grid.for_noise(store.plan.noise_multiplier, store.settings.clip_norm)
+        self._grid = store.settings.grid(store.plan)
+        self._moving = store.moving_clip_norm()  # None for a fixed clip norm
         self._planned_rounds = store.plan.participation.rounds
         # For the private log: what the last `begin` knew about the clients, and when an entry said
         # that there were too few.
@@ -174,6 +175,21 @@ class Server:
     def plan(self) -> Plan:
         """The plan of the run, with the promised guarantee."""
         return self._store.plan
+
+    @property
+    def clip_norm(self) -> float:
+        """The clip norm of the open round, or of the next one. It may be published."""
+        moving = self._moving
+        return self._grid.clip_norm if moving is None else moving.state.clip_norm
+
+    @property
+    def client_clip_norm(self) -> float:
+        """The norm to which a client may clip its update before it sends it.
+
+        With adaptive clipping this is twice the clip norm: the server must see which updates are
+        longer than the clip norm, and clips all of them itself.
+        """
+        return self.clip_norm if self._moving is None else 2 * self.clip_norm
 
     @property
     def settings(self) -> Settings:
@@ -349,8 +365,9 @@ class Server:
             else:
                 keys = pending.keys()
                 names = people.names_of(keys)
-            clients = frozenset(keys.tolist())
-            reports = Reports(clients, store.plan.fleet.report_goal, store.layout, self._grid)
+            clients, goal = frozenset(keys.tolist()), store.plan.fleet.report_goal
+            joint = None if self._moving is None else self._moving.joint
+            reports = Reports(clients, goal, store.layout, self._grid, joint)
             self._open_round = Round(
                 pending.row,
                 pending.attempt,
@@ -403,15 +420,24 @@ class Server:
         Args:
             reports: The reports of the round; None for an empty round, whose sum is zero.
         """
-        store = self._store
-        total = ExactSum(self._grid, self.layout.size) if reports is None else reports.sum()
+        store, moving = self._store, self._moving
+        if reports is not None:
+            total = reports.sum()
+        else:
+            joint = None if moving is None else moving.joint
+            total = ExactSum(self._grid, self.layout.size, joint)
         counted: set[int] = set() if reports is None else reports.counted
         with store.all_or_nothing():
             store.noise.add_to(total)
-            mean = self._grid.values(total.steps, divisor=store.plan.fleet.report_goal)
+            if moving is None:
+                mean, clipping = self._grid.values(total.steps, store.plan.fleet.report_goal), None
+            else:
+                mean, clipping = moving.release(total)
             exposure = store.eligibility.timers.exposure
             guarantee = self._guarantee.after(store.state.rounds + 1, exposure)
-            store.commit(counted, *self._stepped(mean), guarantee)
+            store.commit(counted, clipping, *self._stepped(mean), guarantee)
+            if moving is not None and clipping is not None:
+                moving.follow(clipping)
 
     def _stepped(self, mean: NDArray[np.float64]) -> tuple[Float32Vector, State]:
         """The model and the state of the optimizer after a step with a round's noisy mean."""

@@ -1,12 +1,13 @@
 """The settings of a run, which are fixed when the run is created."""
 
 import math
-from typing import Literal, final
+from typing import Literal, cast, final
 
 import msgspec
 
 from dpftrl._internal.checks import positive_number, whole_number
 from dpftrl.accounting.guarantee import BufferType
+from dpftrl.adaptive_clipping import AdaptiveClipping, ClipNorm, check_clip_norm
 from dpftrl.errors import InvalidInput
 from dpftrl.federated.optimizers import Optimizer, Sgd
 from dpftrl.federated.start_model import StartContent, check_label
@@ -21,6 +22,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     Attributes:
         clip_norm: Every update is clipped to this L2 norm by the server, whatever the client did.
+            `"adaptive"`, or an `AdaptiveClipping` with its options: the norm follows a quantile of
+            the norms of the updates.
         optimizer: The server optimizer, which turns the noisy mean into a step of the model.
         budget: The run stops before epsilon, at the plan's delta, would exceed this value. Epsilon
             includes the earlier runs that are composed with this one.
@@ -40,7 +43,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             and published with the model; nothing is derived from it.
     """
 
-    clip_norm: float
+    clip_norm: ClipNorm
     optimizer: Optimizer = Sgd()
     budget: float | None = None
     timer_hours: float | None = None
@@ -51,10 +54,30 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     aggregators: bool = False
     population: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.clip_norm == "adaptive":  # so that the options are sealed with the settings
+            msgspec.structs.force_setattr(self, "clip_norm", AdaptiveClipping())
+
+    @property
+    def adaptive(self) -> AdaptiveClipping | None:
+        """The options of adaptive clipping, or None for a fixed clip norm."""
+        return self.clip_norm if isinstance(self.clip_norm, AdaptiveClipping) else None
+
+    def grid(self, plan: Plan) -> Grid:
+        """The grid of the sums. Its clip norm bounds what one client adds to a sum."""
+        if isinstance(self.clip_norm, AdaptiveClipping):
+            return self.clip_norm.grid(plan.noise_multiplier)
+        return Grid.for_noise(plan.noise_multiplier, cast("float", self.clip_norm))
+
     def check(self, plan: Plan) -> None:
         """Refuse settings that do not fit the plan, or that could not be read back from a file."""
         self._check_types()
-        positive_number("clip_norm", self.clip_norm)
+        check_clip_norm(self.clip_norm)
+        if self.adaptive is not None and self.aggregators:
+            raise InvalidInput(
+                "adaptive clipping does not work with aggregators: they clip to a fixed norm; set "
+                "clip_norm to a number, or leave out aggregators"
+            )
         if self.budget is not None:
             positive_number("budget", self.budget)
         if self.timer_hours is not None:
@@ -70,7 +93,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             )
         plan.mechanism.check_rounds(plan.participation.rounds)
         self.optimizer.check(plan.participation.rounds)
-        grid = Grid.for_noise(plan.noise_multiplier, self.clip_norm)
+        grid = self.grid(plan)
         if plan.fleet.report_goal > grid.most_updates:
             raise InvalidInput(
                 f"with so little noise a sum holds {grid.most_updates:,} updates, and the report "

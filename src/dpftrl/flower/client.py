@@ -67,7 +67,8 @@ def client_mod(
     protects it.
 
     Args:
-        clip_norm: Clip norm that the client was promised. A server with another one is refused.
+        clip_norm: Clip norm that the client was promised. A server with another one is refused, and
+            so is one with adaptive clipping, whose norm moves.
         min_sep: Rows (rounds) between two contacts that the client was promised. A server with
             fewer, or with a timer in hours, is refused. By default, the rule that the server names
             first must hold for the rest of that run.

@@ -157,7 +157,8 @@ class Instruction:
         attempt: Number of the attempt. The client returns it with the update.
         row: Row of the noise matrix (the round) that the attempt is for.
         rounds: Total number of rows of the run.
-        clip_norm: Largest L2 norm that the update may have.
+        clip_norm: Largest L2 norm that the update may have. With adaptive clipping it is twice the
+            clip norm of the round, so that the server sees which updates are longer.
         min_sep: Rows from one contact of a client to its next.
         timer_hours: Hours from one contact to the next, instead of rows; 0 if rows count.
         nonce: Secret between the server and this client. The client returns it with the update,

@@ -307,7 +307,7 @@ class DpFtrl(Strategy):
             attempt=current.attempt,
             row=current.number,
             rounds=self._plan.participation.rounds,
-            clip_norm=self._settings.clip_norm,
+            clip_norm=self._running()[0].client_clip_norm,
             min_sep=self._plan.participation.min_sep,
             timer_hours=self._settings.timer_hours or 0.0,
             nonce=nonce,

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpftrl._internal.checks import positive_number, whole_number
-from dpftrl.clipping import Grid
+from dpftrl.clipping import Grid, JointClip
 from dpftrl.errors import InvalidInput, TooLarge
 
 # JAX's types are only partly known to a type checker; what enters from it is annotated.
@@ -180,11 +180,69 @@ def clipped_sum(
         raise InvalidInput(f"unit must be example or user, got {unit!r}")
     size = None if micro_batch is None else whole_number("micro_batch", micro_batch)
     clip = _Clip(Grid(2.0 ** (math.floor(math.log2(limit)) - STEP_BITS), limit))
+    return _sum_of_batch(loss_fn, clip, unit, size)
+
+
+class JointSum(Protocol):
+    """A function that adds up gradients of adaptive clipping; see `joint_sum`."""
+
+    def __call__(
+        self, params: PyTree, batch: PyTree, mask: Mask | None, scale: Any
+    ) -> tuple[ExactGradientSum, ClippingInfo]:
+        """Return the sum of the clipped gradients of a batch, and what was measured."""
+        ...
+
+
+def joint_sum(
+    loss_fn: LossFunction, beta: float, *, unit: Unit = "example", micro_batch: int | None = None
+) -> JointSum:
+    """Create a function that adds up gradients for adaptive clipping.
+
+    It is like `clipped_sum`, with a clip norm that may change from call to call, as `scale_of`
+    gives it. The gradients are divided by the clip norm and multiplied by sqrt(1 - beta^2).
+
+    Guarantees:
+        Masking one row changes the sum by at most sqrt(1 - beta^2) in L2 norm, for the same reasons
+        as with `clipped_sum`.
+
+    Args:
+        loss_fn: See `clipped_sum`.
+        beta: The size of the bit that is added beside the gradients; see `joint_bits`.
+        unit: Whether a row of the batch is an example or a user.
+        micro_batch: Number of rows whose gradients are computed at once.
+    """
+    return _sum_of_batch(loss_fn, _Clip(Grid(2.0**-STEP_BITS, 1.0), beta), unit, micro_batch)
+
+
+def scale_of(clip_norm: float) -> NDArray[np.float32]:
+    """A clip norm for `joint_sum`: a number from 1 to 2, and the inverse of its power of two."""
+    if not SMALLEST_CLIP_NORM <= clip_norm <= LARGEST_CLIP_NORM:
+        raise InvalidInput(f"clip_norm must be between 2^-60 and 2^60, got {clip_norm!r}")
+    mantissa, exponent = math.frexp(clip_norm)
+    return np.array([2 * mantissa, 2.0 ** (1 - exponent)], np.float32)
+
+
+def joint_bits(info: ClippingInfo, rows: int, joint: JointClip) -> int:
+    """The sum of the bits of the first rows of a batch, in steps of the grid of `joint_sum`.
+
+    A row that was left out, because its loss or gradient is not finite, adds nothing.
+    """
+    norm, inverse = scale_of(joint.clip_norm)
+    norms = np.asarray(info.norms, np.float32)[:rows] * inverse  # exact: a power of two
+    losses = np.asarray(info.losses)[:rows]
+    counted = np.isfinite(norms) & np.isfinite(losses)
+    within = int(np.sum(counted & (norms <= norm)))
+    size = joint.bit(0.0, 2.0**-STEP_BITS)
+    return size * (2 * within - int(np.sum(counted)))
+
+
+def _sum_of_batch(loss_fn: LossFunction, clip: "_Clip", unit: Unit, size: int | None) -> Any:
+    """The function that `clipped_sum` and `joint_sum` create."""
     row_loss = partial(_user_loss if unit == "user" else _example_loss, loss_fn)
     gradients = jax.vmap(jax.value_and_grad(row_loss), in_axes=(None, 0, 0))
 
     def sum_of_batch(
-        params: PyTree, batch: PyTree, mask: Mask | None = None
+        params: PyTree, batch: PyTree, mask: Mask | None = None, scale: Any = None
     ) -> tuple[ExactGradientSum, ClippingInfo]:
         rows, mask = _checked_mask(batch, mask, 1 if unit == "example" else 2)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(np.shape(leaf), jnp.int32), params)
@@ -199,7 +257,7 @@ def clipped_sum(
             some, present = rows_and_mask
             losses, grads = gradients(params, some, present)
             used = jnp.any(present.reshape(at_once, -1), axis=1)
-            sums, norms, counted = clip.sum(grads, used & jnp.isfinite(losses))
+            sums, norms, counted = clip.sum(grads, used & jnp.isfinite(losses), scale)
             for one in sums:
                 total = _with(total, one)
             losses = jnp.where(used, losses.astype(jnp.float32), 0.0)
@@ -278,16 +336,25 @@ def _user_loss(
 @final
 @dataclass(frozen=True)
 class _Clip:
-    """Clips gradients to a grid."""
+    """Clips gradients to a grid.
+
+    Attributes:
+        grid: The grid.
+        beta: For adaptive clipping, the size of the bit; the clip norm of the grid is then 1.
+    """
 
     grid: Grid
+    beta: float | None = None
 
-    def sum(self, grads: PyTree, used: jax.Array) -> tuple[list[PyTree], jax.Array, jax.Array]:
+    def sum(
+        self, grads: PyTree, used: jax.Array, scale: Any = None
+    ) -> tuple[list[PyTree], jax.Array, jax.Array]:
         """Clip gradients and add them up in steps.
 
         Args:
             grads: A pytree of arrays with one row per gradient.
             used: Which gradients to add. It must depend on data.
+            scale: For adaptive clipping, the clip norm, as `scale_of` gives it.
 
         Returns:
             Sums of at most 64 gradients each, in int32; the norm of every gradient; and which of
@@ -296,7 +363,9 @@ class _Clip:
         floats = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), grads)
         rows = used.shape[0]
 
-        def no_sum(grads: PyTree, used: jax.Array) -> tuple[list[PyTree], jax.Array, jax.Array]:
+        def no_sum(
+            grads: PyTree, used: jax.Array, _: Any
+        ) -> tuple[list[PyTree], jax.Array, jax.Array]:
             zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], jnp.int32), grads)
             groups = -(-rows // MOST_IN_WORD)
             return [zeros] * groups, jnp.full(rows, jnp.nan, jnp.float32), used
@@ -304,20 +373,30 @@ class _Clip:
         # The branch of a condition reads its arguments from memory. This matters: otherwise XLA may
         # compute a gradient once for its norm and again for its sum, with other roundings. The
         # condition depends on data, so that XLA cannot remove it.
-        return jax.lax.cond(jnp.any(used), self._sum, no_sum, floats, used)
+        return jax.lax.cond(jnp.any(used), self._sum, no_sum, floats, used, scale)
 
-    def _sum(self, grads: PyTree, used: jax.Array) -> tuple[list[PyTree], jax.Array, jax.Array]:
-        unit = self.grid.step * 2**STEP_BITS  # a power of two; the clip norm is 1 to 2 units
-        squares, additions = _sum_of_squares(grads, np.float32(1 / unit))
+    def _sum(
+        self, grads: PyTree, used: jax.Array, scale: Any
+    ) -> tuple[list[PyTree], jax.Array, jax.Array]:
+        unit: Any = self.grid.step * 2**STEP_BITS  # a power of two; the clip norm is 1 to 2 units
+        inverse: Any = np.float32(1 / unit)
+        if self.beta is not None:
+            inverse = scale[1]
+            unit = 1 / inverse
+        squares, additions = _sum_of_squares(grads, inverse)
         norms = jnp.sqrt(squares)  # in units
         added = used & (norms < jnp.inf)  # also False for NaN
         # A sum of numbers >= 0 in float32 has a relative error of at most `additions` roundings,
         # and its root of half as many. Squares that vanish are too small to matter.
         margin = 1.01 * (additions / 2 + OTHER_OPERATIONS) * ROUNDING
         largest = norms * np.float32(1 + margin)
-        limit = np.nextafter(np.float32(self.grid.clip_norm / unit), np.float32(0))
-        # A product with 1 and powers of two is exact.
-        factors = jnp.where(largest <= limit, 1.0, limit / largest)
+        if self.beta is None:
+            limit = np.nextafter(np.float32(self.grid.clip_norm / unit), np.float32(0))
+            # A product with 1 and powers of two is exact.
+            factors = jnp.where(largest <= limit, 1.0, limit / largest)
+        else:
+            limit = np.nextafter(np.float32(math.sqrt(1 - self.beta**2)), np.float32(0))
+            factors = limit / jnp.maximum(largest, scale[0]) * inverse
         factors = factors * np.float32(1 / self.grid.step)
 
         def rounded(leaf: jax.Array) -> jax.Array:
@@ -337,10 +416,10 @@ class _Clip:
             )
             for start in starts
         ]
-        return sums, norms * np.float32(unit), added
+        return sums, norms * (np.float32(unit) if self.beta is None else unit), added
 
 
-def _sum_of_squares(grads: PyTree, scale: np.float32) -> tuple[jax.Array, int]:
+def _sum_of_squares(grads: PyTree, scale: Any) -> tuple[jax.Array, int]:
     """The sum of squares of every gradient times `scale`, and a bound on its rounding error.
 
     Returns:

@@ -19,6 +19,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from dpftrl._internal.progress import Progress
+from dpftrl.adaptive_clipping import AdaptiveClipping, ClipNorm
 from dpftrl.centralized import Batch, Settings, TrainingRun, Units
 from dpftrl.centralized.owner import (
     Metrics,
@@ -30,7 +31,16 @@ from dpftrl.centralized.owner import (
     open_run,
 )
 from dpftrl.errors import InvalidInput, UnsafeState
-from dpftrl.jax.gradients import ClippedSum, LossFunction, PyTree, clipped_sum
+from dpftrl.jax.gradients import (
+    ClippedSum,
+    JointSum,
+    LossFunction,
+    PyTree,
+    clipped_sum,
+    joint_bits,
+    joint_sum,
+    scale_of,
+)
 from dpftrl.plan import DatasetPlan, SamplingName
 
 # The key of the JSON text in the metadata of a checkpoint.
@@ -47,7 +57,7 @@ def make_private(
     dataset: Any,
     *,
     folder: PathLike | None,
-    clip_norm: float,
+    clip_norm: ClipNorm,
     epsilon: float | None = None,
     delta: float | None = None,
     epochs: int | None = None,
@@ -75,7 +85,8 @@ def make_private(
         dataset: A tuple or dict of arrays with one row per example, or a sequence of examples.
         folder: Folder for the files of the run. If it holds a run, that run is resumed: call
             `make_private` with the same arguments after a crash. None keeps nothing on the disk.
-        clip_norm: The gradient of every unit is clipped to this L2 norm.
+        clip_norm: The gradient of every unit is clipped to this L2 norm. `"adaptive"`, or an
+            `AdaptiveClipping` with its options: the norm follows a quantile of the norms.
         epsilon: The target epsilon.
         delta: The target delta; it should be far below 1 / number of units.
         epochs: How often every unit takes part.
@@ -106,9 +117,16 @@ def make_private(
     settings = Settings.of(data_units, clip_norm, names, size, commit_every, "jax", mechanism)
     params = jax.tree.map(jnp.array, params)  # a copy, in the types that JAX has
     state = TrainState(params, optimizer.init(params))
-    gradient_sum = clipped_sum(
-        loss_fn, settings.clip_norm, unit=data_units.kind, micro_batch=micro_batch
-    )
+    if isinstance(settings.clip_norm, AdaptiveClipping):
+        options = settings.clip_norm
+        for bound in (options.minimum, options.maximum):
+            scale_of(bound)  # refuses what float32 cannot hold
+        kind = data_units.kind
+        gradient_sum: Any = joint_sum(loss_fn, options.beta, unit=kind, micro_batch=micro_batch)
+    else:
+        gradient_sum = clipped_sum(
+            loss_fn, settings.clip_norm, unit=data_units.kind, micro_batch=micro_batch
+        )
     run = open_run(
         folder,
         Target(epsilon, delta, epochs, batch_size, sampling, mechanism, max_batch_size),
@@ -169,7 +187,7 @@ class PrivateTraining(TrainingOwner):
     def __init__(
         self,
         run: TrainingRun,
-        gradient_sum: ClippedSum,
+        gradient_sum: ClippedSum | JointSum,
         optimizer: optax.GradientTransformation,
         state: TrainState,
         rows: "_Rows",
@@ -177,7 +195,7 @@ class PrivateTraining(TrainingOwner):
         """Call `make_private` instead."""
         super().__init__(run)
         self._state = state
-        self._sum = jax.jit(gradient_sum)
+        self._sum: Any = jax.jit(gradient_sum)
         self._update = jax.jit(_stepped(optimizer))
         self.loader = PrivateLoader(run, rows)
 
@@ -204,14 +222,18 @@ class PrivateTraining(TrainingOwner):
         run.check_usable()
         drawn = self.loader.check(batch)
         padded, mask = _padded(batch, drawn, run)
-        total, info = self._sum(self._state.params, padded, mask)
+        joint = None if run.moving is None else run.moving.joint
+        scale = () if joint is None else (scale_of(joint.clip_norm),)
+        total, info = self._sum(self._state.params, padded, mask, *scale)
         steps = np.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(total.steps())])
+        if joint is not None:
+            steps = np.append(steps, np.int64(joint_bits(info, drawn.units, joint)))
         run.step(steps, drawn.units, self._apply, total.grid)
         run.save_if_due(self._checkpoint)
         norms = np.asarray(info.norms, np.float64)[: drawn.units]
         stats = _Stats(
             np.asarray(info.losses, np.float64)[: drawn.units],
-            int(np.sum(norms > run.settings.clip_norm)),
+            int(np.sum(norms > (total.grid.clip_norm if joint is None else joint.clip_norm))),
             int(info.non_finite),
         )
         return Metrics(stats, self._warned)

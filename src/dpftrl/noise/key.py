@@ -176,7 +176,12 @@ class Digest:
 
 
 def digest_of_update(
-    key: NoiseKey, parts: Sequence[memoryview], scale: float, previous: Secret, threads: int
+    key: NoiseKey,
+    parts: Sequence[memoryview],
+    scale: float,
+    previous: Secret,
+    threads: int,
+    covered: bytes = b"",
 ) -> Secret:
     """Digest of a sum and of all sums of earlier rounds.
 
@@ -193,13 +198,14 @@ def digest_of_update(
         scale: Standard deviation of Z in the unit of the arrays.
         previous: Digest of the previous round; empty before the first.
         threads: Number of threads.
+        covered: Further bytes that the digest covers, such as the clip norm of the round.
 
     Raises:
         InvalidInput: The sum contains a NaN or an infinity.
     """
     pieces = [part[i : i + PIECE] for part in parts for i in range(0, len(part), PIECE)]
     of_piece = partial(_digest_of_piece, key.derive(b"piece"))
-    whole = Digest(key.derive(b"update", secret=previous))
+    whole = Digest(key.derive(b"update", covered, previous))
     whole.add(repr((scale, [(np.asarray(part).dtype.name, len(part)) for part in parts])).encode())
     for tag in parallel_map(of_piece, pieces, threads):
         whole.add(memoryview(tag.secret_bytes()))

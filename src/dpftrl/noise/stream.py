@@ -260,12 +260,13 @@ class NoiseStream:
             on_digest: Called before any noise is added, with the digest that `last_digest` returns
                 after this call. If it raises, the round is not completed.
         """
+        covered = b""
         if isinstance(total, ExactSum):
             if grid is not None or updates is not None:
                 raise InvalidInput(
                     "an ExactSum has its own grid and number of updates; leave out grid and updates"
                 )
-            parts, grid = [total.steps.data], total.grid
+            parts, grid, covered = [total.steps.data], total.grid, total.covered
             self._check(parts, grid)
         else:
             parts = [part.data for part in segments(total)]
@@ -275,7 +276,7 @@ class NoiseStream:
         if not 0 < scale < math.inf:
             raise InvalidInput(f"noise multiplier times clip norm is {scale:g} steps of the sum")
         with self._lock:
-            self._add(parts, scale, on_digest)
+            self._add(parts, scale, covered, on_digest)
 
     def last_digest(self) -> Secret:
         """The digest with which `replay` can repeat the last round; as secret as the noise."""
@@ -388,11 +389,17 @@ class NoiseStream:
             key_fingerprint=self._key.fingerprint(),
         )
 
-    def _add(self, parts: Parts, scale: float, on_digest: Callable[[Secret], None] | None) -> None:
+    def _add(
+        self,
+        parts: Parts,
+        scale: float,
+        covered: bytes,
+        on_digest: Callable[[Secret], None] | None,
+    ) -> None:
         """Digest the sum, and add the noise of the next round to it."""
         self._check_can_continue()
         previous = self._state.last_digest
-        digest = digest_of_update(self._row_keys, parts, scale, previous, self._threads)
+        digest = digest_of_update(self._row_keys, parts, scale, previous, self._threads, covered)
         if on_digest is not None:
             on_digest(digest)
         self._run(digest, parts, scale)

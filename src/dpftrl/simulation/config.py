@@ -15,6 +15,7 @@ import msgspec
 
 from dpftrl._internal.checks import as_float, positive_number, whole_number
 from dpftrl._internal.storage import read_file
+from dpftrl.adaptive_clipping import ClipNorm, check_clip_norm
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import Optimizer, Sgd
 from dpftrl.federated.start_model import check_label
@@ -210,7 +211,8 @@ class Config(Section, frozen=True):
         task: chitchat, poetry, stackoverflow or jsonl.
         population: Label for the people of this run. It is published with the model.
         seed: Seed of everything except the noise.
-        clip_norm: Largest L2 norm of a client's update; larger updates are scaled down.
+        clip_norm: Largest L2 norm of a client's update; larger updates are scaled down. Either a
+            number, or "adaptive", or a table with the options of `AdaptiveClipping`.
         evaluate_every: Rounds between two evaluations on held-out users.
         evaluate_sentences: Largest number of held-out sentences per evaluation.
         snapshot_every: Rounds between two saved noise states.
@@ -225,7 +227,7 @@ class Config(Section, frozen=True):
     task: str = "chitchat"
     population: str | None = None
     seed: int = 0
-    clip_norm: float = 0.5
+    clip_norm: ClipNorm = 0.5
     evaluate_every: int = 5
     evaluate_sentences: int = 4_000
     snapshot_every: int = 20
@@ -242,7 +244,7 @@ class Config(Section, frozen=True):
         self._check_whole("seed", at_least=0)
         if not self.seed < 2**64:
             raise InvalidInput(f"seed must fit into 64 bits, got {self.seed}")
-        self._check_positive("clip_norm")
+        check_clip_norm(self.clip_norm)
         self._check_whole("evaluate_every", "evaluate_sentences", "snapshot_every")
 
 

@@ -77,7 +77,7 @@ class _Events:
         from tensorboardX import summary
 
         tensorboard: Any = summary
-        for name in ("epsilon", "accuracy", "perplexity"):
+        for name in ("epsilon", "accuracy", "perplexity", "clip_norm"):
             if (value := getattr(point, name)) is not None:
                 self._write(
                     wall_time=float(point.round),

@@ -244,10 +244,12 @@ class Training:
     def _measure(self) -> None:
         """Record the metrics of a committed round; evaluate the model every few rounds."""
         server, every = self.server, self.config.evaluate_every
-        point = Point(server.rounds, server.epsilon)
+        clip_norm = None if server.settings.adaptive is None else server.clip_norm
+        point = Point(server.rounds, server.epsilon, clip_norm=clip_norm)
         if server.rounds % every == 0 or server.ended():
             result = self.evaluate()
-            point = Point(server.rounds, server.epsilon, result.accuracy, result.perplexity)
+            measured = (result.accuracy, result.perplexity)
+            point = Point(server.rounds, server.epsilon, *measured, clip_norm=clip_norm)
         self._metrics.add(point)
 
     def _progress(self, seconds_per_round: float) -> TrainingProgress:

@@ -11,6 +11,7 @@ from dpftrl import __version__
 from dpftrl._internal.formatting import probability_in_words, rounded_down, rounded_up, short_up
 from dpftrl._internal.storage import read_json, replace_file
 from dpftrl.accounting.risk import Risk, point_risk, unsampled_risk
+from dpftrl.adaptive_clipping import AdaptiveClipping
 from dpftrl.centralized import TrainingRun
 from dpftrl.centralized.guarantee import TEST_KEY, GuaranteeFile, epsilon_after
 from dpftrl.centralized.guarantee import guarantee_file as guarantee_of_run
@@ -287,7 +288,7 @@ class CentralizedStatement:
         rows = [
             ("mechanism", one.mechanism.family),
             ("noise multiplier", rounded_down(one.noise_multiplier)),
-            ("clip norm", f"{one.clip_norm:g}"),
+            ("clip norm", _clip_norm_text(one.clip_norm)),
             (f"{one.unit}s", f"{one.dataset.size:,}"),
             ("planned batch size", f"{one.dataset.batch_size:,}"),
             ("steps", f"{one.steps:,} of {one.dataset.steps:,} planned"),
@@ -413,3 +414,10 @@ def write_centralized_statement(
     for path, content in zip(paths, contents, strict=True):
         replace_file(path, content)
     return paths
+
+
+def _clip_norm_text(clip_norm: float | AdaptiveClipping) -> str:
+    """The clip norm in words."""
+    if isinstance(clip_norm, AdaptiveClipping):
+        return f"adaptive, to quantile {clip_norm.quantile:g} of the norms of gradients"
+    return f"{clip_norm:g}"

@@ -17,6 +17,7 @@ import numpy as np
 from dpftrl._internal.formatting import probability_in_words, rounded_up, short_up
 from dpftrl.accounting import Guarantee, Hypothesis, Run, delta_of, guarantee_of
 from dpftrl.accounting.guarantee import (
+    ADAPTIVE_CLIPPING,
     CLIPPING,
     KEYSTREAM,
     ROUNDING_NOT_COVERED,
@@ -65,7 +66,6 @@ CLAIMS: Final = (EARLIER_RUNS, OTHER_PEOPLE, UNKNOWN_START)
 TEXTS: Final[dict[str, tuple[str, ...]]] = {
     hypothesis.name: (hypothesis.text,)
     for hypothesis in (
-        CLIPPING,
         ZERO_OUT,
         KEYSTREAM,
         ROUNDING_NOT_COVERED,
@@ -74,6 +74,7 @@ TEXTS: Final[dict[str, tuple[str, ...]]] = {
         *CLAIMS,
     )
 } | {
+    CLIPPING.name: (CLIPPING.text, ADAPTIVE_CLIPPING.text),
     SECRECY.name: (SECRECY.text, TEST_KEY.text),
     "identity": tuple(hypothesis.text for hypothesis in IDENTITIES.values()),
 }

@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from dpftrl._internal.checks import whole_number
 from dpftrl._internal.threads import parallel_map
-from dpftrl.clipping import Grid, Steps
+from dpftrl.clipping import SLACK, Grid, JointClip, Steps
 from dpftrl.errors import InvalidInput
 from dpftrl.torch import _kernels as kernels
 from dpftrl.torch._taps import PlanMismatch, Recorder, Use, gradient, positions, unpadded
@@ -132,7 +132,8 @@ class ClippedSums:
     Guarantees:
         If the data of one unit are replaced by nothing, so that it contributes zero and the other
         units keep their places, then `steps` changes by at most `grid.clip_norm / grid.step` in L2
-        norm. This holds for every input and whatever is rounded:
+        norm; with adaptive clipping, `steps` and `bits` together do. This holds for every input and
+        whatever is rounded:
 
         - All micro-batches have the same shape, and vmap computes each unit on its own. So the
           bits of a unit's gradient do not depend on the other units.
@@ -157,6 +158,9 @@ class ClippedSums:
             first batch if it is not given. Results may differ in their last bits between sizes.
         steps: The sum of the last batch, in steps of the grid. The parameters are raveled and
             concatenated in the order of `names`. The next batch overwrites it.
+        joint: For adaptive clipping, the clip norm of the next batch; the clip norm of the grid is
+            then 1. None for a fixed clip norm.
+        bits: With adaptive clipping, the sum of the bits of the last batch, in steps of the grid.
         margin: The part of the clip norm that the last batch kept free for rounding errors.
     """
 
@@ -210,6 +214,8 @@ class ClippedSums:
         self.spans = [(end - p.numel(), end) for end, p in zip(ends, self._parameters, strict=True)]
         self.size = int(ends[-1])
         self.steps: Steps = np.zeros(self.size, dtype=np.int64)
+        self.joint: JointClip | None = None
+        self.bits = 0
         self.margin = 0.0
         self._slots = list(_slots(model, self._parameters))
         self._longest = max(max(p.shape, default=1) for p in self._parameters)
@@ -253,6 +259,7 @@ class ClippedSums:
                 f"the batch has {rows.units:,} units, and largest_batch is {self.largest_batch:,}"
             )
         self.steps[:] = 0
+        self.bits = 0
         losses, norms = np.zeros(rows.units), np.zeros(rows.units)
         clipped = not_finite = start = 0
         try:
@@ -263,9 +270,11 @@ class ClippedSums:
                     real = min(size, rows.units - start)
                     own = slice(start, start + real)
                     squares, factors = self._sum(plan, result, size, real)
+                    bounds = self._norms(squares[:real])
+                    self.bits += self._bits(bounds, factors[:real])
                     losses[own] = _unit_losses(result.losses, size)[:real]
                     norms[own] = np.sqrt(squares[:real])
-                    clipped += int(((factors[:real] > 0) & (factors[:real] < 1)).sum())
+                    clipped += self._clipped(bounds, factors[:real])
                     not_finite += int((factors[:real] == 0).sum())
                     start += size
         except BaseException:
@@ -710,16 +719,42 @@ class ClippedSums:
 
     def _factors(self, squares: FloatVector, products: FloatVector, margin: float) -> FloatVector:
         """The factors that clip the gradients; 0 for those that are not finite."""
-        # Sums of squares have at most size / LANES + LANES terms in a row, or as many as the
-        # largest dimension of a parameter; the rest is for a few single operations.
-        terms = self.size / kernels.LANES + kernels.LANES + self._longest + 100
-        norms = np.sqrt(squares) * (1 + terms * ROUNDING) + TINY
-        limit = self.grid.clip_norm * (1 - margin)
+        norms = self._norms(squares)
         with np.errstate(invalid="ignore", divide="ignore"):
-            factors = np.minimum(1.0, limit / norms)
+            if self.joint is None:
+                limit = self.grid.clip_norm * (1 - margin)
+                factors = np.minimum(1.0, limit / norms)
+            else:
+                # The errors are those of a sum with clip norm 1, and all in the update.
+                limit = math.sqrt(1 - self.joint.beta**2) - margin
+                factors = limit / (1 + SLACK) / np.maximum(norms, self.joint.clip_norm)
             most = MOST_CANCELLATION * self.grid.clip_norm
             factors = np.minimum(factors, most / np.sqrt(products))
         return np.where(np.isfinite(norms) & np.isfinite(products), factors, 0.0)
+
+    def _norms(self, squares: FloatVector) -> FloatVector:
+        """Upper bounds of norms, from sums of squares."""
+        # Sums of squares have at most size / LANES + LANES terms in a row, or as many as the
+        # largest dimension of a parameter; the rest is for a few single operations.
+        terms = self.size / kernels.LANES + kernels.LANES + self._longest + 100
+        return np.sqrt(squares) * (1 + terms * ROUNDING) + TINY
+
+    def _bits(self, norms: FloatVector, factors: FloatVector) -> int:
+        """The sum of the bits of units, in steps; a gradient that is not finite adds nothing."""
+        if self.joint is None:
+            return 0
+        finite = norms[factors > 0].tolist()
+        return sum(self.joint.bit(norm, self.grid.step) for norm in finite)
+
+    def _clipped(self, norms: FloatVector, factors: FloatVector) -> int:
+        """How many gradients were scaled down."""
+        if self.joint is None:
+            return int(((factors > 0) & (factors < 1)).sum())
+        return int(((factors > 0) & (norms > self.joint.clip_norm)).sum())
+
+    def joint_steps(self) -> Steps:
+        """The sum of the last batch; with adaptive clipping, the sum of its bits is the last."""
+        return self.steps if self.joint is None else np.append(self.steps, np.int64(self.bits))
 
     def _steps(self, parameter: int, steps: Steps | None = None) -> Steps:
         start, stop = self.spans[parameter]

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, default_collate
 
 from dpftrl._internal.progress import Progress
+from dpftrl.adaptive_clipping import ClipNorm
 from dpftrl.centralized import Settings, TrainingRun, Units
 from dpftrl.centralized.owner import Metrics, PathLike, Target, TrainingOwner, length_of, open_run
 from dpftrl.errors import InvalidInput
@@ -28,7 +29,7 @@ def make_private(
     dataset: Any,
     *,
     folder: PathLike | None,
-    clip_norm: float,
+    clip_norm: ClipNorm,
     epsilon: float | None = None,
     delta: float | None = None,
     epochs: int | None = None,
@@ -61,7 +62,8 @@ def make_private(
         dataset: A data set with a length and numbered examples.
         folder: Folder for the files of the run. If it holds a run, that run is resumed: call
             `make_private` with the same arguments after a crash. None keeps nothing on the disk.
-        clip_norm: The gradient of every unit is clipped to this L2 norm.
+        clip_norm: The gradient of every unit is clipped to this L2 norm. `"adaptive"`, or an
+            `AdaptiveClipping` with its options: the norm follows a quantile of the norms.
         epsilon: The target epsilon.
         delta: The target delta; it should be far below 1 / number of units.
         epochs: How often every unit takes part.
@@ -184,9 +186,11 @@ class PrivateTraining(TrainingOwner):
         if not self._checked and handed_out.examples > 1:
             with seeded(run.seed(run.steps, "model")):
                 self._checked = check_gradients(self._sums, loss_fn, batch)
+        self._sums.joint = None if run.moving is None else run.moving.joint
         with seeded(run.seed(run.steps, "model")):
             stats = self._sums.add(loss_fn, batch, handed_out.counts)
-        run.step(self._sums.steps, handed_out.units, self._apply, dtype=self._mean_dtype)
+        steps = self._sums.joint_steps()
+        run.step(steps, handed_out.units, self._apply, dtype=self._mean_dtype)
         run.save_if_due(self._checkpoint)
         return Metrics(stats, self._warned)
 

@@ -27,9 +27,11 @@ from dpftrl.errors import DpftrlError, InvalidInput, UnsafeState
 from dpftrl.mechanisms.registry import MechanismFile, mechanism_from
 from dpftrl.participation import FixedEpochs
 from dpftrl.verify.check_guarantee import check_epsilon
+from dpftrl.verify.clip_norms import AdaptiveRun, check_clip_norms, grid_step
 from dpftrl.verify.epsilon import MOST_DRAWS, MuRange
 from dpftrl.verify.journal import (
     DIGEST,
+    Clipping,
     Count,
     Created,
     Record,
@@ -38,7 +40,13 @@ from dpftrl.verify.journal import (
     read_key,
     read_lines,
 )
-from dpftrl.verify.run_files import HypothesisContent, check_digest, check_modes, witness_checks
+from dpftrl.verify.run_files import (
+    AdaptiveContent,
+    HypothesisContent,
+    check_digest,
+    check_modes,
+    witness_checks,
+)
 from dpftrl.verify.sampled_epsilon import (
     DeltaEstimate,
     estimate_bins_delta,
@@ -58,6 +66,8 @@ POISSON_TOLERANCE: Final = 1e-3
 # An estimate of delta whose standard error is a larger share of delta than this decides nothing.
 MOST_STANDARD_ERROR: Final = 0.15
 MOST_FAILURE: Final = 1e-6  # a certificate that fails with a larger probability is a warning
+STEPS_PER_DEVIATION: Final = 2**34  # of the grid of sums, at least
+JAX_STEP: Final = 2.0**-24  # the step of the grid of sums in JAX, with adaptive clipping
 MOST_BINS: Final = 4096  # the Gram matrix of more bins would not fit into memory
 # The name of the check of epsilon if it rests on an estimate: nothing is recomputed exactly.
 ESTIMATE: Final = "epsilon estimate"
@@ -87,7 +97,7 @@ class _Header(msgspec.Struct):
 class SettingsContent(msgspec.Struct, frozen=True):
     """The settings of a run, in `run.json`."""
 
-    clip_norm: float
+    clip_norm: float | AdaptiveContent
     unit: Literal["example", "user"]
     examples: int
     examples_per_unit: int
@@ -177,7 +187,7 @@ class GuaranteeFile(msgspec.Struct, frozen=True):
     groups: int | None
     mechanism: MechanismFile
     noise_multiplier: float
-    clip_norm: float
+    clip_norm: float | AdaptiveContent
     steps: int
     epsilon: float
     delta: float
@@ -227,11 +237,15 @@ class CentralizedFiles:
                 f"is for {units:,} {settings.unit}s, and an owner of each example is recorded for "
                 "users only"
             )
-        if not (0 < settings.clip_norm < math.inf and settings.commit_every >= 1):
+        norm = settings.clip_norm
+        first = norm.start if isinstance(norm, AdaptiveContent) else norm
+        if not (0 < first < math.inf and settings.commit_every >= 1):
             raise UnsafeState(
                 "the clip norm must be positive and finite, and there must be at least 1 step "
-                f"between checkpoints, got {settings.clip_norm} and {settings.commit_every}"
+                f"between checkpoints, got {first} and {settings.commit_every}"
             )
+        if isinstance(norm, AdaptiveContent) != ("clip norm of its step" in settings.clipping):
+            raise UnsafeState("the text about clipping in run.json does not fit the clip norm")
 
     def next_checkpoint(self, steps: int) -> int:
         """Return the number of steps at the first planned checkpoint after `steps`."""
@@ -248,6 +262,7 @@ class Step(Record, frozen=True, tag="step"):
 
     step: Count
     digest: msgspec.Raw  # 16 bytes in hexadecimal; tracebacks would show the content of a string
+    clipping: Clipping | None = None
 
 
 @final
@@ -273,6 +288,7 @@ class StepJournal:
         saves: The records of checkpoints, in order.
         macs: The MAC of each complete line, in hexadecimal.
         torn: Whether the file ends with an incomplete line.
+        clipped: The records of the steps that have a clip norm that moves.
     """
 
     created: Created
@@ -280,6 +296,7 @@ class StepJournal:
     saves: tuple[Saved, ...]
     macs: tuple[str, ...]
     torn: bool
+    clipped: tuple[Step, ...] = ()
 
     @property
     def saved_steps(self) -> int:
@@ -302,8 +319,8 @@ def read_step_journal(path: Path, key: memoryview) -> StepJournal:
     lines = read_lines(path, key, STEP_DECODER, history.append)
     if history.created is None:
         raise UnsafeState("the journal has no complete line")
-    saves = tuple(history.saves)
-    return StepJournal(history.created, len(history.digests), saves, lines.macs, lines.torn)
+    saves, clipped, count = tuple(history.saves), tuple(history.clipped), len(history.digests)
+    return StepJournal(history.created, count, saves, lines.macs, lines.torn, clipped)
 
 
 @final
@@ -313,6 +330,7 @@ class _History:
     def __init__(self) -> None:
         self.created: Created | None = None
         self.digests: set[bytes] = set()
+        self.clipped: list[Step] = []
         self.saves: list[Saved] = []
 
     def append(self, record: Created | Step | Saved) -> None:
@@ -341,6 +359,8 @@ class _History:
         if bytes(record.digest) in self.digests:
             raise InvalidInput("two steps have the same digest, so the same noise")
         self.digests.add(bytes(record.digest))
+        if record.clipping is not None:
+            self.clipped.append(record)
 
     def _add_saved(self, record: Saved) -> None:
         before = self.saves[-1].steps if self.saves else 0
@@ -822,6 +842,9 @@ class CentralizedVerification:
             return
         files = self.files
         self._check("steps", lambda: _check_steps(journal, files))
+        if isinstance(files.run.settings.clip_norm, AdaptiveContent) or journal.clipped:
+            key = read_key(self.root / "private" / "noise.key")
+            self._check("clip norms", lambda: check_clip_norms(_adaptive(journal, files), key))
         self._check("noise", lambda: _check_noise(files))
         if files.plan.sampling == "none":
             self._check_in_order(journal, files)
@@ -1025,3 +1048,23 @@ def _check_certificate(plan: PlanFile) -> str | Check:
     if plan.failure > MOST_FAILURE:
         return Check("certificate", "warning", f"{text}, which is more than {MOST_FAILURE:g}")
     return text
+
+
+def _adaptive(journal: StepJournal, files: CentralizedFiles) -> AdaptiveRun:
+    """Return what the files of a run say about its adaptive clipping."""
+    plan, settings = files.plan, files.run.settings
+    if len(journal.clipped) != journal.steps:
+        raise UnsafeState("a step has no clip norm in the journal")
+    finest = grid_step(plan.noise_multiplier, STEPS_PER_DEVIATION)
+    return AdaptiveRun(
+        options=settings.clip_norm,
+        rounds=[step.clipping for step in journal.clipped],
+        digests=[step.digest for step in journal.clipped],
+        goal=plan.dataset.batch_size,
+        most=plan.dataset.size,
+        step=JAX_STEP if settings.framework == "jax" else finest,
+        mechanism=files.mechanism,
+        noise_multiplier=plan.noise_multiplier,
+        size=settings.size,
+        buffers="float64",
+    )

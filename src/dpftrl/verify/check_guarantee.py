@@ -323,6 +323,7 @@ def check_claim(
         ("sampler_delta", sampler_delta(claim.mu) * (1 - AGREEMENT) <= claim.sampler_delta <= 1),
         ("kind", claim.kind == kind and stream.sensitivity_kind in ("exact", "upper bound")),
         ("the rounding", all(run.rounding >= 0 for run in claim.runs)),
+        ("the clipping", _is_adaptive(claim) == run_files.adaptive),
         ("what it rests on", names == _required_hypotheses(claim, run_files, earlier)),
         ("the basis", _has_correct_bases(claim, run_files)),
         ("secrecy", says_not_private == (run_files.test_key or earlier.test_key)),
@@ -398,6 +399,12 @@ def _required_hypotheses(
     rounding = ["rounding"] if is_rounding_named else []
     aggregators = ["aggregators"] if run_files.settings.aggregators else []
     return {*REQUIRED_HYPOTHESES, *rounding, *aggregators, *earlier.hypotheses()}
+
+
+def _is_adaptive(claim: GuaranteeFile) -> bool:
+    """Return whether a guarantee is stated for a clip norm that moves. Its own text comes first."""
+    texts = [hypothesis.text for hypothesis in claim.hypotheses if hypothesis.name == "clipping"]
+    return bool(texts) and "clip norm of its round" in texts[0]
 
 
 def _has_correct_bases(claim: GuaranteeFile, run_files: RunFiles) -> bool:

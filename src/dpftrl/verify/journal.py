@@ -41,13 +41,15 @@ def read_key(path: Path) -> memoryview:
     return key
 
 
-def derive_key(key: memoryview, purpose: bytes) -> memoryview:
-    """Derive a key for one purpose from the noise key.
+def derive_key(
+    key: memoryview, purpose: bytes, public: bytes = b"", secret: bytes = b""
+) -> memoryview:
+    """Derive a key for one purpose from the noise key or from another derived key.
 
-    This is HMAC-SHA256 of three parts: the purpose and two empty strings. Each part follows its
-    length, as four bytes.
+    This is HMAC-SHA256 of three parts: the purpose, and public and secret data that the key depends
+    on. Each part follows its length, as four bytes.
     """
-    parts = (purpose, b"", b"")
+    parts = (purpose, public, secret)
     message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     return memoryview(hmac.digest(key, message, "sha256"))
 
@@ -107,6 +109,22 @@ class Empty(Record, frozen=True, tag="empty"):
 
 
 @final
+class ClipState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The clip norm of a round, and the number of rounds since the search for it ended."""
+
+    clip_norm: float
+    settled: Count
+
+
+@final
+class Clipping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The clip norm of a round of adaptive clipping, and the noisy sum of its bits, in steps."""
+
+    state: ClipState
+    bits: int
+
+
+@final
 class Committed(Record, frozen=True, tag="committed"):
     """An attempt was committed, and its round released.
 
@@ -122,6 +140,7 @@ class Committed(Record, frozen=True, tag="committed"):
     counted: str | UnsetType = UNSET
     ledger_bytes: Count | UnsetType = UNSET
     ledger_sha256: Sha256 | UnsetType = UNSET
+    clipping: Clipping | None = None
 
 
 @final

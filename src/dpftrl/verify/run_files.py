@@ -21,10 +21,21 @@ from dpftrl.verify.journal import AnyJournal, Journal
 from dpftrl.verify.verdict import Check, run_check
 
 
+class AdaptiveContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The options of adaptive clipping, in `run.json`."""
+
+    start: float
+    quantile: float
+    beta: float
+    learning_rate: float
+    minimum: float
+    maximum: float
+
+
 class SettingsContent(msgspec.Struct, frozen=True):
     """The settings of a run, in `run.json`."""
 
-    clip_norm: float
+    clip_norm: float | AdaptiveContent
     hash_clients: bool
     budget: float | None
     timer_hours: float | None
@@ -116,6 +127,7 @@ class RunFile(msgspec.Struct, frozen=True):
     version: Literal[1, 2]
     run: str
     settings: SettingsContent
+    shapes: list[list[int]]
     test_key: bool
     buffers: Literal["float32", "float64"] = "float32"
     start: StartContent | None = None
@@ -144,6 +156,7 @@ class RunFiles:
     Attributes:
         run_id: The identity of the run.
         settings: The settings of the run, from `run.json`.
+        size: Number of parameters of the model.
         test_key: Whether the noise key is a test key, which anybody can guess.
         buffers: The precision of the noise buffers.
         start: The model file that the run started from, or None if it did not start from a file.
@@ -161,6 +174,7 @@ class RunFiles:
         plan = read_json(folder / "plan.json", PlanFile, "plan")
         self.run_id = run.run
         self.settings = run.settings
+        self.size = sum(math.prod(shape) for shape in run.shapes)
         self.test_key = run.test_key
         self.buffers = run.buffers
         self.start = run.start
@@ -181,6 +195,11 @@ class RunFiles:
     def noise_multiplier(self) -> float:
         """The noise multiplier of the plan."""
         return self.promised.stream.noise_multiplier
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the clip norm moves."""
+        return isinstance(self.settings.clip_norm, AdaptiveContent)
 
     @property
     def delta(self) -> float:

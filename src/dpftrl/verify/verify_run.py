@@ -8,6 +8,7 @@ from typing import Final, final
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.verify.centralized import CentralizedVerification, is_centralized
 from dpftrl.verify.check_guarantee import ReleasedRounds, check_guarantee_in_flight
+from dpftrl.verify.clip_norms import AdaptiveRun, check_clip_norms, grid_step
 from dpftrl.verify.contacts import (
     Contacts,
     Ledger,
@@ -30,6 +31,7 @@ from dpftrl.verify.run_files import (
 )
 from dpftrl.verify.verdict import Check, Verdict, run_check
 
+STEPS_PER_DEVIATION: Final = 2**24  # of the grid of sums, at least
 CONFIG: Final = "config.toml"  # the configuration that `dpftrl train` keeps in a run
 
 
@@ -60,8 +62,9 @@ def verify_run(
         A check fails if anything was changed, removed or added in the journal, the ledger, the
         plan, the settings or the kept checkpoints after they were written, unless whoever did it
         had the noise key and the witness. Whatever the files say, they pass only if no client was
-        contacted too early or too often, and if the stated epsilon follows from their content,
-        composed with the earlier runs that are recorded for the start model. For a centralized
+        contacted too early or too often, if every adaptive clip norm follows from the noisy bits of
+        earlier rounds, and if the stated epsilon follows from their content, composed with the
+        earlier runs that are recorded for the start model. For a centralized
         run, that no step was repeated with other noise, that there are no more steps than planned,
         and that the stated epsilon and hypotheses follow from the plan and the settings.
     """
@@ -145,6 +148,10 @@ class _Verification:
         contacts = Contacts.of(journal.attempts)
         cap = run_files.promised.stream.participation.max_participations
         self._check("cohorts", lambda: check_cohorts(journal, run_files))
+        if run_files.adaptive or any(commit.clipping is not None for commit in journal.commits):
+            key = read_key(self.root / "private" / "noise.key")
+            adaptive = _adaptive(journal, run_files)
+            self._check("clip norms", lambda: check_clip_norms(adaptive, key))
         self._check("timers", lambda: check_timers(journal, contacts, run_files))
         self._check("cap", lambda: check_cap(contacts, cap))
         self._check("epsilon", lambda: self._check_epsilon(journal, contacts, run_files, earlier))
@@ -225,3 +232,20 @@ class _Verification:
             "guarantee.json",
             lambda: check_guarantee_in_flight(path, journal, contacts, run_files, earlier),
         )
+
+
+def _adaptive(journal: Journal, run_files: RunFiles) -> AdaptiveRun:
+    """Return what the files of a run say about its adaptive clipping."""
+    goal = run_files.fleet.report_goal
+    return AdaptiveRun(
+        options=run_files.settings.clip_norm,
+        rounds=[commit.clipping for commit in journal.commits],
+        digests=[commit.digest for commit in journal.commits],
+        goal=goal,
+        most=goal,
+        step=grid_step(run_files.noise_multiplier, STEPS_PER_DEVIATION),
+        mechanism=run_files.mechanism,
+        noise_multiplier=run_files.noise_multiplier,
+        size=run_files.size,
+        buffers=run_files.buffers,
+    )

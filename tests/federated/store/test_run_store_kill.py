@@ -104,12 +104,20 @@ def test_kills_of_resuming_processes_are_harmless(
 def test_timers_by_time_and_plain_names_survive_kills(
     children: Children, places: Iterator[Place], creation: int
 ) -> None:
-    wanted = children.run(next(places), by_time=True)
+    wanted = children.run(next(places), kind="by_time")
     dice = random.Random(1)
     for _ in range(3):
         fuses = [dice.randrange(creation, 150)] + [dice.randrange(90) for _ in range(8)]
-        found = after_kills(children, next(places), fuses, by_time=True)
+        found = after_kills(children, next(places), fuses, kind="by_time")
         assert found["result"] == wanted["result"]
+
+
+def test_adaptive_clipping_survives_kills(children: Children, creation: int) -> None:
+    with fast_places() as places:
+        wanted = children.run(next(places), fuse=NEVER, kind="adaptive")
+    points = range(creation, wanted["points"], 29)
+    assert lost(children, points, wanted, kind="adaptive") == {}
+    assert not_verified(children, range(creation, wanted["points"], 97), kind="adaptive") == {}
 
 
 def test_fifty_kills_at_random_instants_are_harmless(

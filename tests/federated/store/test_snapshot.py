@@ -49,7 +49,9 @@ def replayed(server: Server) -> dict[str, Any]:
 
 @pytest.mark.parametrize("every", [1, 350, 900])
 @pytest.mark.parametrize(
-    "more", [{}, {"timer_hours": 2.0}, {"hash_clients": False}], ids=["rounds", "hours", "names"]
+    "more",
+    [{}, {"timer_hours": 2.0}, {"hash_clients": False}, {"clip_norm": "adaptive"}],
+    ids=["rounds", "hours", "names", "adaptive"],
 )
 def test_resuming_from_a_snapshot_is_resuming_from_all_lines(tmp_path, monkeypatch, every, more):
     """At random places of a run with abandoned attempts and attempts in flight."""

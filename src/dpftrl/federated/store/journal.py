@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
+from dpftrl.adaptive_clipping import ClippedRound
 from dpftrl.errors import UnsafeState
 from dpftrl.journal import Chain, Record
 
@@ -95,7 +96,7 @@ class Empty(Record, frozen=True, tag="empty"):
 
 
 @final
-class Committed(Record, frozen=True, tag="committed"):
+class Committed(Record, frozen=True, tag="committed", omit_defaults=True):
     """A round was committed. From now on its model may be released.
 
     Attributes:
@@ -110,6 +111,7 @@ class Committed(Record, frozen=True, tag="committed"):
             them. Version 1 does not have this field.
         ledger_bytes: Only in version 1: length of the ledger, including the rows of this round.
         ledger_sha256: Only in version 1: SHA-256 of the first `ledger_bytes` bytes of the ledger.
+        clipping: The clip norm and the noisy bits of the round, with adaptive clipping; else None.
     """
 
     attempt: int
@@ -121,6 +123,7 @@ class Committed(Record, frozen=True, tag="committed"):
     counted: str | UnsetType = UNSET
     ledger_bytes: int | UnsetType = UNSET
     ledger_sha256: str | UnsetType = UNSET
+    clipping: ClippedRound | None = None
 
 
 @final
@@ -164,6 +167,8 @@ class RunState:
         ledger: Length and SHA-256 of the ledger after the last attempt that ended; None before,
             and if the journal is not of version 1.
         epsilon: Epsilon in the record of the last committed round.
+        clipping: The clip norm and the noisy bits of the last committed round, with adaptive
+            clipping; None before the first.
         clock: Time of the last contact in hours; None unless the timers of the run count hours.
     """
 
@@ -178,6 +183,7 @@ class RunState:
         self.checkpoint_sha256 = ""
         self.ledger: tuple[int, str] | None = None
         self.epsilon = 0.0
+        self.clipping: ClippedRound | None = None
         self.clock: float | None = None
 
     def __repr__(self) -> str:
@@ -211,6 +217,7 @@ class RunState:
             self.digests.append(record.digest)
             self.checkpoint_sha256 = record.checkpoint_sha256
             self.epsilon = record.epsilon
+            self.clipping = record.clipping
 
     def check(self, record: AnyRecord) -> None:
         """Refuse a record that cannot follow the records before it."""

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from dpftrl._internal.arrays import Float32Vector, Layout
 from dpftrl._internal.storage import read_json, replace_file, sha256_of
 from dpftrl.accounting import Guarantee, save_guarantee
+from dpftrl.adaptive_clipping import ClippedRound, MovingClipNorm
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.federated.eligibility import Chosen, Eligibility, Exposure, Rules
 from dpftrl.federated.optimizers import State as OptimizerState
@@ -215,6 +216,16 @@ class RunStore:
             raise UnsafeState("no round is open")
         return self.state.pending
 
+    def moving_clip_norm(self) -> MovingClipNorm | None:
+        """The clip norm after the committed rounds; None if it is fixed."""
+        options, last = self.settings.adaptive, self.state.clipping
+        if options is None:
+            return None
+        if last is None and self.state.rounds:
+            raise UnsafeState("the journal has no clip norm for a round of adaptive clipping")
+        grid, goal = self.settings.grid(self.plan), self.plan.fleet.report_goal
+        return MovingClipNorm(options, grid, goal, last)
+
     def contact(self, chosen: Chosen) -> Cohort:
         """Journal that the clients of a cohort are about to be contacted, and start their timers.
 
@@ -237,6 +248,7 @@ class RunStore:
     def commit(
         self,
         counted: set[int],
+        clipping: ClippedRound | None,
         model: Float32Vector,
         optimizer: OptimizerState,
         guarantee: Guarantee,
@@ -248,6 +260,7 @@ class RunStore:
         Args:
             counted: Pseudonyms of the clients whose updates are in the sum; none if the round is
                 closed as empty.
+            clipping: The clip norm and the noisy bits, with adaptive clipping.
             model: The model after the round, as one flat vector.
             optimizer: The state of the server optimizer after the round.
             guarantee: The guarantee of all released rounds, including this one.
@@ -274,6 +287,7 @@ class RunStore:
                 epsilon=guarantee.epsilon,
                 counted=packed_counted,
                 **in_ledger,
+                clipping=clipping,
             )
         )
         self.checkpoint, self.exposure = after, self.eligibility.timers.exposure
@@ -432,7 +446,9 @@ def _noise(plan: Plan, file: RunFile, layout: Layout, key: NoiseKey) -> NoiseStr
         raise UnsafeState(
             f"the run has noise buffers in {file.buffers}, its plan is for {plan.buffers}"
         )
-    return NoiseStream(plan, layout.size, key=key, clip_norm=file.settings.clip_norm)
+    settings = file.settings
+    size = layout.size + (settings.adaptive is not None)  # one coordinate for the bits
+    return NoiseStream(plan, size, key=key, clip_norm=settings.grid(plan).clip_norm)
 
 
 def _read_journal(

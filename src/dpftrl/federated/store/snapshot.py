@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from dpftrl._internal.storage import read_file, replace_with
+from dpftrl.adaptive_clipping import ClippedRound
 from dpftrl.errors import DpftrlError
 from dpftrl.federated.eligibility import Eligibility, Exposure, History
 from dpftrl.federated.store.journal import Created, RunState
@@ -39,8 +40,8 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     Attributes:
         lines: The number of the last journal line before the snapshot.
         mac: The keyed digest of that line.
-        created, rounds, attempts, checkpoint_sha256, ledger, epsilon, clock, goal_reached: See
-            `RunState`.
+        created, rounds, attempts, checkpoint_sha256, ledger, epsilon, clock, goal_reached,
+            clipping: See `RunState`.
         released: The exposure up to the last committed round.
         contacted: The exposure including attempts that were abandoned since.
         clients: Number of clients that were contacted.
@@ -63,6 +64,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     contacted: tuple[int | None, int]
     clients: int
     times: int
+    clipping: ClippedRound | None = None
 
 
 @final
@@ -106,6 +108,7 @@ def save_snapshot(
         contacted=history.exposure,
         clients=len(history.keys),
         times=len(history.times),
+        clipping=state.clipping,
     )
     parts = [
         memoryview(msgspec.json.encode(header) + b"\n"),
@@ -163,7 +166,7 @@ def load_snapshot(
     state.created, state.rounds, state.attempts = header.created, header.rounds, header.attempts
     state.checkpoint_sha256, state.ledger = header.checkpoint_sha256, header.ledger
     state.epsilon, state.clock, state.digests = header.epsilon, header.clock, digests
-    state.goal_reached = header.goal_reached
+    state.goal_reached, state.clipping = header.goal_reached, header.clipping
     return Snapshot((header.lines, header.mac), Exposure(*header.released))
 
 
