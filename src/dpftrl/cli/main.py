@@ -50,8 +50,8 @@ SUMMARIES = {
     "compose": "Compute one guarantee for several runs that the same clients could take part in.",
     "observe": "Summarize who took part in a run, from a participation log.",
     "ledger": "Write the ledger of RUN: which client was contacted and counted in which round.",
-    "status": "Show how a run is doing: rounds, epsilon, drop-outs, eligible clients, expected end, "
-    "disk.",
+    "status": "Show how a run is doing: rounds, epsilon, drop-outs, eligible clients, expected "
+    "end, disk.",
     "statement": "Write the privacy statement of a plan, a guarantee or a run, as Markdown, HTML "
     "and JSON.",
     "train": "Train a language model privately, with simulated clients in this process.",

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
+import numpy as np
 import plain_log
 import polars as pl
 import pytest
@@ -18,7 +19,8 @@ from hypothesis import strategies as st
 
 from dpftrl.accounting.logs import LogLayout, observe, open_log
 from dpftrl.errors import InvalidInput
-from dpftrl.federated.store.run_folder import Ledger
+from dpftrl.federated.store.journal import Cohort, packed
+from dpftrl.federated.store.ledger import HEADER, rows_of
 
 START = datetime(2026, 3, 28, 22, 0, tzinfo=UTC)  # clocks in Europe change a few hours later
 NAMES = [
@@ -336,10 +338,11 @@ def test_standard_input_is_checked_like_a_file(monkeypatch, content, message):
 
 
 def test_the_ledger_of_a_run_keeps_names_as_they_are(tmp_path):
-    ledger = Ledger(tmp_path / "ledger.csv", hashed=False)
-    ledger.begin()
-    for row in (0, 3):
-        ledger.append(row, [(name, "counted") for name in NAMES])
+    keys = packed(np.arange(len(NAMES), dtype=np.uint64))
+    everybody = np.ones(len(NAMES), np.bool_)
+    cohorts = [Cohort(i, row, keys, None, tuple(NAMES), len(NAMES)) for i, row in enumerate((0, 3))]
+    rows = [rows_of(cohort, everybody) for cohort in cohorts]
+    (tmp_path / "ledger.csv").write_bytes(HEADER.encode() + b"".join(rows))
     with open_log(tmp_path / "ledger.csv") as log:
         observed = log.summary()
         ids = {client for contacts in log._contacts("") for client in contacts.ids}
