@@ -3,8 +3,8 @@
 `python benchmarks/fleet.py` measures a server with 4 million clients, of which 6,500 are contacted
 in each of 2,000 rounds. Times are CPU times of one core, in fresh processes. Each is compared with
 a floor: for `begin`, a loop that calls `hashlib.blake2b` once per name; for resuming, reading the
-journal and computing its SHA-256; for the journal, 8 bytes per contact. The rows for `report` come
-from `benchmarks/_fleet_reports.py`, if that file is there.
+journal and computing its SHA-256; for the journal, 8 bytes per contact. `benchmarks/_fleet_reports.py` has the figures of `report` and of
+Flower's replies.
 """
 
 import sys
@@ -12,11 +12,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from peer import HERE, in_fresh_process, main
+import _fleet_reports
+from peer import in_fresh_process, main
 
 CLIENTS, COHORT, ROUNDS = 4_000_000, 6_500, 2_000
 BEGIN_ROUNDS = 20  # rounds in which `begin` is measured
-REPORTS = "_fleet_reports.py"  # prints rows of the same columns as JSON: {"rows": [...]}
 
 
 def row(
@@ -69,21 +69,14 @@ def file_rows(clients: int, rounds: int, folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def report_rows(quick: bool) -> list[dict[str, Any]]:
-    """Figures of `report`, from a script of their own."""
-    if not (HERE / REPORTS).exists():
-        return []
-    return in_fresh_process(sys.executable, REPORTS, *(["--quick"] if quick else []))["rows"]
-
-
 def measure(quick: bool) -> dict[str, list[dict[str, Any]]]:
-    """All figures in one table."""
+    """All figures in one run."""
     clients, rounds = (400_000, 40) if quick else (CLIENTS, ROUNDS)
     with tempfile.TemporaryDirectory() as place:
         rows = begin_rows(clients, Path(place) / "begin")
         rows += file_rows(clients, rounds, Path(place) / "files")
     title = f"{clients:,} clients, {COHORT:,} per round, {rounds:,} rounds"
-    return {title: rows + report_rows(quick)}
+    return {title: rows, **_fleet_reports.measure(quick)}
 
 
 if __name__ == "__main__":

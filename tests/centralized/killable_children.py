@@ -163,8 +163,8 @@ def repeats_are_not_compared() -> None:
     """A step that is repeated after a crash may have another sum than the first time."""
     honest = RunStore.start_recording_step
 
-    def record(self: RunStore, step: int, digest: Any) -> Any:
-        return honest(self, step, digest) if step >= len(self.state.digests) else None
+    def record(self: RunStore, step: int, *rest: Any) -> Any:
+        return honest(self, step, *rest) if step >= len(self.state.digests) else None
 
     RunStore.start_recording_step = record
 
