@@ -3,8 +3,8 @@
 `python benchmarks/fleet.py` measures a server with 4 million clients, of which 6,500 are contacted
 in each of 2,000 rounds. Times are CPU times of one core, in fresh processes. Each is compared with
 a floor: for `begin`, a loop that calls `hashlib.blake2b` once per name; for resuming, reading the
-journal and computing its SHA-256; for the journal, 8 bytes per contact. `benchmarks/_fleet_reports.py` has the figures of `report` and of
-Flower's replies.
+journal and computing its SHA-256; for the journal, 8 bytes per contact.
+`benchmarks/_fleet_reports.py` has the figures of `report` and of Flower's replies.
 """
 
 import sys
