@@ -99,28 +99,31 @@ class Timers:
         for table, at in places:
             table.last[at] = row
             table.count[at] += 1
-        self._recent.insert(np.sort(keys[seen.last == NEVER]), np.int32(row), np.int32(1))
+        new = np.sort(keys[seen.last == NEVER])
+        self._recent = self._recent.with_rows(new, np.int32(row), np.int32(1))
         self.exposure = exposure
         if len(self._recent.keys) > max(SMALLEST_RECENT, len(self._old.keys) // RECENT_SHARE):
-            self._merge()
+            self._old, self._recent = self._merged(), _Table()
 
     def exposure_after(self, keys: Keys, row: int) -> Exposure:
         """The value of `exposure` after these clients are contacted for a round."""
         return self._exposure_with(self._look(keys)[0], row)
 
     def columns(self) -> tuple[Keys, Numbers, Numbers]:
-        """Pseudonym, last round and number of contacts of every client, sorted by pseudonym."""
-        self._merge()
-        return self._old.keys, self._old.last, self._old.count
+        """Pseudonym, last round and number of contacts of every client, sorted by pseudonym.
+
+        This changes nothing, so that an interruption does no harm.
+        """
+        merged = self._merged()
+        return merged.keys, merged.last, merged.count
 
     def restore(self, keys: Keys, last: Numbers, count: Numbers, exposure: Exposure) -> None:
         """Take over the contacts of another object of this class."""
         self._old.keys, self._old.last, self._old.count = keys, last, count
         self.exposure = exposure
 
-    def _merge(self) -> None:
-        self._old.insert(self._recent.keys, self._recent.last, self._recent.count)
-        self._recent = _Table()
+    def _merged(self) -> "_Table":
+        return self._old.with_rows(self._recent.keys, self._recent.last, self._recent.count)
 
     def _exposure_with(self, seen: "Seen", row: int) -> Exposure:
         known = self.exposure
@@ -173,12 +176,15 @@ class _Table:
         known[known] = self.keys[at[known]] == keys[known]
         return known, at[known]
 
-    def insert(self, keys: Keys, last: Numbers | np.int32, count: Numbers | np.int32) -> None:
-        """Add rows; their keys are sorted and not yet in the table."""
-        at = np.searchsorted(self.keys, keys)
-        self.keys = np.insert(self.keys, at, keys)
-        self.last = np.insert(self.last, at, last)
-        self.count = np.insert(self.count, at, count)
+    def with_rows(
+        self, keys: Keys, last: Numbers | np.int32, count: Numbers | np.int32
+    ) -> "_Table":
+        """A table with more rows; their keys are sorted and not yet in this one."""
+        at, table = np.searchsorted(self.keys, keys), _Table()
+        table.keys = np.insert(self.keys, at, keys)
+        table.last = np.insert(self.last, at, last)
+        table.count = np.insert(self.count, at, count)
+        return table
 
 
 @numba.njit(**compiled)
