@@ -1,0 +1,108 @@
+"""How Sphinx builds the documentation site: `make docs`."""
+
+import importlib
+import inspect
+from pathlib import Path
+
+import dpftrl
+
+HERE = Path(__file__).parent
+
+project = "dpftrl"
+author = "The dpftrl authors"
+version = release = dpftrl.__version__
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_click",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+exclude_patterns = ["_build"]
+source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+html_theme = "furo"
+html_title = "dpftrl"
+html_static_path = ["_static"]
+html_show_sphinx = False
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 4
+copybutton_prompt_text = "$ "
+copybutton_only_copy_prompt_lines = True
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_preserve_defaults = True
+# Docstrings are Markdown in spirit: one backtick is code, not a reference.
+default_role = "code"
+
+# The packages whose `__all__` is public, with a sentence about each.
+PUBLIC = {
+    "dpftrl": "What most programs need. Each name is loaded when it is first used.",
+    "dpftrl.torch": "Private training in a PyTorch loop. Extra: `torch`.",
+    "dpftrl.torch.opacus": "Correlated noise for users of Opacus. Extra: `opacus`.",
+    "dpftrl.jax": "Private training in a JAX loop. Extra: `jax`.",
+    "dpftrl.flower": "A fleet of clients on Flower. Extra: `flower`.",
+    "dpftrl.simulation": "A fleet of simulated clients in one process. Extra: `train`.",
+    "dpftrl.tasks": "Texts and language models to train with. Extra: `train`.",
+    "dpftrl.federated": "The server of a fleet, without an engine.",
+    "dpftrl.centralized": "Training on a data set, without a framework.",
+    "dpftrl.participation": "Who can take part, and when.",
+    "dpftrl.mechanisms": "How noise is correlated.",
+    "dpftrl.optimize": "The best mechanism for a participation.",
+    "dpftrl.accounting": "What noise guarantees.",
+    "dpftrl.accounting.logs": "Logs of who took part.",
+    "dpftrl.plan": "From a fleet or a data set to a plan.",
+    "dpftrl.noise": "The noise itself.",
+    "dpftrl.statement": "What may be published.",
+    "dpftrl.verify": "A second computation of the guarantee of a run.",
+    "dpftrl.status": "How a run is doing.",
+    "dpftrl.paper": "The paper, recomputed.",
+    "dpftrl.errors": "What can go wrong.",
+}
+
+
+def _public_names(module: object) -> list[str]:
+    """The names of `__all__`, or all public classes and functions that the module defines."""
+    names = getattr(module, "__all__", None)
+    if names is not None:
+        return sorted(names, key=str.lower)
+    return sorted(
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+    )
+
+
+def write_api_pages(_app: object) -> None:
+    """Write one page per public package, with one entry per public name."""
+    folder = HERE / "api"
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("*.rst"):
+        old.unlink()
+    documented: set[int] = set()  # every object has one entry; other packages refer to it
+    index = ["API reference", "=" * 13, "", ".. toctree::", "   :maxdepth: 1", ""]
+    for package, sentence in PUBLIC.items():
+        module = importlib.import_module(package)
+        sentence = sentence.replace("`", "``")
+        lines = [package, "=" * len(package), "", sentence, ""]
+        for name in _public_names(module):
+            value = getattr(module, name)
+            kind = "class" if inspect.isclass(value) else "function" if callable(value) else "data"
+            if inspect.ismodule(value):
+                continue
+            lines += [f".. auto{kind}:: {package}.{name}"]
+            if id(value) in documented and kind != "data":
+                lines += ["   :no-index:"]
+            if kind == "class":
+                lines += ["   :members:", "   :show-inheritance:"]
+            lines += [""]
+            documented.add(id(value))
+        (folder / f"{package}.rst").write_text("\n".join(lines))
+        index.append(f"   {package}")
+    (folder / "index.rst").write_text("\n".join(index) + "\n")
+
+
+def setup(app: object) -> None:
+    """Called by Sphinx."""
+    app.connect("builder-inited", write_api_pages)
