@@ -35,6 +35,7 @@ autodoc_typehints_description_target = "documented"
 autodoc_preserve_defaults = True
 # Docstrings are Markdown in spirit: one backtick is code, not a reference.
 default_role = "code"
+napoleon_use_ivar = True
 
 # The packages whose `__all__` is public, with a sentence about each.
 PUBLIC = {

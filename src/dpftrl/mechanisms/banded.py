@@ -85,7 +85,7 @@ class Banded(Mechanism):
 
     @property
     def name(self) -> str:
-        """`banded:P` for P bands."""
+        """The family `banded`, with the number of bands."""
         return f"banded:{len(self.columns)}"
 
     @property

@@ -55,7 +55,7 @@ class BandedInverse(ToeplitzMechanism):
 
     @property
     def name(self) -> str:
-        """`lambda:L` or `inv-sqrt:P` if the mechanism is one of those, otherwise the family."""
+        """`lambda` or `inv-sqrt` with its parameter if it is one of those, otherwise the family."""
         if len(self.c_hat) == 2 and self.c_hat[0] == 1 and -1 <= self.c_hat[1] <= 0:
             return f"lambda:{abs(self.c_hat[1])!r}"
         if self == BandedInverse.square_root(len(self.c_hat)):

@@ -81,7 +81,7 @@ class GeneralBLT(ToeplitzMechanism):
 
     @property
     def buffers(self) -> int:
-        """Number of buffers: one for each real decay, two for each pair."""
+        """Number of buffers, one for each real decay and two for each pair."""
         return sum(1 if decay.imag == 0 else 2 for decay in self.theta)
 
     @cached_property
@@ -129,7 +129,7 @@ class GeneralBLT(ToeplitzMechanism):
         return inverse
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """Bound by the smallest non-increasing majorant of |c|; see `toeplitz_sensitivity`."""
+        """Bound by the smallest non-increasing majorant of `|c|`; see `toeplitz_sensitivity`."""
         c = self.coefficients(self.check_curve(participation.rounds))
         return toeplitz_sensitivity(c, participation, rounding=ROUNDING)
 

@@ -60,7 +60,7 @@ class SmoothTree(Mechanism):
 
     @property
     def rounds(self) -> int:
-        """Largest number of rounds: one less than the number of balanced leaves."""
+        """Largest number of rounds, one less than the number of balanced leaves."""
         return math.comb(self.height, self.height // 2) - 1
 
     def _leaf(self, rank: int) -> int:

@@ -35,7 +35,7 @@ class SquareRoot(ToeplitzMechanism):
 
     @property
     def name(self) -> str:
-        """`sqrt`, or `band-sqrt:P`."""
+        """`sqrt`, or `band-sqrt` with the number of bands."""
         return "sqrt" if self.bands is None else f"band-sqrt:{self.bands}"
 
     def coefficients(self, rounds: int) -> Vector:
