@@ -32,7 +32,7 @@ format: .venv/ready
 
 # The lock pins every package with its hashes, for all platforms and Pythons we support. PyTorch is
 # not in it: which build is installed, and so its hash, depends on the machine (CPU or GPU).
-EXTRAS := --extra audit --extra dp-accounting --extra flower --extra jax --extra metrics --extra plot --extra train --extra web
+EXTRAS := --extra audit --extra dp-accounting --extra flower --extra jax --extra logs --extra metrics --extra plot --extra train --extra web
 lock:
 	uv pip compile pyproject.toml $(EXTRAS) --group dev --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-annotate --no-header --upgrade -o requirements.lock

@@ -1,7 +1,7 @@
 """The documentation: its code runs, its commands exist, and its links lead somewhere.
 
-Python blocks of one page share their names and run from the top of the page down, in an empty folder.
-Commands of console blocks run in the slow tests; here, their options are looked up.
+Python blocks of one page share their names and run from the top of the page down, in an empty
+folder. Commands of console blocks run in the slow tests; here, their options are looked up.
 """
 
 import json
@@ -56,7 +56,7 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-# --- what the Python blocks of some pages take from the reader's own program -------------------------
+# --- what the Python blocks of some pages take from the reader's own program ---
 
 
 def save_plan(**options: float) -> dpftrl.Plan:
@@ -140,7 +140,8 @@ def test_the_commands_of_a_page_exist_with_their_options(page):
             found = command.get_command(context, words.pop(0))
             assert found is not None, words
             command = found
-        known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+        options = [(*option.opts, *option.secondary_opts) for option in command.params]
+        known = {name for names in options for name in names}
         used = {word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)}
         assert used <= known | {"--help", "--version"}, f"dpftrl {command.name}: {used - known}"
 
@@ -151,7 +152,7 @@ def test_a_wrong_option_is_noticed(tmp_path):
         test_the_commands_of_a_page_exist_with_their_options(page)
 
 
-# --- links ------------------------------------------------------------------------------------------
+# --- links ---
 
 
 def anchors(page: Path) -> set[str]:
@@ -188,14 +189,14 @@ def test_a_broken_link_is_noticed(tmp_path):
     assert broken_links(page) == ["#two", "none.md"]
 
 
-# --- commands, run for real -------------------------------------------------------------------------
+# --- commands, run for real ---
 
 SMALL_RUN = "dpftrl train --set privacy.rounds=4 --set privacy.report_goal=40"
 PLAN = "dpftrl plan --population 1174 --report-goal 40 --rounds 4 --epsilon 8 --delta 1e-4"
 # Shell commands that make what a page takes for granted.
 PREPARE = {
-    "accounting.md": f"{SMALL_RUN} --out run && ln -s run RUN && dpftrl account blt-b400 --rounds 9 "
-    "--min-sep 3 --noise-multiplier 7 --delta 1e-10 --out second.json",
+    "accounting.md": f"{SMALL_RUN} --out run && ln -s run RUN && dpftrl account blt-b400 "
+    "--rounds 9 --min-sep 3 --noise-multiplier 7 --delta 1e-10 --out second.json",
     "logs.md": f"{SMALL_RUN} --out run && {PLAN} --out plan.json && python make_logs.py",
     "operations.md": f"{SMALL_RUN} --out run",
     "statement.md": f"mkdir out && {SMALL_RUN} --out out/run && cp out/run/plan.json .",
@@ -224,7 +225,7 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PATH": path, "DPFTRL_STATE": str(folder / "state")}
     editor = folder / "editor.sh"
     if not editor.exists():  # stands for the reader, who enters the path of the file
-        change = "s|^# path = .*|path = \"people.jsonl\"|; s|^report_goal = .*|report_goal = 20|"
+        change = 's|^# path = .*|path = "people.jsonl"|; s|^report_goal = .*|report_goal = 20|'
         editor.write_text(f"#!/bin/sh\nsed -i '{change}; s|^rounds = .*|rounds = 3|' \"$1\"\n")
         editor.chmod(0o755)
         lines = [{"user": f"u{i}", "text": "see you there later then"} for i in range(200)]

@@ -410,3 +410,13 @@ def test_a_damaged_parquet_never_loses_rows_silently(tmp_path, monkeypatch):
         except InvalidInput:
             continue
         assert observed.participations + observed.duplicate_rows == 99
+
+
+def test_a_missing_polars_is_named_with_the_extra_that_brings_it(tmp_path, monkeypatch):
+    (log := tmp_path / "log.csv").write_text("round,client\n0,ann\n")
+    monkeypatch.setattr("dpftrl.accounting.logs.log.find_spec", lambda _name: None)
+    with (
+        pytest.raises(InvalidInput, match=r"needs polars: pip install 'dpftrl\[logs\]'"),
+        open_log(log),
+    ):
+        pass

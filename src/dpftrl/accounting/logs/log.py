@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, final
 
@@ -138,6 +139,8 @@ def open_log(
     Raises:
         InvalidInput: The file cannot be read, or a row in it is not valid.
     """
+    if find_spec("polars") is None:
+        raise InvalidInput("reading logs needs polars: pip install 'dpftrl[logs]'")
     layout = layout or LogLayout()
     first = whole_number("first_round", first_round, at_least=0)
     if first > MOST_ROUNDS:
