@@ -18,7 +18,8 @@ from small_training_runs import STEPS, Place, Trainer, fast_places
 
 from dpftrl import Server, StartModel, Status, read_status
 from dpftrl.errors import InvalidInput, TooFewClients, UnsafeState
-from dpftrl.federated.eligibility import Exposure
+from dpftrl.federated.eligibility import Exposure, Timers
+from dpftrl.federated.store import run_store
 from dpftrl.status import StatusReader
 from dpftrl.status.figures import StandStill
 
@@ -612,3 +613,69 @@ def test_a_resumed_run_goes_on_with_its_status(tmp_path):
         assert attempts is not None
         assert (attempts.total, attempts.open) == (2, None)
         server.close()
+
+
+def saving_snapshots(monkeypatch):
+    """Let every round of a small run save a snapshot."""
+    monkeypatch.setattr(run_store, "FEWEST_CONTACTS", 1)
+
+
+def test_a_snapshot_changes_no_figure(tmp_path, monkeypatch):
+    saving_snapshots(monkeypatch)
+    with create(tmp_path, small_plan(rounds=9), key=None) as server:
+        for _ in range(3):
+            one_round(server)
+        server.abandon(server.begin(PEOPLE), "too few")
+        one_round(server)
+        server.close_empty_round([], "nobody is online")
+        server.begin(PEOPLE)
+    figures = {"state_folder": tmp_path / "state", "now": 2e9, "free_bytes": 10**12}
+    assert server.folder.snapshot.exists()
+    with_snapshot = read_status(server.folder.root, **figures)
+    size = server.folder.snapshot.stat().st_size
+    server.folder.snapshot.unlink()
+    without = read_status(server.folder.root, **figures)
+    assert with_snapshot.public == without.public
+    assert with_snapshot.private.attempts == without.private.attempts
+    assert with_snapshot.private.clients == without.private.clients
+    assert with_snapshot.private.witness == without.private.witness
+    assert with_snapshot.private.disk.run_bytes == without.private.disk.run_bytes + size
+
+
+def test_lines_before_a_snapshot_and_lines_read_before_start_no_timers(tmp_path, monkeypatch):
+    """With millions of contacts, starting the timers again would take many seconds."""
+    saving_snapshots(monkeypatch)
+    with create(tmp_path, key=None) as server:
+        for _ in range(4):
+            one_round(server)
+        marked, mark = list[int](), Timers.mark
+        reader = StatusReader(server.folder.root, state_folder=tmp_path / "state")
+        monkeypatch.setattr(
+            Timers, "mark", lambda self, keys, row: (marked.append(row), mark(self, keys, row))[1]
+        )
+        reader.read()
+        assert marked == []
+        monkeypatch.setattr(run_store, "FEWEST_CONTACTS", 10**9)
+        one_round(server)
+        one_round(server)
+        marked.clear()
+        status = reader.read()
+        assert marked == [4, 5]
+        assert (status.public.rounds, status.private.attempts.total) == (6, 6)
+        assert status.private.witness.state == "in step"
+
+
+def test_a_newer_snapshot_than_the_journal_is_not_used(tmp_path, monkeypatch):
+    saving_snapshots(monkeypatch)
+    with create(tmp_path, key=None) as server:
+        one_round(server)
+        old = server.folder.journal.read_bytes()
+        reader = StatusReader(server.folder.root, state_folder=tmp_path / "state")
+        reader.read()
+        one_round(server)
+        assert reader.read().public.rounds == 2
+    server.folder.journal.write_bytes(old)
+    for one in (reader, StatusReader(server.folder.root, state_folder=tmp_path / "state")):
+        status = one.read()
+        assert (status.public.rounds, status.private.attempts.total) == (1, 1)
+        assert status.private.witness.state == "differs"

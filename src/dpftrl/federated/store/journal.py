@@ -65,6 +65,11 @@ class Cohort(Record, frozen=True, tag="cohort"):
     names: tuple[str, ...] | None = None
     size: int | UnsetType = UNSET
 
+    @property
+    def contacted(self) -> int:
+        """The number of clients."""
+        return len(self.clients) // 16 if self.size is UNSET else self.size
+
     def keys(self) -> Keys:
         """The pseudonyms of the clients as numbers, in rising order."""
         return unpacked(self.clients, None if self.size is UNSET else self.size)
