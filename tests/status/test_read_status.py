@@ -58,6 +58,7 @@ def test_the_figures_follow_a_server_of_another_process(tmp_path):
     with in_another_process(tmp_path) as process:
         reader = StatusReader(tmp_path / "run", state_folder=tmp_path / "state")
         seen = [reader.read()]
+        (tmp_path / "go").touch()
         while seen[-1].private.process.running:
             seen.append(reader.read())
         assert process.wait(60) == 0
@@ -560,9 +561,9 @@ def test_a_centralized_run_has_the_figures_that_it_can_have(place):
 
 KEYS = {
     "": "folder format private public time version warnings",
-    "public": "contacts_per_round delta drop_out_planned ended epsilon epsilon_budget "
-    "epsilon_planned kind mechanism min_sep noise_multiplier population report_goal rounds "
-    "rounds_planned rounds_within_budget run test_key timer_hours unit",
+    "public": "clip_norm clip_norm_moves contacts_per_round delta drop_out_planned ended epsilon "
+    "epsilon_budget epsilon_planned kind mechanism min_sep noise_multiplier population report_goal "
+    "rounds rounds_planned rounds_within_budget run test_key timer_hours unit",
     "private": "attempts clients disk pace process witness",
     "private.attempts": "abandoned drop_out open recent recent_abandoned recent_contacts total "
     "unfit",
@@ -679,3 +680,19 @@ def test_a_newer_snapshot_than_the_journal_is_not_used(tmp_path, monkeypatch):
         status = one.read()
         assert (status.public.rounds, status.private.attempts.total) == (1, 1)
         assert status.private.witness.state == "differs"
+
+
+def test_the_clip_norm_is_that_of_the_last_round(tmp_path):
+    with create(tmp_path, key=None, clip_norm=0.25) as server:
+        public = status_of(server).public
+    assert (public.clip_norm, public.clip_norm_moves) == (0.25, False)
+    with create(tmp_path / "adaptive", key=None, clip_norm="adaptive") as server:
+        first = server.clip_norm
+        assert status_of(server).public.clip_norm == first == 0.1
+        one_round(server)
+        second = server.clip_norm
+        assert status_of(server).public.clip_norm == first
+        one_round(server)
+        public = status_of(server).public
+    assert (public.clip_norm, public.clip_norm_moves) == (second, True)
+    assert second != first
