@@ -1,7 +1,8 @@
 """Run as a program: FOLDER [--stuck]; trains a small run until it is killed or ends.
 
 After the first round it waits for a file `go` in FOLDER, and then takes its time, so that others
-see the run go on. With --stuck it contacts the clients of round 3 and then waits, for a test that kills it there.
+see the run go on. With --stuck it contacts the clients of round 3 and then waits, for a test that
+kills it there.
 """
 
 import sys
