@@ -3,6 +3,7 @@
 import csv
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -346,6 +347,27 @@ def test_a_standstill_is_ended_by_an_empty_round(tmp_path: Path) -> None:
     verdict = verify_run(tmp_path / "run", tmp_path / "state")
     assert verdict.passed
     assert (verdict.rounds, verdict.empty_rounds) == (6, 2)
+
+
+def test_nodes_that_never_reply_do_not_use_up_all_rounds(tmp_path: Path) -> None:
+    deaf = Deaf(client_app(), range(4))
+    deaf.deaf = 10**9
+    planned = plan(rounds=20, min_sep=1, population=4, goal=3)
+    short = Patience(replies=0.05, nodes=0, attempts=3, backoff=0)
+    for _ in range(2):  # a restart closes no further rounds either
+        with pytest.raises(TooFewClients, match=r"3 attempts in a row .* do not reply in time"):
+            strategy(tmp_path, planned, patience=short, close_empty_rounds=True).start(
+                deaf, start_arrays()
+            )
+        assert cohorts(tmp_path) == [3, 3, 3]
+        assert verify_run(tmp_path / "run", tmp_path / "state").empty_rounds == 2
+    deaf.deaf = 0
+    more = replace(short, attempts=4)
+    result = strategy(tmp_path, planned, patience=more, close_empty_rounds=True).start(
+        deaf, start_arrays()
+    )
+    reports = [one["reports"] for one in result.train_metrics_clientapp.values()]
+    assert reports == [0] + 17 * [3]
 
 
 def test_absent_nodes_do_not_use_up_rounds(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from small_training_runs import STEPS, Place, Trainer, fast_places
 
 from dpftrl import Server, StartModel, Status, read_status
 from dpftrl.errors import InvalidInput, TooFewClients, UnsafeState
-from dpftrl.federated.eligibility import Exposure
+from dpftrl.federated.eligibility import Exposure, Timers
+from dpftrl.federated.store import run_store
 from dpftrl.status import StatusReader
 from dpftrl.status.figures import StandStill
 
@@ -57,6 +58,7 @@ def test_the_figures_follow_a_server_of_another_process(tmp_path):
     with in_another_process(tmp_path) as process:
         reader = StatusReader(tmp_path / "run", state_folder=tmp_path / "state")
         seen = [reader.read()]
+        (tmp_path / "go").touch()
         while seen[-1].private.process.running:
             seen.append(reader.read())
         assert process.wait(60) == 0
@@ -559,9 +561,9 @@ def test_a_centralized_run_has_the_figures_that_it_can_have(place):
 
 KEYS = {
     "": "folder format private public time version warnings",
-    "public": "contacts_per_round delta drop_out_planned ended epsilon epsilon_budget "
-    "epsilon_planned kind mechanism min_sep noise_multiplier population report_goal rounds "
-    "rounds_planned rounds_within_budget run test_key timer_hours unit",
+    "public": "clip_norm clip_norm_moves contacts_per_round delta drop_out_planned ended epsilon "
+    "epsilon_budget epsilon_planned kind mechanism min_sep noise_multiplier population report_goal "
+    "rounds rounds_planned rounds_within_budget run test_key timer_hours unit",
     "private": "attempts clients disk pace process witness",
     "private.attempts": "abandoned drop_out open recent recent_abandoned recent_contacts total "
     "unfit",
@@ -612,3 +614,85 @@ def test_a_resumed_run_goes_on_with_its_status(tmp_path):
         assert attempts is not None
         assert (attempts.total, attempts.open) == (2, None)
         server.close()
+
+
+def saving_snapshots(monkeypatch):
+    """Let every round of a small run save a snapshot."""
+    monkeypatch.setattr(run_store, "FEWEST_CONTACTS", 1)
+
+
+def test_a_snapshot_changes_no_figure(tmp_path, monkeypatch):
+    saving_snapshots(monkeypatch)
+    with create(tmp_path, small_plan(rounds=9), key=None) as server:
+        for _ in range(3):
+            one_round(server)
+        server.abandon(server.begin(PEOPLE), "too few")
+        one_round(server)
+        server.close_empty_round([], "nobody is online")
+        server.begin(PEOPLE)
+    figures = {"state_folder": tmp_path / "state", "now": 2e9, "free_bytes": 10**12}
+    assert server.folder.snapshot.exists()
+    with_snapshot = read_status(server.folder.root, **figures)
+    size = server.folder.snapshot.stat().st_size
+    server.folder.snapshot.unlink()
+    without = read_status(server.folder.root, **figures)
+    assert with_snapshot.public == without.public
+    assert with_snapshot.private.attempts == without.private.attempts
+    assert with_snapshot.private.clients == without.private.clients
+    assert with_snapshot.private.witness == without.private.witness
+    assert with_snapshot.private.disk.run_bytes == without.private.disk.run_bytes + size
+
+
+def test_lines_before_a_snapshot_and_lines_read_before_start_no_timers(tmp_path, monkeypatch):
+    """With millions of contacts, starting the timers again would take many seconds."""
+    saving_snapshots(monkeypatch)
+    with create(tmp_path, key=None) as server:
+        for _ in range(4):
+            one_round(server)
+        marked, mark = list[int](), Timers.mark
+        reader = StatusReader(server.folder.root, state_folder=tmp_path / "state")
+        monkeypatch.setattr(
+            Timers, "mark", lambda self, keys, row: (marked.append(row), mark(self, keys, row))[1]
+        )
+        reader.read()
+        assert marked == []
+        monkeypatch.setattr(run_store, "FEWEST_CONTACTS", 10**9)
+        one_round(server)
+        one_round(server)
+        marked.clear()
+        status = reader.read()
+        assert marked == [4, 5]
+        assert (status.public.rounds, status.private.attempts.total) == (6, 6)
+        assert status.private.witness.state == "in step"
+
+
+def test_a_newer_snapshot_than_the_journal_is_not_used(tmp_path, monkeypatch):
+    saving_snapshots(monkeypatch)
+    with create(tmp_path, key=None) as server:
+        one_round(server)
+        old = server.folder.journal.read_bytes()
+        reader = StatusReader(server.folder.root, state_folder=tmp_path / "state")
+        reader.read()
+        one_round(server)
+        assert reader.read().public.rounds == 2
+    server.folder.journal.write_bytes(old)
+    for one in (reader, StatusReader(server.folder.root, state_folder=tmp_path / "state")):
+        status = one.read()
+        assert (status.public.rounds, status.private.attempts.total) == (1, 1)
+        assert status.private.witness.state == "differs"
+
+
+def test_the_clip_norm_is_that_of_the_last_round(tmp_path):
+    with create(tmp_path, key=None, clip_norm=0.25) as server:
+        public = status_of(server).public
+    assert (public.clip_norm, public.clip_norm_moves) == (0.25, False)
+    with create(tmp_path / "adaptive", key=None, clip_norm="adaptive") as server:
+        first = server.clip_norm
+        assert status_of(server).public.clip_norm == first == 0.1
+        one_round(server)
+        second = server.clip_norm
+        assert status_of(server).public.clip_norm == first
+        one_round(server)
+        public = status_of(server).public
+    assert (public.clip_norm, public.clip_norm_moves) == (second, True)
+    assert second != first

@@ -1,6 +1,8 @@
 """Run as a program: FOLDER [--stuck]; trains a small run until it is killed or ends.
 
-With --stuck it contacts the clients of round 3 and then waits, for a test that kills it there.
+After the first round it waits for a file `go` in FOLDER, and then takes its time, so that others
+see the run go on. With --stuck it contacts the clients of round 3 and then waits, for a test that
+kills it there.
 """
 
 import sys
@@ -27,6 +29,9 @@ def main(folder: str, is_stuck: bool) -> None:
             if not attempt.number:
                 sys.stdout.write("begun\n")
                 sys.stdout.flush()
+                while not is_stuck and not (Path(folder) / "go").exists():
+                    time.sleep(0.01)
+            time.sleep(0.02)
 
 
 if __name__ == "__main__":

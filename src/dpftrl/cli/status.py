@@ -176,6 +176,8 @@ def _public(public: PublicFigures) -> Iterator[tuple[str, str]]:
     yield "delta", in_full(public.delta)
     noise = f"noise multiplier {public.noise_multiplier:.4g}"
     yield "mechanism", f"{public.mechanism}, {noise}"
+    moves = " in the last round; it is adaptive" if public.clip_norm_moves else ""
+    yield "clip norm", f"{public.clip_norm:.4g}{moves}"
     if public.kind == "centralized":
         yield "data set", f"{public.population:,} {public.unit}s"
         return

@@ -236,6 +236,11 @@ class Server:
         """Whether the last contacted cohort belongs to a round that has not ended yet."""
         return self._store.state.pending is not None
 
+    @property
+    def failed_attempts(self) -> int:
+        """Number of abandoned attempts since the last round that had reports."""
+        return self._store.state.failures
+
     def contacted_before(self, available: Iterable[str] | Population) -> int:
         """The number of available clients that were contacted for the round in flight."""
         if self._store.state.pending is None:

@@ -145,7 +145,8 @@ class Patience:
         replies: Time from contacting a cohort until missing replies count as drop-outs.
         nodes: Longest wait until enough nodes are online and may be contacted.
         lock: Longest wait for another server that still uses the run; 0 fails at once.
-        attempts: Largest number of failed attempts in a row.
+        attempts: Largest number of failed attempts in a row. Rounds that were closed as empty
+            between two of them do not matter.
         backoff: Wait after the first failed attempt. Each further failure doubles the wait, up to
             60 seconds.
         interrupted: Longest wait, after a restart, for the nodes of an interrupted attempt. After

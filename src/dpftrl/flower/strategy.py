@@ -71,7 +71,8 @@ class DpFtrl(Strategy):
         close_empty_rounds: If the run stands still, because the nodes that are online were
             contacted for this round already or too few rounds before it, close the round as one in
             which nobody took part (`Server.close_empty_round`). It costs a round and no privacy. By
-            default the strategy waits for other nodes, and then fails.
+            default the strategy waits for other nodes, and then fails. After `patience.attempts`
+            failed attempts in a row, restarts included, no further round is closed.
         require_auth: Refuse a SuperLink that does not authenticate its SuperNodes.
         state_folder: Folder for the witness, outside of `folder`.
         trust_folder: Resume even if the witness is missing.
@@ -195,8 +196,20 @@ class DpFtrl(Strategy):
         )
 
     def _closed_empty(self, standstill: "Standstill") -> tuple[ArrayRecord, MetricRecord]:
-        """Close the next round as one in which nobody took part."""
+        """Close the next round as one in which nobody took part.
+
+        Raises:
+            TooFewClients: As many attempts as `patience` allows had too few reports, without a
+                round that had enough. Nodes that never reply would use up all rounds.
+        """
         server, now = self._running().server, self._running().now()
+        if server.failed_attempts >= self._patience.attempts:
+            raise TooFewClients(
+                f"{server.failed_attempts:,} attempts in a row had too few reports, so no further "
+                "round is closed as one in which nobody took part: nodes are online, and do not "
+                "reply in time; look into their logs, and go on with a larger Patience.replies, or "
+                "with a larger Patience.attempts when they reply again"
+            ) from standstill
         log(WARNING, "Nobody takes part in round %s: %s", server.rounds + 1, standstill)
         reason = "the available clients were contacted already"
         released = server.close_empty_round(standstill.names, reason, now)

@@ -45,6 +45,8 @@ class PublicFigures(Figures, frozen=True, kw_only=True):
         delta: The delta at which epsilon is stated.
         mechanism: The name of the mechanism.
         noise_multiplier: Standard deviation of Z divided by the clip norm.
+        clip_norm: The clip norm of the last released round; of the first one before that.
+        clip_norm_moves: Whether clipping is adaptive. The clip norm then follows from releases.
         population: Number of clients of the plan, or of units in the data set.
         report_goal: Reports per round; None in a centralized run.
         contacts_per_round: Clients that one attempt at a round contacts; None in a centralized run.
@@ -68,6 +70,8 @@ class PublicFigures(Figures, frozen=True, kw_only=True):
     delta: float
     mechanism: str
     noise_multiplier: float
+    clip_norm: float
+    clip_norm_moves: bool
     population: int
     report_goal: int | None = None
     contacts_per_round: int | None = None

@@ -28,6 +28,7 @@ FIGURES: Final = {
     "dpftrl_epsilon_planned": ("public.epsilon_planned", "Epsilon after the last planned round."),
     "dpftrl_epsilon_budget": ("public.epsilon_budget", "The budget of epsilon."),
     "dpftrl_delta": ("public.delta", "The delta at which epsilon is stated."),
+    "dpftrl_clip_norm": ("public.clip_norm", "Clip norm of the last round."),
     "dpftrl_population_planned": ("public.population", "Clients of the plan."),
     "dpftrl_report_goal": ("public.report_goal", "Reports per round."),
     "dpftrl_contacts_per_round": (

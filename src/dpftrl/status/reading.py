@@ -8,10 +8,11 @@ status.
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar, final
+from typing import Final, Generic, NamedTuple, TypeVar, final
 
 import msgspec
 
@@ -26,8 +27,9 @@ from dpftrl.federated.start_model import Start
 from dpftrl.federated.store import journal as federated_journal
 from dpftrl.federated.store.journal import Cohort, Committed
 from dpftrl.federated.store.run_folder import RunFolder
-from dpftrl.federated.store.run_store import check_created
-from dpftrl.journal import START, Journal, WitnessFile, witness_folder
+from dpftrl.federated.store.run_store import check_created, eligibility_of
+from dpftrl.federated.store.snapshot import load_snapshot
+from dpftrl.journal import START, AnyRecord, Journal, WitnessFile, witness_folder
 from dpftrl.noise import NoiseKey
 from dpftrl.plan import load_dataset_plan, load_plan
 
@@ -126,6 +128,7 @@ class FederatedRun:
         content = self.file.start
         start = None if content is None else Start.of_content(content, self.folder.settings)
         self.guarantee = RunGuarantee(self.plan, self.file.settings, self.file.test_key, start)
+        self._followed: _FollowedRun | None = None
 
     def files(self, state_folder: Path | None) -> tuple[Path, ...]:
         """The files that `read` reads."""
@@ -134,24 +137,97 @@ class FederatedRun:
 
     def read(self, state_folder: Path | None) -> FederatedReading:
         """Read the journal, the witness and the end of the private log."""
-        state, timers, attempts = federated_journal.RunState(), Timers(), list[Attempt]()
+        root, run = self.folder.root, self.file.run
+        seen = _read_witness(_witness_path(root, state_folder, run))
+        followed, self._followed = self._followed, None  # forgotten if reading fails
+        if followed is None or not followed.read_on(self._journal()):
+            followed = self._started(use_snapshot=True)
+            if not followed.read_on(self._journal()) or not followed.has_snapshot_line():
+                followed = self._started(use_snapshot=False)
+                followed.read_on(self._journal())
+        witness = _compared(root, state_folder, run, seen, followed.macs)
+        self._followed = followed
+        log = _read_log(self.folder.log)
+        return FederatedReading(followed.state, followed.timers, followed.attempts, witness, log)
 
-        def follow(record: federated_journal.AnyRecord) -> None:
-            state.follow(record)
+    def _journal(self) -> Journal[federated_journal.AnyRecord]:
+        return Journal(self.folder.journal, self._key, federated_journal.AnyRecord)
+
+    def _started(self, *, use_snapshot: bool) -> "_FollowedRun":
+        """A run of which no line was read yet. Its snapshot saves most of the work."""
+        state, snapshot = federated_journal.RunState(), None
+        eligibility = eligibility_of(self.plan, self.file.settings, self._key)
+        if use_snapshot:
+            path, run = self.folder.snapshot, self.file.run
+            snapshot = load_snapshot(path, self._key, run, state, eligibility)
+        line = (0, START) if snapshot is None else snapshot.line
+        return _FollowedRun(state, eligibility.timers, line)
+
+
+class _Followed(ABC, Generic[AnyRecord]):
+    """What follows from a journal, which is read again whenever it has grown.
+
+    The digests of all lines are checked each time; only the records of new lines are followed.
+
+    Attributes:
+        macs: The digest before the first line, and those of all lines.
+    """
+
+    def __init__(self) -> None:
+        self.macs = [START]
+
+    def read_on(self, journal: Journal[AnyRecord]) -> bool:
+        """Read a journal; whether it begins with the lines that were read before."""
+        before = len(self.macs)
+        for record, mac in journal.read(skip=before - 1):
+            if record is not None:
+                self.macs.append(mac)
+                self.follow(record)
+            elif mac != self.macs[journal.lines]:
+                return False
+        return journal.lines >= before - 1
+
+    @abstractmethod
+    def follow(self, record: AnyRecord) -> None:
+        """Apply the record of the line that was read last."""
+
+
+@final
+class _FollowedRun(_Followed[federated_journal.AnyRecord]):
+    """The journal of a run with clients.
+
+    Args:
+        state: The state of the run after the line `snapshot`.
+        timers: The contacts up to there.
+        snapshot: The number and the digest of a line of the journal.
+    """
+
+    def __init__(
+        self, state: federated_journal.RunState, timers: Timers, snapshot: tuple[int, str]
+    ):
+        super().__init__()
+        self.state = state
+        self.timers = timers
+        self.attempts: list[Attempt] = []
+        self._snapshot = snapshot
+
+    def has_snapshot_line(self) -> bool:
+        """Whether the line of the snapshot is in the journal; if not, it was rolled back."""
+        line, mac = self._snapshot
+        return line < len(self.macs) and self.macs[line] == mac
+
+    def follow(self, record: federated_journal.AnyRecord) -> None:
+        """Apply a record: to the attempts, and after the snapshot to the state and the timers."""
+        if len(self.macs) - 1 > self._snapshot[0]:
+            self.state.follow(record)
             if isinstance(record, Cohort):
-                keys = record.keys()
-                timers.mark(keys, record.row)
-                attempts.append(Attempt(record.row, len(keys), None, record.time))
-            # A round for which nobody was contacted is no attempt, and ends none.
-            elif attempts and attempts[-1].counted is None:
-                counted = record.reports if isinstance(record, Committed) else 0
-                attempts[-1] = attempts[-1]._replace(counted=counted)
-
-        journal = Journal[federated_journal.AnyRecord](
-            self.folder.journal, self._key, federated_journal.AnyRecord
-        )
-        witness = _read_journal(self.folder.root, state_folder, self.file.run, journal, follow)
-        return FederatedReading(state, timers, attempts, witness, _read_log(self.folder.log))
+                self.timers.mark(record.keys(), record.row)
+        if isinstance(record, Cohort):
+            self.attempts.append(Attempt(record.row, record.contacted, None, record.time))
+        # A round for which nobody was contacted is no attempt, and ends none.
+        elif self.attempts and self.attempts[-1].counted is None:
+            counted = record.reports if isinstance(record, Committed) else 0
+            self.attempts[-1] = self.attempts[-1]._replace(counted=counted)
 
 
 @final
@@ -165,6 +241,7 @@ class CentralizedRun:
         self.file = read_json(self.folder.settings, CentralizedFile, "centralized run")
         # The plan is sealed by the journal, so its certificate need not be computed again.
         self.plan = load_dataset_plan(self.folder.plan, certify=False)
+        self._followed: _FollowedTraining | None = None
 
     def files(self, state_folder: Path | None) -> tuple[Path, ...]:
         """The files that `read` reads."""
@@ -172,13 +249,31 @@ class CentralizedRun:
 
     def read(self, state_folder: Path | None) -> CentralizedReading:
         """Read the journal and the witness."""
-        state = centralized_store.RunState()
-        journal = Journal[centralized_store.AnyRecord](
-            self.folder.journal, self._key, centralized_store.AnyRecord
-        )
         root, run = self.folder.root, self.file.run
-        witness = _read_journal(root, state_folder, run, journal, state.follow)
-        return CentralizedReading(state, witness)
+        seen = _read_witness(_witness_path(root, state_folder, run))
+        followed, self._followed = self._followed, None  # forgotten if reading fails
+        if followed is None or not followed.read_on(self._journal()):
+            followed = _FollowedTraining()
+            followed.read_on(self._journal())
+        witness = _compared(root, state_folder, run, seen, followed.macs)
+        self._followed = followed
+        return CentralizedReading(followed.state, witness)
+
+    def _journal(self) -> Journal[centralized_store.AnyRecord]:
+        return Journal(self.folder.journal, self._key, centralized_store.AnyRecord)
+
+
+@final
+class _FollowedTraining(_Followed[centralized_store.AnyRecord]):
+    """The journal of a centralized run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = centralized_store.RunState()
+
+    def follow(self, record: centralized_store.AnyRecord) -> None:
+        """Apply a record to the state."""
+        self.state.follow(record)
 
 
 def open_run(root: Path) -> FederatedRun | CentralizedRun:
@@ -233,28 +328,31 @@ def _witness_path(root: Path, state_folder: Path | None, run: str) -> Path:
     return witness_folder(root, state_folder) / f"{run}.json"
 
 
-def _read_journal(
-    root: Path,
-    state_folder: Path | None,
-    run: str,
-    journal: Journal[Any],
-    follow: Callable[[Any], None],
+def _compared(
+    root: Path, state_folder: Path | None, run: str, seen: WitnessFile | None, macs: Sequence[str]
 ) -> WitnessReading:
-    """Read the witness and then the journal, to which another process may be appending.
+    """Compare the witness with a journal, to which another process may be appending.
 
-    The witness comes first: a record is in the journal before the witness knows it, so the journal
-    then has at least the lines that the witness has seen.
+    The witness must be read before the journal: a record is in the journal before the witness knows
+    it, so the journal then has at least the lines that the witness has seen.
+
+    Args:
+        root: The folder of the run.
+        state_folder: The folder of the witness.
+        run: The identity of the run.
+        seen: The content of the witness.
+        macs: The digest before the first line, and those of all lines.
+
+    Raises:
+        UnsafeState: The journal has no line.
     """
-    path = _witness_path(root, state_folder, run)
-    seen = _read_witness(path)
-    known = None if seen is None else (seen.run, seen.lines, seen.mac)
-    is_known = known == (run, 0, START)  # a run that was killed while it was created
-    for record, mac in journal.read():
-        follow(record)
-        is_known |= known == (run, journal.lines, mac)
-    if not journal.lines:  # the first line is written when the run is created, and never changes
+    lines = len(macs) - 1
+    if not lines:  # the first line is written when the run is created, and never changes
         raise UnsafeState(f"the journal in {root / 'private'} has no first line; it is damaged")
-    behind = journal.lines - seen.lines if is_known and seen is not None else None
+    behind = None
+    if seen is not None and seen.run == run and 0 <= seen.lines <= lines:
+        behind = lines - seen.lines if macs[seen.lines] == seen.mac else None
+    path = _witness_path(root, state_folder, run)
     return WitnessReading(path.parent, path.exists(), behind)
 
 

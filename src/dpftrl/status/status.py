@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Final, final
+from typing import Final, cast, final
 
+from dpftrl.adaptive_clipping import ClipNorm, ClippedRound, adaptive
 from dpftrl.centralized.guarantee import epsilon_after
 from dpftrl.errors import InvalidInput
 from dpftrl.federated.eligibility import Exposure
@@ -215,6 +216,8 @@ class _Federated:
             delta=plan.guarantee.delta,
             mechanism=plan.mechanism.name,
             noise_multiplier=plan.noise_multiplier,
+            clip_norm=_clip_norm(settings.clip_norm, state.clipping),
+            clip_norm_moves=settings.adaptive is not None,
             population=fleet.population,
             report_goal=fleet.report_goal,
             contacts_per_round=contacted,
@@ -304,6 +307,7 @@ class _Centralized:
         reading = self._known[1]
         steps, planned = len(reading.state.digests), plan.dataset.steps
         is_over = reading.state.saved >= planned
+        last_clipping = reading.state.clippings[-1] if reading.state.clippings else None
         public = PublicFigures(
             run=file.run,
             kind="centralized",
@@ -316,6 +320,8 @@ class _Centralized:
             delta=plan.guarantee.delta,
             mechanism=plan.mechanism.name,
             noise_multiplier=plan.noise_multiplier,
+            clip_norm=_clip_norm(file.settings.clip_norm, last_clipping),
+            clip_norm_moves=file.settings.adaptive is not None,
             population=plan.dataset.size,
             test_key=file.test_key,
         )
@@ -331,6 +337,14 @@ class _Centralized:
             ),
             witness=_witness(reading.witness, process),
         )
+
+
+def _clip_norm(clip_norm: ClipNorm, last: ClippedRound | None) -> float:
+    """The clip norm of the last round, or of the first one if none was released."""
+    if last is not None:
+        return last.state.clip_norm
+    options = adaptive(clip_norm)
+    return cast("float", clip_norm) if options is None else options.start
 
 
 def _last_round(public: PublicFigures) -> int:

@@ -85,6 +85,21 @@ def test_resuming_from_a_snapshot_is_resuming_from_all_lines(tmp_path, monkeypat
     server.close()
 
 
+def test_a_snapshot_keeps_the_failed_attempts_before_an_empty_round(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_store, "FEWEST_CONTACTS", 1)
+    server = create(tmp_path)
+    one_round(server)
+    for failed in (1, 2):
+        server.abandon(server.begin(PEOPLE), "too few reports")
+        server.close_empty_round(PEOPLE[:1], "nobody is left")
+        server = reopen(server)
+        assert server.failed_attempts == failed
+        assert state_of(server) == replayed(server)
+    one_round(server)
+    assert server.failed_attempts == 0
+    server.close()
+
+
 def test_a_snapshot_is_used(tmp_path, monkeypatch):
     """The control of the test above: with wrong timers in it, another state comes out."""
     monkeypatch.setattr(run_store, "FEWEST_CONTACTS", 1)

@@ -65,6 +65,11 @@ class Cohort(Record, frozen=True, tag="cohort"):
     names: tuple[str, ...] | None = None
     size: int | UnsetType = UNSET
 
+    @property
+    def contacted(self) -> int:
+        """The number of clients."""
+        return len(self.clients) // 16 if self.size is UNSET else self.size
+
     def keys(self) -> Keys:
         """The pseudonyms of the clients as numbers, in rising order."""
         return unpacked(self.clients, None if self.size is UNSET else self.size)
@@ -162,6 +167,7 @@ class RunState:
         pending: The cohort of the open attempt (not committed or abandoned); None if there is none.
         empty: The record of an empty round that is not committed yet; None if there is none.
         goal_reached: Whether an abandoned attempt at the next round had all its reports.
+        failures: Number of abandoned attempts since the last round that had reports.
         digests: The keyed digest of each round's sum. They are as secret as the noise.
         checkpoint_sha256: SHA-256 of the newest checkpoint.
         ledger: Length and SHA-256 of the ledger after the last attempt that ended; None before,
@@ -179,6 +185,7 @@ class RunState:
         self.pending: Cohort | None = None
         self.empty: Empty | None = None
         self.goal_reached = False
+        self.failures = 0
         self.digests: list[msgspec.Raw] = []
         self.checkpoint_sha256 = ""
         self.ledger: tuple[int, str] | None = None
@@ -211,9 +218,11 @@ class RunState:
                 self.ledger = (record.ledger_bytes, record.ledger_sha256)
         if isinstance(record, Abandoned):
             self.goal_reached |= record.goal_reached
+            self.failures += 1
         if isinstance(record, Committed):
             self.rounds += 1
             self.goal_reached = False
+            self.failures = 0 if record.reports else self.failures
             self.digests.append(record.digest)
             self.checkpoint_sha256 = record.checkpoint_sha256
             self.epsilon = record.epsilon

@@ -142,7 +142,7 @@ class RunStore:
             noise = _noise(plan, file, layout, key)
             checkpoint = Checkpoint(layout.flat(arrays), settings.optimizer.start(layout.size))
             _write_first(folder, plan, file, key, checkpoint, decisions, files)
-            eligibility = _eligibility(plan, settings, key)
+            eligibility = eligibility_of(plan, settings, key)
             parts = (eligibility, noise, checkpoint, Exposure(), key, decisions, None, 0)
             return cls(folder, plan, file, start, *parts, held.pop_all())
 
@@ -166,7 +166,7 @@ class RunStore:
             layout = Layout(file.names, file.shapes)
             noise = _noise(plan, file, layout, key)
             decisions = _decisions(folder, file, key, lock, state_folder, held)
-            eligibility = _eligibility(plan, settings, key)
+            eligibility = eligibility_of(plan, settings, key)
             exposure, unsaved = _read_journal(
                 decisions, folder, eligibility, key, file.run, trust_folder
             )
@@ -378,7 +378,8 @@ def _journal(folder: RunFolder, key: NoiseKey) -> Journal[AnyRecord]:
     return Journal(folder.journal, key, AnyRecord)
 
 
-def _eligibility(plan: Plan, settings: Settings, key: NoiseKey) -> Eligibility:
+def eligibility_of(plan: Plan, settings: Settings, key: NoiseKey) -> Eligibility:
+    """The eligibility of a run in which nobody was contacted yet."""
     limits = plan.participation
     rules = Rules(limits.min_sep, limits.max_participations, settings.timer_hours)
     return Eligibility(key, rules, cohort_size(plan), settings.seed, plan.fleet.population)

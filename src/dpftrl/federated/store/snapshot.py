@@ -41,7 +41,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         lines: The number of the last journal line before the snapshot.
         mac: The keyed digest of that line.
         created, rounds, attempts, checkpoint_sha256, ledger, epsilon, clock, goal_reached,
-            clipping: See `RunState`.
+            clipping, failures: See `RunState`.
         released: The exposure up to the last committed round.
         contacted: The exposure including attempts that were abandoned since.
         clients: Number of clients that were contacted.
@@ -65,6 +65,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     clients: int
     times: int
     clipping: ClippedRound | None = None
+    failures: int = 0
 
 
 @final
@@ -109,6 +110,7 @@ def save_snapshot(
         clients=len(history.keys),
         times=len(history.times),
         clipping=state.clipping,
+        failures=state.failures,
     )
     parts = [
         memoryview(msgspec.json.encode(header) + b"\n"),
@@ -167,6 +169,7 @@ def load_snapshot(
     state.checkpoint_sha256, state.ledger = header.checkpoint_sha256, header.ledger
     state.epsilon, state.clock, state.digests = header.epsilon, header.clock, digests
     state.goal_reached, state.clipping = header.goal_reached, header.clipping
+    state.failures = header.failures
     return Snapshot((header.lines, header.mac), Exposure(*header.released))
 
 
