@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch._functorch.vmap import lazy_load_decompositions
+from torch._functorch.predispatch import lazy_load_decompositions
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode

@@ -1127,7 +1127,7 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
     found = {id(model): model}
     waiting = [model]
     while waiting:
-        children = cast("dict[str, nn.Module | None]", waiting.pop()._modules)  # pyright: ignore[reportPrivateUsage]
+        children = waiting.pop()._modules  # pyright: ignore[reportPrivateUsage]
         for child in children.values():
             if child is not None and id(child) not in found:
                 found[id(child)] = child

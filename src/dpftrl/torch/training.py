@@ -211,7 +211,7 @@ class PrivateTraining(TrainingOwner):
 
     def _apply(self, mean: NDArray[Any]) -> None:
         """Change the model by one step of the optimizer."""
-        parts = torch.from_numpy(mean).split(self._sizes)
+        parts: Sequence[torch.Tensor] = torch.from_numpy(mean).split(self._sizes)
         # `ClippedSums` refuses a model with other parameters.
         for parameter, values in zip(self._parameters, parts, strict=True):
             parameter.grad = values.view(parameter.shape).to(parameter.dtype)
