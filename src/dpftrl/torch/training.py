@@ -4,7 +4,7 @@
 # (the types of PyTorch are partial)
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 import torch
@@ -211,7 +211,7 @@ class PrivateTraining(TrainingOwner):
 
     def _apply(self, mean: NDArray[Any]) -> None:
         """Change the model by one step of the optimizer."""
-        parts: Sequence[torch.Tensor] = torch.from_numpy(mean).split(self._sizes)
+        parts = cast("tuple[torch.Tensor, ...]", torch.from_numpy(mean).split(self._sizes))
         # `ClippedSums` refuses a model with other parameters.
         for parameter, values in zip(self._parameters, parts, strict=True):
             parameter.grad = values.view(parameter.shape).to(parameter.dtype)
