@@ -70,10 +70,15 @@ def median(run: dict[str, Any]) -> float:
 
 
 def noise_share(model: str, batch: int, steps: int) -> dict[str, Any]:
-    """How much of a step is noise."""
+    """How much of a step is noise, and how much of it only the digest and the keystream."""
     run = torch_engine("dpftrl", model, batch, steps)
-    share = run["noise_share"]
-    return {"model": model, "batch": batch, "step_s": median(run), "noise_share": share}
+    return {
+        "model": model,
+        "batch": batch,
+        "step_s": median(run),
+        "noise_share": run["noise_share"],
+        "digest_and_keystream_share": run["cipher_s"] / median(run),
+    }
 
 
 def measure(quick: bool) -> dict[str, list[dict[str, Any]]]:

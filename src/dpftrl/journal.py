@@ -222,7 +222,7 @@ class Witness:
     def check(self) -> None:
         """Raise an error if the file is not what this process has written last."""
         self._lock.check()
-        if not self._path.exists() or read_file(self._path, own=True) != self._content:
+        if not self._holds(self._content):
             raise UnsafeState(
                 f"somebody else has worked on this run, or changed {self._path}; open it again"
             )
@@ -241,10 +241,16 @@ class Witness:
             self._forget_handle()
             replace_file(self._path, content, private=True)
             try:
-                self._handle = open_own(self._path, os.O_WRONLY)
+                self._handle = open_own(self._path, os.O_RDWR)
             except OSError as error:
                 raise InvalidInput(f"{self._path} cannot be opened: {error.strerror}") from None
         self._content = content
+
+    def _holds(self, content: bytes) -> bool:
+        """Whether the file at the path has this content."""
+        if self._is_current():
+            return os.pread(self._handle, len(content) + 1, 0) == content
+        return self._path.exists() and read_file(self._path, own=True) == content
 
     def _is_current(self) -> bool:
         """Whether the file at the path is still the one that this process has written."""
@@ -312,7 +318,7 @@ class Lock:
 def _is_at(handle: int, path: Path) -> bool:
     """Whether an open file is the one at this path."""
     try:
-        return os.path.samestat(os.fstat(handle), path.stat())
+        return os.path.samestat(os.fstat(handle), path.lstat())
     except OSError:
         return False
 

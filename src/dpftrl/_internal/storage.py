@@ -244,7 +244,7 @@ def append_durably(path: Path, content: bytes | memoryview, at: int) -> None:
         InvalidInput: The file cannot be written.
     """
     try:
-        is_new = not path.exists()
+        is_new = not at and not path.exists()
         handle = open_own(path, os.O_CREAT | os.O_WRONLY)
         try:
             if (size := os.fstat(handle).st_size) != at:

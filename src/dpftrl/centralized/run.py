@@ -87,7 +87,6 @@ class TrainingRun:
             last = None if store is None or not self.steps else store.clipping(self.steps - 1)
             goal = plan.dataset.batch_size
             self.moving = MovingClipNorm(adaptive, self.grid, goal, last)
-        self._mean: NDArray[Any] = np.empty(0)  # for the noisy mean of each step
         self._process = os.getpid()
         self._poisoned = False
 
@@ -252,7 +251,7 @@ class TrainingRun:
             total: The sum of clipped gradients in steps of the grid; the noise is added in place.
                 With adaptive clipping, the sum of the bits is its last coordinate.
             units: Number of units in the sum.
-            apply: Changes the model, given the noisy mean. The next step overwrites that array.
+            apply: Changes the model, given the noisy mean, in memory that nobody else uses.
             grid: The grid of the sum; by default that of the run.
             dtype: The type of the noisy mean, float64 or float32.
 
@@ -271,9 +270,8 @@ class TrainingRun:
                 self._add_noise(total, on, units, recorded.start)
             finally:
                 recorded.wait()
-            if self._mean.dtype != dtype or self._mean.size != total.size:
-                self._mean = np.empty(total.size, dtype)
-            apply(on.values(total, self.plan.dataset.batch_size, self._mean))
+            mean = np.empty(total.size, dtype)
+            apply(on.values(total, self.plan.dataset.batch_size, mean))
             self.steps += 1
 
     def _joint_step(

@@ -17,13 +17,15 @@ import numpy as np
 from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 
 from dpftrl._internal.arrays import Array
-from dpftrl._internal.compiled import TILE, compiled, pointer_to
+from dpftrl._internal.compiled import TILE, bits_of, compiled, pointer_to
 from dpftrl._internal.compiled import multiply_add as fma
-from dpftrl.noise.normals import TILE_WORDS, tile_of_normals
+from dpftrl.clipping import SHIFT, SHIFT_BITS
+from dpftrl.noise.normals import MANTISSA_BITS, TILE_WORDS, ZERO, tile_of_normals
 
 # Number of coordinates that are processed for all buffers before the next coordinates. 128 was the
 # fastest of 32 to 512 in measurements.
 STRIP: Final = 128
+SHIFT_WORD: Final = np.uint64(SHIFT_BITS)
 
 
 @numba.njit(**compiled)
@@ -304,9 +306,20 @@ def add_scaled(noise: Array, scale: float, update: Array) -> None:
 
 @numba.njit(**compiled)
 def add_rounded(noise: Array, scale: float, update: Array) -> None:
-    """Add `scale` times the noise, rounded to integers, to a part of a sum in grid steps."""
+    """Add `scale` times the noise, rounded to integers, to a part of a sum in grid steps.
+
+    For numbers below 2^51, adding SHIFT rounds as `np.rint` does, and the bits of the sum show the
+    integer. CPUs without AVX-512 have no vector instruction that converts to int64.
+    """
+    too_large = ZERO
     for i in range(update.shape[0]):
-        update[i] += np.int64(np.rint(scale * noise[i]))
+        too_large |= bits_of(scale * noise[i] + SHIFT) ^ SHIFT_WORD
+    if too_large >> MANTISSA_BITS == ZERO:  # all have sign and exponent of SHIFT
+        for i in range(update.shape[0]):
+            update[i] += np.int64(bits_of(scale * noise[i] + SHIFT)) - SHIFT_BITS
+    else:
+        for i in range(update.shape[0]):
+            update[i] += np.int64(np.rint(scale * noise[i]))
 
 
 @numba.njit(**compiled)

@@ -227,14 +227,19 @@ class Scratch:
     """Memory for the keystream and the noise of some tiles. It is as secret as they are."""
 
     def __init__(self, sums: int, tiles: int):
+        # The cipher needs one block more than it writes.
+        self.raw = np.empty(tiles * TILE_BLOCKS * BLOCK_BYTES + BLOCK_BYTES, np.uint8)
+        self.tile = np.empty(TILE)
+        self._sums = sums
+        self.shorten(tiles)
+
+    def shorten(self, tiles: int) -> None:
+        """Use the memory for this many tiles, which are not more than before."""
         size = tiles * TILE_BLOCKS * BLOCK_BYTES
         self.zeros = memoryview(ZEROS)[:size]
-        # The cipher needs one block more than it writes.
-        self.raw = bytearray(size + BLOCK_BYTES)
-        self.words = np.frombuffer(self.raw, np.uint64, size // 8)
-        self.tile = np.empty(TILE)
+        self.words = self.raw[:size].view(np.uint64)
         self.coordinates = tiles * TILE
-        self._sums = sums
+        self.__dict__.pop("vectors", None)
 
     @cached_property
     def vectors(self) -> Matrix:
@@ -390,7 +395,7 @@ def run_round(work: RoundWork, target: Target, size: int, threads: int) -> None:
         threads: Number of threads.
     """
     chunks = -(-size // CHUNK)
-    share = max(-(-chunks // (SHARES * threads)), SMALL_SHARE)
+    share = chunks if threads == 1 else max(-(-chunks // (SHARES * threads)), SMALL_SHARE)
     shares = [range(first, min(first + share, chunks)) for first in range(0, chunks, share)]
     parallel_map(partial(_run_chunks, work, target, -(-size // TILE)), shares, threads)
 
@@ -398,11 +403,11 @@ def run_round(work: RoundWork, target: Target, size: int, threads: int) -> None:
 def _run_chunks(work: RoundWork, target: Target, tiles: int, chunks: range) -> None:
     """Compute some chunks of a round, one after another; the last chunk may have fewer tiles."""
     streams = [Keystream(row, chunks.start * CHUNK_BLOCKS) for row in work.rows]
-    scratch = Scratch(work.sums, CHUNK_TILES)
+    scratch = Scratch(work.sums, min(CHUNK_TILES, tiles - chunks.start * CHUNK_TILES))
     for chunk in chunks:
         remaining = tiles - chunk * CHUNK_TILES
         if remaining < CHUNK_TILES:
-            scratch = Scratch(work.sums, remaining)
+            scratch.shorten(remaining)
         work.add(streams, chunk * CHUNK, scratch, target)
 
 

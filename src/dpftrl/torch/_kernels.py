@@ -131,7 +131,13 @@ def add_rows(
 
 @numba.njit(**compiled)
 def add_rounded(
-    values: Array, steps_per_unit: float, most: float, start: int, stop: int, steps: Array
+    values: Array,
+    steps_per_unit: float,
+    most: float,
+    is_first: bool,
+    start: int,
+    stop: int,
+    steps: Array,
 ) -> None:
     """Round the values from `start` to `stop` to whole steps and add them to `steps`.
 
@@ -139,15 +145,21 @@ def add_rounded(
         values: The values.
         steps_per_unit: Steps of the grid per 1.0; a power of two.
         most: An upper bound on the absolute values, in steps.
+        is_first: Whether `steps` has no value yet, and is overwritten.
         start: The first value to add.
         stop: The end of the values to add.
         steps: The sum, in steps; changed in place.
     """
     if most < EXACT_SHIFT:  # adding SHIFT rounds to a whole number, which its bits then show
-        for i in range(start, stop):
-            whole = values[i] * steps_per_unit + SHIFT
-            steps[i] += np.int64(bits_of(whole)) - SHIFT_BITS
+        if is_first:
+            for i in range(start, stop):
+                steps[i] = np.int64(bits_of(values[i] * steps_per_unit + SHIFT)) - SHIFT_BITS
+        else:
+            for i in range(start, stop):
+                steps[i] += np.int64(bits_of(values[i] * steps_per_unit + SHIFT)) - SHIFT_BITS
     else:
+        if is_first:
+            steps[start:stop] = 0
         for i in range(start, stop):
             steps[i] += np.int64(np.rint(values[i] * steps_per_unit))
 

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from dpftrl._internal.checks import whole_number
@@ -29,7 +28,15 @@ from dpftrl._internal.threads import parallel_map
 from dpftrl.clipping import SLACK, Grid, JointClip, Steps
 from dpftrl.errors import InvalidInput
 from dpftrl.torch import _kernels as kernels
-from dpftrl.torch._taps import PlanMismatch, Recorder, Use, gradient, positions, unpadded
+from dpftrl.torch._taps import (
+    PlanMismatch,
+    Recorder,
+    Use,
+    gradient,
+    positions,
+    unpadded,
+    vectorized,
+)
 
 # The loss of a batch of any size: the mean over the rows, or one loss per row.
 LossFn = Callable[[nn.Module, Any], Tensor]
@@ -258,24 +265,25 @@ class ClippedSums:
             raise InvalidInput(
                 f"the batch has {rows.units:,} units, and largest_batch is {self.largest_batch:,}"
             )
-        self.steps[:] = 0
+        if not rows.units:
+            self.steps[:] = 0
         self.bits = 0
         losses, norms = np.zeros(rows.units), np.zeros(rows.units)
         clipped = not_finite = start = 0
         try:
-            with self._swapped():
+            with self._swapped() as modes:
                 while start < rows.units:
-                    task = _Task(loss_fn, leaves, structure, rows, start)
+                    task = _Task(loss_fn, leaves, structure, rows, start, modes)
                     plan, result, size = self._differentiate(task)
                     real = min(size, rows.units - start)
                     own = slice(start, start + real)
-                    squares, factors = self._sum(plan, result, size, real)
-                    bounds = self._norms(squares[:real])
-                    self.bits += self._bits(bounds, factors[:real])
+                    squares, factors = self._sum(plan, result, size, real, is_first=start == 0)
+                    squares, factors = squares[:real], factors[:real]
+                    self.bits += self._bits(squares, factors)
                     losses[own] = _unit_losses(result.losses, size)[:real]
-                    norms[own] = np.sqrt(squares[:real])
-                    clipped += self._clipped(bounds, factors[:real])
-                    not_finite += int((factors[:real] == 0).sum())
+                    norms[own] = np.sqrt(squares)
+                    clipped += self._clipped(squares, factors)
+                    not_finite += real - int(np.count_nonzero(factors))
                     start += size
         except BaseException:
             self.steps[:] = 0  # nobody should use a part of a sum
@@ -285,17 +293,22 @@ class ClippedSums:
     # ------------------------------------------------------------------ forward and backward
 
     @contextmanager
-    def _swapped(self) -> Generator[None]:
-        """Give the model detached parameters and copies of its buffers; put all back at the end."""
+    def _swapped(self) -> Generator[tuple[bool, ...]]:
+        """Give the model detached parameters and copies of its buffers; put all back at the end.
+
+        Yields:
+            Whether each module of the model is in training mode.
+        """
         for values, key, parameter in self._slots:
             if values[key] is not self._parameters[parameter]:
                 raise InvalidInput(
                     f"parameter {self.names[parameter]!r} of the model was replaced; "
                     "create a new ClippedSums"
                 )
+        modules = modules_of(self.model)
         own = [
             (module, key, buffer)
-            for module in self.model.modules()
+            for module in modules
             for key, buffer in module._buffers.items()  # pyright: ignore[reportPrivateUsage]
             if buffer is not None
         ]
@@ -305,7 +318,7 @@ class ClippedSums:
             self._place([parameter.detach() for parameter in self._parameters])
             for (module, key, _), copy in zip(own, copies, strict=True):
                 module._buffers[key] = copy  # pyright: ignore[reportPrivateUsage]
-            yield
+            yield tuple(module.training for module in modules)
             for (module, key, _), copy, version in zip(own, copies, versions, strict=True):
                 now = module._buffers[key]  # pyright: ignore[reportPrivateUsage]
                 if now is not copy or copy._version != version:  # pyright: ignore[reportPrivateUsage]
@@ -319,7 +332,7 @@ class ClippedSums:
             self._place(self._parameters)
             for module, key, buffer in own:
                 module._buffers[key] = buffer  # pyright: ignore[reportPrivateUsage]
-            for module in self.model.modules():
+            for module in modules:
                 if isinstance(module, nn.RNNBase):
                     module._init_flat_weights()  # pyright: ignore[reportPrivateUsage]
 
@@ -337,7 +350,7 @@ class ClippedSums:
 
     def _differentiate(self, task: "_Task") -> tuple[_Plan, _Pass, int]:
         """Differentiate a micro-batch: the plan, the results, and the number of units."""
-        key = task.key(self.model)
+        key = task.key()
         detached = self._current()
         forced: frozenset[int] = frozenset()  # parameters that must be explicit
         failures = 0
@@ -443,9 +456,7 @@ class ClippedSums:
             return loss * weights[0] if weights else loss, recorder.records
 
         with torch.enable_grad():
-            losses, records = vmap(one_example, randomness="different")(
-                leaves, weights, taps, explicit
-            )
+            losses, records = vectorized(one_example, examples, leaves, weights, taps, explicit)
             inputs = [*taps, *explicit]
             if losses.requires_grad:
                 gradients = torch.autograd.grad(
@@ -614,7 +625,7 @@ class ClippedSums:
     # ------------------------------------------------------------------ clipping and summing
 
     def _sum(
-        self, plan: _Plan, result: _Pass, units: int, real: int
+        self, plan: _Plan, result: _Pass, units: int, real: int, is_first: bool
     ) -> tuple[FloatVector, FloatVector]:
         """Add the clipped gradients of a micro-batch to `steps`.
 
@@ -623,10 +634,15 @@ class ClippedSums:
             result: The results of the forward and backward pass.
             units: The number of units of the micro-batch.
             real: How many of them are real; the rest only fills up the micro-batch.
+            is_first: Whether it is the first one of a batch, so that `steps` is overwritten.
 
         Returns:
             The squared norm and the factor of each unit.
         """
+        if is_first:
+            for k in range(len(self.names)):
+                if k not in plan.factored:  # these are overwritten below
+                    self._steps(k)[:] = 0
         squares, products = np.zeros(units), np.zeros(units)
         small = [
             (k, _rows(_per_unit(value, units), units))
@@ -656,7 +672,7 @@ class ClippedSums:
         for k, pair in pairs:
             total = pair.weighted_sum(factors, self._memory)
             most = 2 * units * self.grid.clip_norm * scale  # with room for rounding
-            work = (total, scale, most)
+            work = (total, scale, most, is_first)
             _split(total.size, total.size, kernels.add_rounded, work, (self._steps(k),))
         return squares, factors
 
@@ -678,9 +694,13 @@ class ClippedSums:
             The factor of each unit.
         """
         units = squares.size
+        if not plan.large:
+            factors = self._factors(squares, products, plan.margin)
+            factors[real:] = 0
+            return factors
         factors = np.zeros(units)
-        threads = torch.get_num_threads() if plan.large else 1
-        chunk = min(plan.chunk, -(-units // threads)) if plan.large else units
+        threads = torch.get_num_threads()
+        chunk = min(plan.chunk, -(-units // threads))
         own_sums = dict[int, tuple[_Memory, Steps]]()  # by thread
 
         def work(start: int) -> None:
@@ -739,18 +759,19 @@ class ClippedSums:
         terms = self.size / kernels.LANES + kernels.LANES + self._longest + 100
         return np.sqrt(squares) * (1 + terms * ROUNDING) + TINY
 
-    def _bits(self, norms: FloatVector, factors: FloatVector) -> int:
+    def _bits(self, squares: FloatVector, factors: FloatVector) -> int:
         """The sum of the bits of units, in steps; a gradient that is not finite adds nothing."""
         if self.joint is None:
             return 0
-        finite = norms[factors > 0].tolist()
+        finite = self._norms(squares)[factors > 0].tolist()
         return sum(self.joint.bit(norm, self.grid.step) for norm in finite)
 
-    def _clipped(self, norms: FloatVector, factors: FloatVector) -> int:
+    def _clipped(self, squares: FloatVector, factors: FloatVector) -> int:
         """How many gradients were scaled down."""
         if self.joint is None:
-            return int(((factors > 0) & (factors < 1)).sum())
-        return int(((factors > 0) & (norms > self.joint.clip_norm)).sum())
+            return int(np.count_nonzero((factors > 0) & (factors < 1)))
+        is_longer = self._norms(squares) > self.joint.clip_norm
+        return int(np.count_nonzero((factors > 0) & is_longer))
 
     def joint_steps(self) -> Steps:
         """The sum of the last batch; with adaptive clipping, the sum of its bits is the last."""
@@ -824,6 +845,8 @@ class _UnitRows:
 
     @classmethod
     def of(cls, rows: int, counts: Sequence[int] | None, most: int) -> "_UnitRows":
+        if counts is None and most == 1:
+            return cls(rows, np.arange(rows)[:, None], np.ones((rows, 1)))
         if counts is None:
             sizes = np.ones(rows, dtype=np.int64)
         else:
@@ -845,19 +868,23 @@ class _UnitRows:
 
 @dataclass(frozen=True, repr=False)
 class _Task:
-    """A micro-batch: the units of a batch from `start` on."""
+    """A micro-batch: the units of a batch from `start` on.
+
+    `modes` says of each module of the model whether it is in training mode.
+    """
 
     loss_fn: LossFn
     leaves: Sequence[Tensor]
     structure: Any
     rows: _UnitRows
     start: int
+    modes: tuple[bool, ...]
 
-    def key(self, model: nn.Module) -> Any:
+    def key(self) -> Any:
         """What a plan depends on. The forward pass is compared with the plan each time."""
         code = getattr(self.loss_fn, "__code__", self.loss_fn)
         shapes = tuple((leaf.shape[1:], leaf.dtype) for leaf in self.leaves)
-        return code, shapes, tuple(module.training for module in model.modules())
+        return code, shapes, self.modes
 
     def examples(self, units: int) -> tuple[list[Tensor], list[Tensor]]:
         """The rows of the next `units` units, filled up with copies, and their weights, if any."""
@@ -1038,7 +1065,8 @@ def _of_units(values: Tensor, units: int, own: slice) -> Tensor:
 
 
 def _unit_losses(losses: Tensor, units: int) -> FloatVector:
-    return losses.double().view(units, -1).sum(1).numpy()
+    values = _at_least_float32(losses).numpy().astype(np.float64)
+    return values if values.size == units else values.reshape(units, -1).sum(1)
 
 
 def _embedding_rows(
@@ -1092,6 +1120,19 @@ def _ranges(length: int, size: int) -> list[tuple[int, int]]:
     threads = torch.get_num_threads() if size > WORK_PER_THREAD else 1
     width = max(1, -(-length // threads))
     return [(start, min(start + width, length)) for start in range(0, length, width)]
+
+
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """All modules of a model, each once: the same as `model.modules()`, in less time."""
+    found = {id(model): model}
+    waiting = [model]
+    while waiting:
+        children = waiting.pop()._modules  # pyright: ignore[reportPrivateUsage]
+        for child in children.values():
+            if child is not None and id(child) not in found:
+                found[id(child)] = child
+                waiting.append(child)
+    return list(found.values())
 
 
 def _slots(

@@ -4,7 +4,7 @@
 # (the types of PyTorch are partial)
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from dpftrl.centralized.owner import Metrics, PathLike, Target, TrainingOwner, l
 from dpftrl.errors import InvalidInput
 from dpftrl.plan import DatasetPlan, SamplingName
 from dpftrl.torch.checkpoint import read_checkpoint, write_checkpoint
-from dpftrl.torch.gradients import ClippedSums, LossFn, check_gradients, check_layers
+from dpftrl.torch.gradients import ClippedSums, LossFn, check_gradients, check_layers, modules_of
 from dpftrl.torch.loader import PrivateLoader, plain_batch, seeded
 
 
@@ -159,6 +159,7 @@ class PrivateTraining(TrainingOwner):
         self.loader = loader
         self._checked = False
         self._parameters = [dict(model.named_parameters())[name] for name in self._sums.names]
+        self._sizes = [parameter.numel() for parameter in self._parameters]
         is_float32 = all(parameter.dtype == torch.float32 for parameter in self._parameters)
         self._mean_dtype = np.float32 if is_float32 else np.float64
 
@@ -210,19 +211,23 @@ class PrivateTraining(TrainingOwner):
 
     def _apply(self, mean: NDArray[Any]) -> None:
         """Change the model by one step of the optimizer."""
-        whole, start = torch.from_numpy(mean), 0
-        for parameter in self._parameters:  # `ClippedSums` refuses a model with other ones
-            end = start + parameter.numel()
-            # Optimizers may keep gradients, and the next step overwrites the mean.
-            values = whole[start:end].to(parameter.dtype, copy=True)
-            parameter.grad = values.view_as(parameter)
-            start = end
+        parts = cast("tuple[torch.Tensor, ...]", torch.from_numpy(mean).split(self._sizes))
+        # `ClippedSums` refuses a model with other parameters.
+        for parameter, values in zip(self._parameters, parts, strict=True):
+            parameter.grad = values.view(parameter.shape).to(parameter.dtype)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         if self._scheduler is not None:
             self._scheduler.step()
 
     def _check_no_gradients(self) -> None:
+        found = (
+            parameter
+            for module in modules_of(self._model)
+            for parameter in module._parameters.values()  # pyright: ignore[reportPrivateUsage]
+        )
+        if all(parameter is None or parameter.grad is None for parameter in found):
+            return
         for name, parameter in self._model.named_parameters():
             if parameter.grad is not None:
                 raise InvalidInput(
