@@ -13,6 +13,7 @@ from typing import Any, Final, final
 
 from dpftrl._internal.formatting import memory_text, number, rounded_up
 from dpftrl._internal.progress import Progress
+from dpftrl._internal.tables import TextTable
 from dpftrl.accounting import risk_of
 from dpftrl.errors import DpftrlError, InvalidInput
 from dpftrl.mechanisms import save_mechanism
@@ -26,6 +27,7 @@ from dpftrl.plan import (
     solve_dataset,
     solve_fleet,
 )
+from dpftrl.plan.candidates import NOT_QUICK
 from dpftrl.plan.request import Effort
 from dpftrl.plan.tables import dataset_tables, epsilon_text, fleet_tables
 from dpftrl.statement import make_statement
@@ -105,15 +107,32 @@ def describe(form: Form, answer: Answer) -> dict[str, Any]:
         return {
             **common,
             "headline": _fleet_headline(answer),
-            "tables": [table.as_json() for table in fleet_tables(answer)],
+            "tables": _tables(fleet_tables(answer), answer),
             "figures": fleet_figures(answer) if has_walks else None,
         }
     return {
         **common,
         "headline": _dataset_headline(answer),
-        "tables": [table.as_json() for table in dataset_tables(answer)],
+        "tables": _tables(dataset_tables(answer), answer),
         "figures": dataset_figures(answer),
     }
+
+
+def _tables(tables: list[TextTable], answer: Answer) -> list[dict[str, Any]]:
+    """The tables as plain data; the caption of the first leaves out what the headline says."""
+    shown = [table.as_json() for table in tables]
+    notes = {
+        "epsilon at delta",
+        "compare",
+        "its epsilon is certified",
+        *(f"{row.label}: {row.note}" for row in answer.left_out if row.note != NOT_QUICK),
+    }
+    lines = [line for line in shown[0]["caption"] if line.startswith(tuple(notes))]
+    quick = [row.label for row in answer.left_out if row.note == NOT_QUICK]
+    if quick:
+        lines.append(f"{NOT_QUICK}: {', '.join(quick)}")
+    shown[0]["caption"] = lines
+    return shown
 
 
 def _effort(answer: Answer) -> Effort:

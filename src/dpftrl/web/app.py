@@ -230,9 +230,7 @@ class _Pages:
         try:
             content = await _body(request)
             form = Form.read(content)
-            effort = content.get("effort")
-            if effort not in get_args(Effort):
-                raise FieldError("", f"effort must be one of {', '.join(get_args(Effort))}")
+            effort = _effort(content)
             form.request(effort, extrapolate=False)  # a wrong field is reported at once
         except FieldError as error:
             return _error(error)
@@ -353,6 +351,13 @@ async def _body(request: Request) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise FieldError("", "send an object with mode and values")
     return content  # pyright: ignore[reportUnknownVariableType]
+
+
+def _effort(content: dict[str, Any]) -> Effort:
+    effort = content.get("effort")
+    if effort not in get_args(Effort):
+        raise FieldError("", f"effort must be one of {', '.join(get_args(Effort))}")
+    return effort
 
 
 def _plain(form: Form) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from dpftrl.paper.extrapolation import GOAL
 from dpftrl.paper.production import DELTA, GBOARD, TABLE, Printed, claims_of_row
 
 NOTE: Final = (
-    f"The table does not print the population: the fleet is the smallest whose rotation allows this "
-    f"min-sep at a report goal of {GOAL:,}."
+    "The table does not print the population: the fleet is the smallest whose rotation allows "
+    f"this min-sep at a report goal of {GOAL:,}."
 )
 
 

@@ -1,8 +1,8 @@
 """A process that computes answers for the page: `python -m dpftrl.web.worker`.
 
 It reads one task per line from standard input, as JSON, and writes lines of JSON: `progress` while
-it computes, and `result` or `error` at the end. The server can end the process when a task takes too
-long, and stays responsive while it computes.
+it computes, and `result` or `error` at the end. The server can end the process when a task takes
+too long, and stays responsive while it computes.
 """
 
 import asyncio

@@ -21,6 +21,7 @@ function traces(figure) {
     name: series.name,
     x: series.x,
     y: series.y,
+    cliponaxis: true,
     text: series.text,
     mode: figure.markers ? "markers" : series.x.length > 60 ? "lines" : "lines+markers",
     connectgaps: false,
@@ -43,18 +44,33 @@ function traces(figure) {
   return made;
 }
 
-function axis(settings, theme) {
-  return {
+// The positive numbers along one axis, to choose its scale and ticks.
+function extent(figure, key) {
+  const found = figure.series.flatMap((series) => series[key]).filter((value) => value > 0);
+  for (const extra of [figure.planned?.[key], figure.target?.[key]]) if (extra > 0) found.push(extra);
+  return found.length ? [Math.min(...found), Math.max(...found)] : [1, 10];
+}
+
+function axis(figure, key, theme) {
+  const settings = figure[key];
+  let [low, high] = extent(figure, key);
+  const made = {
     title: { text: settings.label, font: { size: 12 }, standoff: 8 },
-    type: settings.log ? "log" : "linear",
-    dtick: settings.log ? "D2" : undefined,
-    tickformat: settings.log ? ",.3~g" : undefined,
-    nticks: 6,
-    range: settings.range,
     rangemode: settings.zero ? "tozero" : "normal",
     gridcolor: theme.line, linecolor: theme.line, zerolinecolor: theme.line, automargin: true,
-    tickfont: { size: 11 },
+    tickfont: { size: 11 }, nticks: 7, range: settings.range, exponentformat: "power",
+    tickformat: high >= 1000 ? "~s" : undefined,
   };
+  // A logarithmic axis over less than a factor of four would have hardly any ticks.
+  if (!settings.log || high < 4 * low) return made;
+  low = Math.max(low, 1e-9 * high); // tails below that are of no use to anybody
+  const [bottom, top] = [Math.log10(low), Math.log10(high)];
+  const room = 0.05 * (top - bottom);
+  made.type = "log";
+  made.range = [bottom - room, top + room];
+  made.dtick = top - bottom > 3 ? Math.ceil((top - bottom) / 6) : "D2";
+  made.tickformat = low >= 1 ? "~s" : undefined;
+  return made;
 }
 
 function layout(figure) {
@@ -63,17 +79,17 @@ function layout(figure) {
     paper_bgcolor: theme.paper, plot_bgcolor: theme.paper,
     font: { family: "system-ui, sans-serif", size: 12, color: theme.text },
     margin: { l: 56, r: 16, t: 12, b: 48 },
-    xaxis: axis(figure.x, theme), yaxis: axis(figure.y, theme),
+    xaxis: axis(figure, "x", theme), yaxis: axis(figure, "y", theme),
     legend: { orientation: "h", y: -0.28, font: { size: 11 } },
     hovermode: "closest", shapes: [], annotations: [],
   };
-  if (figure.x.log) made.xaxis.tickangle = 0;
+  made.xaxis.tickangle = 0;
   if (figure.planned) {
     made.shapes.push({ type: "line", x0: figure.planned.x, x1: figure.planned.x, y0: 0, y1: 1, yref: "paper", line: { color: theme.quiet, width: 1, dash: "dot" } });
   }
   if (figure.target) {
     made.shapes.push({ type: "line", x0: 0, x1: 1, xref: "paper", y0: figure.target.y, y1: figure.target.y, line: { color: theme.quiet, width: 1.5, dash: "dash" } });
-    made.annotations.push({ x: 1, xref: "paper", xanchor: "right", y: figure.y.log ? Math.log10(figure.target.y) : figure.target.y, yanchor: "bottom", text: figure.target.label, showarrow: false, font: { size: 11, color: theme.quiet } });
+    made.annotations.push({ x: 0.01, xref: "paper", xanchor: "left", y: made.yaxis.type === "log" ? Math.log10(figure.target.y) : figure.target.y, yanchor: "bottom", text: figure.target.label, showarrow: false, font: { size: 11, color: theme.quiet } });
   }
   return made;
 }
