@@ -42,9 +42,9 @@ def test_a_job_shows_its_progress_and_gives_the_full_table(client):
 
 def test_a_wrong_field_is_reported_before_a_job_starts(client):
     response = client.post("/api/jobs", json={**FORM, "values": {}, "effort": "slow"})
-    assert (response.status_code, response.json()["error"]["field"]) == (422, "population")
+    assert response.json()["error"]["field"] == "population"
     response = client.post("/api/jobs", json={**FORM, "effort": "endless"})
-    assert response.status_code == 422
+    assert "effort must be one of" in response.json()["error"]["message"]
 
 
 def test_an_error_within_a_job_is_reported(client):

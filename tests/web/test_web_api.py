@@ -96,14 +96,13 @@ def compare_settings(client, seed: int, count: int) -> list[str]:
         response = ask(client, mode, **values)
         command = Form.read({"mode": mode, "values": values}).command("quick")
         expected = printed(command)
-        if response.status_code == 200:
-            content = response.json()
+        content = response.json()
+        if "error" not in content:
             assert content["command"] == command
             assert content["answer"] == expected, command
             outcomes.append(mode)
         else:
-            assert response.status_code == 422
-            assert response.json()["error"]["message"] == expected["error"], command
+            assert content["error"]["message"] == expected["error"], command
             outcomes.append("error")
     return outcomes
 
@@ -188,15 +187,13 @@ def test_errors_name_the_field(client):
         ({"rounds": ""}, "rounds"),
     ):
         response = ask(client, **{**SMALL, **values})
-        assert response.status_code == 422
         assert response.json()["error"]["field"] == field, response.text
 
 
 def test_what_is_no_form_is_refused(client):
-    assert client.post("/api/plan", content=b"{").status_code == 422
-    assert client.post("/api/plan", json=[1]).status_code == 422
-    assert client.post("/api/plan", content=b"[" * 10_000).status_code == 422
-    assert client.post("/api/plan", json={"mode": "fleet", "values": {"a": "b"}}).status_code == 422
+    unknown = b'{"mode": "fleet", "values": {"folder": "/"}}'
+    for content in (b"{", b"[1]", b"[" * 10_000, b"\xff", unknown):
+        assert client.post("/api/plan", content=content).json()["error"]["message"]
 
 
 def test_the_plan_and_the_mechanism_can_be_downloaded(client, tmp_path):

@@ -4,6 +4,7 @@ GET requests change nothing. POST requests compute (`/api/plan`), start or cance
 the background (`/api/jobs`), or start the verification of a run.
 """
 
+import asyncio
 import base64
 import contextlib
 import html
@@ -43,8 +44,8 @@ ASSETS: Final = {
     "run.js": "text/javascript; charset=utf-8",
 }
 LOCAL_HOSTS: Final = ("127.0.0.1", "localhost", "::1")
-LIVE_SECONDS: Final = 20.0  # an answer while a slider moves takes less than one
-FIGURE_SECONDS: Final = 120.0  # answers with figures, quick answers for data sets, and files
+LIVE_SECONDS: Final = 60.0  # an answer while a slider moves; it takes less than one if all is well
+FIGURE_SECONDS: Final = 180.0  # answers with figures, quick answers for data sets, and files
 CACHED: Final = {"cache-control": "public, max-age=31536000, immutable"}
 WARM_UP: Final = {"mode": "fleet", "values": {f.name: f.default for f in FIELDS["fleet"]}}
 
@@ -111,7 +112,8 @@ class _Json(JSONResponse):
         return msgspec.json.encode(content)
 
 
-def _error(error: Exception, status: int = 422) -> Response:
+def _error(error: Exception, status: int = 200) -> Response:
+    """An error for the user to read. A wrong field is a normal answer: the request was fine."""
     content = {"message": str(error), "field": getattr(error, "field", "")}
     return _Json({"error": content}, status_code=status)
 
@@ -128,18 +130,18 @@ class _Pages:
         """Start the processes that compute, and end them with the server."""
         self._live, self._figures = Worker(LIVE_SECONDS), Worker(FIGURE_SECONDS)
         self._jobs = Jobs()
-        async with anyio.create_task_group() as group:
-            # The first answer compiles and imports; nobody has to wait for it.
-            for worker in (self._live, self._figures):
-                group.start_soon(_warm_up, worker)
-            try:
-                yield
-            finally:
-                group.cancel_scope.cancel()
-                with anyio.CancelScope(shield=True):
-                    await self._jobs.stop()
-                    await self._live.stop()
-                    await self._figures.stop()
+        # The first answer compiles and imports; nobody has to wait for it.
+        workers = (self._live, self._figures)
+        starting = [asyncio.create_task(_warm_up(worker)) for worker in workers]
+        try:
+            yield
+        finally:
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+            await self._jobs.stop()
+            for worker in workers:
+                await worker.stop()
 
     async def planner(self, _: Request) -> Response:
         """The planner page."""
@@ -261,7 +263,7 @@ class _Pages:
     async def job_file(self, request: Request) -> Response:
         """A file of the result of a computation."""
         job, name = self._job(request), request.path_params["name"]
-        files = job.result.get("files", {}) if job.state == "done" else {}
+        files: dict[str, Any] = job.result.get("files", {}) if job.state == "done" else {}
         if name not in files:
             raise HTTPException(404, "there is no such file")
         return _attachment(files[name])
@@ -354,9 +356,10 @@ async def _body(request: Request) -> dict[str, Any]:
 
 
 def _effort(content: dict[str, Any]) -> Effort:
-    effort = content.get("effort")
-    if effort not in get_args(Effort):
-        raise FieldError("", f"effort must be one of {', '.join(get_args(Effort))}")
+    efforts: dict[str, Effort] = {name: name for name in get_args(Effort)}
+    effort = efforts.get(str(content.get("effort")))
+    if effort is None:
+        raise FieldError("", f"effort must be one of {', '.join(efforts)}")
     return effort
 
 

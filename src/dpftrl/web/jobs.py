@@ -139,11 +139,13 @@ class Jobs:
     def cancel(self, job: Job) -> None:
         """End a job that waits or runs."""
         if job.handle is not None and not job.ended:
+            if job.state == "waiting":
+                job.state = "cancelled"  # it may be so new that nothing of it runs yet
             job.handle.cancel()
 
     async def stop(self) -> None:
         """End all jobs."""
         handles = [job.handle for job in self._jobs.values() if job.handle and not job.ended]
-        for handle in handles:
-            handle.cancel()
+        for job in list(self._jobs.values()):
+            self.cancel(job)
         await asyncio.gather(*handles, return_exceptions=True)

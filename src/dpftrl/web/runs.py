@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 import msgspec
+from msgspec.structs import replace
 
 from dpftrl._internal.formatting import rounded_up
 from dpftrl._internal.storage import read_json
@@ -21,6 +22,7 @@ from dpftrl.accounting import load_guarantee
 from dpftrl.centralized.guarantee import GuaranteeFile
 from dpftrl.errors import DpftrlError, InvalidInput
 from dpftrl.federated.metrics import read_points
+from dpftrl.journal import witness_folder
 from dpftrl.plan import load_plan
 from dpftrl.statement import make_statement
 from dpftrl.statement.centralized import CentralizedStatement
@@ -108,15 +110,15 @@ class Run:
             "run": self.number,
             "name": self.name,
             "time": status.time,
-            "status": msgspec.to_builtins(msgspec.structs.replace(status, folder=self.name)),
+            "status": msgspec.to_builtins(self._portable(status)),
             "public": list(public_rows(public)),
             "private": [
-                row for row in private_rows(public, private, status.time) if row[0] != "witness"
-            ]
-            + [("witness", private.witness.state)],
+                (name, private.witness.state if name == "witness" else self._without_paths(text))
+                for name, text in private_rows(public, private, status.time)
+            ],
             "warnings": [
-                {"kind": warning.kind, "text": self._without_paths(warning.text)}
-                for warning in status.warnings
+                {"kind": warning.kind, "text": warning.text}
+                for warning in self._portable(status).warnings
             ],
             "curve": curve,
         }
@@ -163,9 +165,24 @@ class Run:
         state = None if self.state_folder is None else str(self.state_folder)
         return {"kind": "verify", "folder": str(self.folder), "state_folder": state}
 
+    def _portable(self, status: Status) -> Status:
+        """The status without the place of the run and of its witness on the machine."""
+        private = status.private
+        problems = tuple(map(self._without_paths, private.disk.problems))
+        warnings = tuple(
+            replace(warning, text=self._without_paths(warning.text)) for warning in status.warnings
+        )
+        shown = replace(
+            private,
+            disk=replace(private.disk, problems=problems),
+            witness=replace(private.witness, folder=""),
+        )
+        return replace(status, folder=self.name, private=shown, warnings=warnings)
+
     def _without_paths(self, text: object) -> str:
-        """The text without the place of the run on the machine."""
-        return str(text).replace(str(self.folder), self.name)
+        """The text without the place of the run, and of its witness, on the machine."""
+        witness = str(witness_folder(self.folder, self.state_folder))
+        return str(text).replace(str(self.folder), self.name).replace(witness, "(state folder)")
 
 
 @final

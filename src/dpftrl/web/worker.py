@@ -90,14 +90,21 @@ class Worker:
         raise TaskFailed("the computation ended without a result; there may be too little memory")
 
     async def _start(self) -> asyncio.subprocess.Process:
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "dpftrl.web.worker",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=LONGEST_LINE,
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "dpftrl.web.worker",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=LONGEST_LINE,
+            )
         )
+        try:
+            self._process = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            self._process = await starting  # `stop` must know the process, to end it
+            raise
         return self._process
 
     async def stop(self) -> None:

@@ -30,7 +30,7 @@ async function read(response) {
   } catch {
     throw new RequestFailed(text.replace(/^dpftrl: /, "") || `error ${response.status}`);
   }
-  if (content.error && !response.ok) {
+  if (content.error && content.state === undefined) {
     throw new RequestFailed(content.error.message, content.error.field);
   }
   return content;
