@@ -178,7 +178,6 @@ def test_every_input_of_a_fleet_changes_the_request(visit):
     visit.answered()
     page = visit.page
     page.locator("#fleet summary").click()
-    seen = list[str]()
     for name, value in other.items():
         if name == "rounds_per_day":
             page.fill("#fleet-timer_days", "")
@@ -190,7 +189,6 @@ def test_every_input_of_a_fleet_changes_the_request(visit):
             assert "rounds_per_day" in visit.error_of("timer_days")
             continue
         page.wait_for_function("text => location.search.includes(text)", arg=f"{name}=")
-        seen.append(name)
     page.fill("#fleet-timer_days", "2")
     page.wait_for_function(
         "() => document.querySelector('#command').textContent.includes('--objective max')"
@@ -205,7 +203,8 @@ def test_every_input_of_a_fleet_changes_the_request(visit):
     page.fill("#fleet-epsilon", "")
     page.fill("#fleet-noise_multiplier", "4")
     page.wait_for_function(
-        "() => /--days 6 .*--noise-multiplier 4/.test(document.querySelector('#command').textContent)"
+        "() => /--days 6 .*--noise-multiplier 4/"
+        ".test(document.querySelector('#command').textContent)"
     )
     visit.answered()
 
@@ -223,7 +222,7 @@ def test_both_modes(visit):
     visit.answered()
     assert "blt with none sampling" in page.locator("#headline .reason").inner_text()
     for name, value in (("size", "500"), ("batch_size", "50"), ("epochs", "3"), ("epsilon", "3")):
-        answer = visit.settle(lambda: page.fill(f"#dataset-{name}", value))  # noqa: B023
+        visit.settle(lambda: page.fill(f"#dataset-{name}", value))  # noqa: B023
         visit.answered()
     answer = visit.settle(lambda: page.fill("#dataset-delta", "1e-5"))
     assert (answer["answer"]["dataset"], answer["answer"]["epochs"]) == (500, 3)

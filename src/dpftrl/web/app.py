@@ -9,7 +9,7 @@ import base64
 import contextlib
 import html
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -126,7 +126,7 @@ class _Pages:
         self._runs = runs
 
     @contextlib.asynccontextmanager
-    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+    async def lifespan(self, _: Starlette) -> AsyncGenerator[None]:
         """Start the processes that compute, and end them with the server."""
         self._live, self._figures = Worker(LIVE_SECONDS), Worker(FIGURE_SECONDS)
         self._jobs = Jobs()

@@ -101,11 +101,12 @@ class Worker:
             )
         )
         try:
-            self._process = await asyncio.shield(starting)
+            process = await asyncio.shield(starting)
         except asyncio.CancelledError:
             self._process = await starting  # `stop` must know the process, to end it
             raise
-        return self._process
+        self._process = process
+        return process
 
     async def stop(self) -> None:
         """End the process."""

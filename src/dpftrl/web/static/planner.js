@@ -1,6 +1,6 @@
 // The planner: reads the form, asks the server while it changes, and shows the answers.
 
-import { capital, copy, element, find, follow, get, numbers, post, table } from "./page.js";
+import { capital, copy, element, find, follow, numbers, post, table } from "./page.js";
 import { draw } from "./figures.js";
 
 const presets = JSON.parse(find("#preset-data").textContent);
@@ -119,6 +119,7 @@ let isStale = false;
 function changed(seconds = 0.06) {
   keepInAddress();
   find("#headline").setAttribute("aria-busy", "true");
+  find("#figures").setAttribute("aria-busy", "true");
   clearTimeout(timer);
   timer = setTimeout(ask, 1000 * seconds);
 }
@@ -144,7 +145,6 @@ async function ask() {
 
 async function askForFigures(asked) {
   if (asked !== state() || detail !== "live") return;
-  find("#figures").setAttribute("aria-busy", "true");
   try {
     const answer = await post("/api/plan", { mode, values: values(), figures: true });
     if (asked === state() && detail === "live") show(answer, asked, "figures");
