@@ -37,7 +37,7 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-PATIENCE = 120_000.0  # milliseconds that a page may take on a busy machine
+PATIENCE = 240_000.0  # milliseconds that a page may take on a busy machine
 SMALL = {"population": "5700", "report_goal": "10", "rounds": "60", "epsilon": "2", "delta": "1e-5"}
 FLEET = "/?mode=fleet&" + "&".join(f"{name}={value}" for name, value in SMALL.items())
 DATASET = "/?mode=dataset&size=400&batch_size=40&epochs=2&epsilon=2&delta=1e-4&sampling=none"
@@ -231,9 +231,11 @@ def test_both_modes(visit):
         "() => document.querySelector('#headline').innerText.includes('poisson')"
     )
     page.locator("#dataset summary").click()
-    page.fill("#dataset-max_batch_size", "90")
+    page.fill("#dataset-max_batch_size", "60")
+    assert "too often" in visit.error_of("max_batch_size", "dataset")
+    page.fill("#dataset-max_batch_size", "200")
     page.wait_for_function(
-        "() => document.querySelector('#command').textContent.includes('--max-batch-size 90')"
+        "() => document.querySelector('#command').textContent.includes('--max-batch-size 200')"
     )
 
 

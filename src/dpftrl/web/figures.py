@@ -44,7 +44,7 @@ def fleet_figures(answer: FleetAnswer) -> list[Figure]:
             question.rounds,
             "Error per round",
             "round",
-            "noise on the prefix sum (std in clip norms, at mu = 1)",
+            "noise on prefix sums (clip norms, mu = 1)",
         ),
         _memory_figure(
             points,
@@ -73,7 +73,7 @@ def dataset_figures(answer: DatasetAnswer) -> list[Figure]:
             steps,
             "Error per step",
             "step",
-            "noise on the prefix sum (std in clip norms)",
+            "noise on prefix sums (clip norms)",
         ),
         _memory_figure(
             points,

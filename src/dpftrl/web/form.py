@@ -295,6 +295,7 @@ FIELDS: Final[dict[Mode, tuple[Field, ...]]] = {"fleet": FLEET, "dataset": DATAS
 
 # Where a message that names no field belongs.
 HINTS: Final = {
+    "use a larger max_batch_size": "max_batch_size",
     "one round contacts": "report_goal",
     "cannot take turns": "population",
     "a timer of": "timer_days",

@@ -16,7 +16,7 @@ from typing import Any, Final, final
 import msgspec
 from msgspec.structs import replace
 
-from dpftrl._internal.formatting import rounded_up
+from dpftrl._internal.formatting import in_full, rounded_up
 from dpftrl._internal.storage import read_json
 from dpftrl.accounting import load_guarantee
 from dpftrl.centralized.guarantee import GuaranteeFile
@@ -28,6 +28,7 @@ from dpftrl.statement import make_statement
 from dpftrl.statement.centralized import CentralizedStatement
 from dpftrl.statement.from_files import run_record
 from dpftrl.status import Status, StatusReader
+from dpftrl.status.figures import PublicFigures
 from dpftrl.status.texts import private_rows, public_rows, unit_of
 from dpftrl.verify.centralized import is_centralized
 
@@ -106,21 +107,26 @@ class Run:
         status = self.status()
         public, private = status.public, status.private
         curve = self._curve(public.rounds)
-        return {
-            "run": self.number,
-            "name": self.name,
-            "time": status.time,
-            "status": msgspec.to_builtins(self._portable(status)),
+        rows = {
             "public": list(public_rows(public)),
             "private": [
                 (name, private.witness.state if name == "witness" else self._without_paths(text))
                 for name, text in private_rows(public, private, status.time)
             ],
+        }
+        return {
+            "run": self.number,
+            "name": self.name,
+            "time": status.time,
+            "status": msgspec.to_builtins(self._portable(status)),
+            **rows,
             "warnings": [
                 {"kind": warning.kind, "text": warning.text}
                 for warning in self._portable(status).warnings
             ],
             "curve": curve,
+            "headline": _headline(dict(rows["public"]), dict(rows["private"]), public, curve),
+            "figures": _figures(public, curve),
         }
 
     def _curve(self, rounds: int) -> list[dict[str, Any]]:
@@ -183,6 +189,76 @@ class Run:
         """The text without the place of the run, and of its witness, on the machine."""
         witness = str(witness_folder(self.folder, self.state_folder))
         return str(text).replace(str(self.folder), self.name).replace(witness, "(state folder)")
+
+
+def _headline(
+    public_texts: dict[str, str],
+    private_texts: dict[str, str],
+    public: PublicFigures,
+    curve: list[dict[str, Any]],
+) -> list[dict[str, str]]:
+    """The most important figures: a label, a value and a note each."""
+
+    def box(label: str, text: str, separator: str = "; ") -> dict[str, str]:
+        value, _, note = text.partition(separator)
+        return {"label": label, "value": value, "note": note}
+
+    unit = unit_of(public)
+    boxes = [box(unit, public_texts[unit]), box("epsilon", public_texts["epsilon"])]
+    measured = [point for point in curve if "accuracy" in point]
+    if measured:
+        last = measured[-1]
+        text = f"{last['accuracy']:.2%}; after {last['round']:,} {unit}"
+        boxes.append(box("held-out accuracy", text))
+    if "eligible now" in private_texts:
+        boxes.append(box("eligible clients (private)", private_texts["eligible now"], " "))
+    if "expected end" in private_texts:
+        when, _, left = private_texts["expected end"].partition(", ")
+        shown = f"{left}; {when}" if left else when
+        boxes.append(box("expected end (private)", shown))
+    return boxes
+
+
+def _figures(public: PublicFigures, curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Epsilon against the budget, or against the plan without one, and held-out accuracy."""
+    if not curve:
+        return []
+    unit, budget = unit_of(public), public.epsilon_budget
+    planned = {
+        "y": public.epsilon_planned,
+        "label": f"planned epsilon {rounded_up(public.epsilon_planned)}",
+    }
+    x = {"label": f"{unit} released", "log": False, "range": [0, public.rounds_planned]}
+    figures = [
+        {
+            "name": "epsilon-by-round",
+            "title": "Epsilon against the plan" if budget is None else "Epsilon against the budget",
+            "x": x,
+            "y": {"label": f"epsilon at delta {in_full(public.delta)}", "log": False, "zero": True},
+            "target": planned if budget is None else {"y": budget, "label": f"budget {budget:g}"},
+            "series": [_series("epsilon", curve)],
+        }
+    ]
+    measured = [point for point in curve if "accuracy" in point]
+    if measured:
+        figures.append(
+            {
+                "name": "accuracy-by-round",
+                "title": "Held-out accuracy",
+                "x": x,
+                "y": {"label": "accuracy on held-out people", "log": False, "zero": True},
+                "series": [_series("accuracy", measured)],
+            }
+        )
+    return figures
+
+
+def _series(name: str, points: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "x": [point["round"] for point in points],
+        "y": [point[name] for point in points],
+    }
 
 
 @final

@@ -80,7 +80,7 @@ function layout(figure) {
     font: { family: "system-ui, sans-serif", size: 12, color: theme.text },
     margin: { l: 56, r: 16, t: 12, b: 48 },
     xaxis: axis(figure, "x", theme), yaxis: axis(figure, "y", theme),
-    legend: { orientation: "h", y: -0.28, font: { size: 11 } },
+    legend: { orientation: "h", y: -0.22, font: { size: 11 } },
     hovermode: "closest", shapes: [], annotations: [],
   };
   made.xaxis.tickangle = 0;

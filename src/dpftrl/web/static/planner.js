@@ -185,7 +185,9 @@ function show(answer, asked, level) {
   shown = asked;
   detail = level;
   headline(answer.headline);
-  find("#tables").replaceChildren(...answer.tables.map((one) => table(one)));
+  const [mechanisms, ...others] = answer.tables.map((one) => table(one));
+  find("#tables").replaceChildren(mechanisms);
+  find("#more-tables").replaceChildren(...others);
   find("#command").textContent = answer.command;
   downloads(level === "job");
   if (!isSame || level === "job") jobButtons(level);
