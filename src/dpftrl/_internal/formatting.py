@@ -121,6 +121,15 @@ def plain_number(value: float) -> str:
     return f"{Decimal(repr(float(value))).normalize():,f}"
 
 
+def number(value: float) -> str:
+    """Return a number for a table, with three decimals or four significant digits.
+
+    >>> number(1234.5678), number(0.00123456)
+    ('1,234.568', '0.001235')
+    """
+    return f"{value:,.3f}" if 0.01 <= abs(value) < 1e6 else f"{value:.4g}"
+
+
 def percent(share: float) -> str:
     """Return a share in percent, with all digits.
 

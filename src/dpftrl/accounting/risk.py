@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, final
 
 from dpftrl._internal.checks import fraction, positive_number
-from dpftrl._internal.formatting import percent, percent_up
+from dpftrl._internal.formatting import percent, percent_up, rounded_up
+from dpftrl._internal.tables import TextTable
 from dpftrl.accounting.amplification import SampledGuarantee
 from dpftrl.accounting.gaussian import delta_of, mu_of, sampler_delta
 from dpftrl.accounting.guarantee import Guarantee, smallest_noise_multiplier
@@ -93,6 +94,34 @@ a probability of at most 1.9%, and its alarm raises a belief of 50% to at most 9
             f"with a probability of at most {percent_up(self.tpr_at_fpr[fpr])}, and its alarm "
             f"raises a belief of {percent(prior)} to at most "
             f"{percent_up(self.posterior(prior, fpr))}."
+        )
+
+    def table(self, unit: str) -> TextTable:
+        """The risk as a table; every figure is rounded up.
+
+        Args:
+            unit: Whose data the attack is about, such as "client" or "3 devices".
+        """
+        kind = "some attack attains these rates"
+        if self.kind == "upper bound":
+            kind = "upper bounds: the true rates may be far smaller"
+        whose = unit if unit[0].isdigit() else f"one {unit}"
+        beliefs = (f"belief after an alarm, {percent(prior)} before" for prior in PRIORS)
+        rows = (
+            (
+                percent(fpr),
+                percent_up(tpr),
+                *(percent_up(self.posterior(prior, fpr)) for prior in PRIORS),
+            )
+            for fpr, tpr in self.tpr_at_fpr.items()
+        )
+        return TextTable(
+            "the best possible attack",
+            ("false alarms (FPR)", "detects use (TPR)", *beliefs),
+            tuple(rows),
+            f"whether the data of {whose} was used; largest advantage (TPR - FPR): "
+            f"{rounded_up(self.max_advantage)}\n{kind}",
+            name_columns=0,
         )
 
 

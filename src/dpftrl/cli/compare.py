@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
+from dpftrl._internal.formatting import number
 from dpftrl.cli.dataset import (
     DatasetRequest,
     compare_for_dataset,
@@ -15,7 +16,7 @@ from dpftrl.cli.dataset import (
 from dpftrl.cli.files import Source, check_target, force_option, read_source
 from dpftrl.cli.loss import loss_as_json
 from dpftrl.cli.options import json_option, participation_or_source_options
-from dpftrl.cli.output import number, print_json, print_table, say, sensitivity_text, working
+from dpftrl.cli.output import print_json, print_table, say, sensitivity_text, working
 from dpftrl.errors import InvalidInput, RoundsExceeded, TooLarge
 from dpftrl.participation import Participation
 from dpftrl.plan import mechanism as mechanism_by_name

@@ -14,22 +14,22 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from dpftrl._internal.formatting import in_full, rounded_up
+from dpftrl._internal.formatting import in_full, number, rounded_up
 from dpftrl._internal.storage import read_json
 from dpftrl.accounting import risk_of
 from dpftrl.accounting.amplification import SampledGuarantee
 from dpftrl.cli.files import Header
 from dpftrl.cli.options import Count
 from dpftrl.cli.output import (
-    number,
     print_json,
     print_table,
     progress_bar,
+    rich_table,
     risk_table,
     say,
 )
 from dpftrl.errors import DpftrlError, InvalidInput
-from dpftrl.mechanisms import Mechanism, save_mechanism
+from dpftrl.mechanisms import save_mechanism
 from dpftrl.plan import (
     SAMPLINGS,
     Dataset,
@@ -50,6 +50,7 @@ from dpftrl.plan import (
     solve_dataset,
 )
 from dpftrl.plan.request import Effort
+from dpftrl.plan.tables import dataset_tables, epsilon_text
 
 # The field `format` of the file of a plan for a data set.
 PLAN_FORMAT = "dpftrl dataset plan"
@@ -323,7 +324,7 @@ def _print_one(row: DatasetOption, request: DatasetRequest, as_json: bool) -> No
     table.add_column(no_wrap=True)
     table.add_column()
     table.add_row("noise multiplier", rounded_up(row.noise_multiplier))
-    table.add_row("epsilon", _epsilon(row))
+    table.add_row("epsilon", epsilon_text(row))
     table.add_row("delta", in_full(guarantee.delta))
     table.add_row("adjacency", f"{guarantee.adjacency}, for each example")
     table.add_row("confidence", _confidence(row))
@@ -334,11 +335,6 @@ def _print_one(row: DatasetOption, request: DatasetRequest, as_json: bool) -> No
     table.add_row("Python value", escape(repr(row.mechanism)))
     print_table(table)
     print_table(risk_table(risk_of(guarantee), "example"))
-
-
-def _epsilon(row: DatasetOption) -> str:
-    bound = "" if row.guarantee.kind == "exact" else "≤ "
-    return bound + rounded_up(row.guarantee.epsilon)
 
 
 def _confidence(row: DatasetOption) -> str:
@@ -353,42 +349,5 @@ def _print_all(answer: DatasetAnswer, as_json: bool) -> None:
     if as_json:
         print_json(answer.as_json())
         return
-    dataset = answer.request.dataset
-    table = Table(title=str(dataset), caption=_caption(answer))
-    table.add_column("mechanism", no_wrap=True)
-    table.add_column("sampling", no_wrap=True)
-    for heading in ("noise multiplier", "epsilon", "rms noise", "memory"):
-        table.add_column(heading, justify="right")
-    for row in answer.computed:
-        groups = getattr(getattr(row.guarantee, "sampling", None), "groups", None)
-        table.add_row(
-            row.label if groups is None else f"{row.label} ({groups} bands)",
-            row.sampling,
-            rounded_up(row.noise_multiplier),
-            _epsilon(row),
-            number(row.rms_noise),
-            f"{_memory(row.mechanism, dataset):,}",
-        )
-    print_table(table)
-    print_table(risk_table(risk_of(answer.recommended.guarantee), "example"))
-
-
-def _memory(chosen: Mechanism, dataset: Dataset) -> int:
-    return chosen.memory(dataset.steps)
-
-
-def _caption(answer: DatasetAnswer) -> str:
-    chosen = answer.recommended
-    lines = [
-        f"recommended: {answer.reason}",
-        f"epsilon at delta {answer.request.delta:g}, for each example, "
-        f"{chosen.guarantee.adjacency} adjacency",
-        "compare by rms noise, not by noise multiplier; memory in model-sized vectors",
-    ]
-    if answer.failure:
-        lines.append(
-            "its epsilon is certified by samples; wrong with a probability of at most "
-            f"{answer.failure:g}"
-        )
-    lines += [f"{row.label}: {row.note}" for row in answer.left_out]
-    return escape("\n".join(lines))
+    for table in dataset_tables(answer):
+        print_table(rich_table(table))

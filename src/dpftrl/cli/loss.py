@@ -5,9 +5,10 @@ from typing import Any
 import click
 from rich.table import Table
 
+from dpftrl._internal.formatting import number
 from dpftrl.cli.files import resolve
 from dpftrl.cli.options import describe, json_option, participation_or_source_options
-from dpftrl.cli.output import number, print_json, print_table, sensitivity_text, working
+from dpftrl.cli.output import print_json, print_table, sensitivity_text, working
 from dpftrl.mechanisms import ErrorReport, Mechanism
 from dpftrl.participation import Participation
 

@@ -35,6 +35,7 @@ COMMANDS = {
     "verify": "verify_command",
     "export": "export_command",
     "reproduce": "reproduce_command",
+    "web": "web_command",
 }
 # What `dpftrl --help` says about each command: the first sentence of its own help text. It is
 # written here so that the help can be shown without importing all commands.
@@ -59,6 +60,7 @@ SUMMARIES = {
     "export": "Write the released model of RUN to a file that can be shared.",
     "reproduce": "Recompute the tables and figures of the paper, and check each claim of the "
     "paper.",
+    "web": "Open a web page that plans a training, and shows how runs are doing.",
 }
 # The exit code that a shell reports for a program that SIGPIPE ended: 128 + 13. It is not 0,
 # because a `verify` whose last lines nobody read, or a `train` that stopped there, has not
@@ -148,12 +150,14 @@ def dpftrl() -> None:
     What do several runs guarantee together?  dpftrl compose first.json second.json --delta 1e-10
     Who took part, and how often?             dpftrl observe run
     What can I publish about the privacy?     dpftrl statement plan.json
+    Plan with sliders and figures             dpftrl web
 
     Training:
 
     \b
     Train on the text of simulated clients    dpftrl train --out run
     How is the run doing?                     dpftrl status run
+    The same on a web page                    dpftrl web --runs run
     Did the run keep its guarantee?           dpftrl verify run
     Write the model alone, to share it        dpftrl export run model.safetensors
     Write who took part in which round        dpftrl ledger run --out ledger.csv

@@ -2,23 +2,17 @@
 
 import csv
 import functools
-import re
 from collections.abc import Callable
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from dpftrl._internal.written_numbers import count_from_text, share_from_text
 from dpftrl.errors import InvalidInput
 from dpftrl.participation import UNCAPPED, FixedEpochs, MinSep, Participation
 
-# A number with a comma before every three digits.
-THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(,[0-9]{3})+")
-
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-SUFFIXES = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}
 
 
 class Count(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
@@ -30,19 +24,10 @@ class Count(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
         """Convert the text to the exact whole number."""
         if isinstance(value, int):
             return value
-        text, factor = str(value).strip().replace("_", ""), 1
-        if THOUSANDS.fullmatch(text):
-            text = text.replace(",", "")
-        if text[-1:] in SUFFIXES:
-            text, factor = text[:-1], SUFFIXES[text[-1]]
         try:
-            number = Decimal(text) * factor
-            whole = int(number)
-        except (ArithmeticError, ValueError):
-            self.fail(f"{value!r} is not a number like 2052, 6.5K or 4.21M", param, ctx)
-        if whole != number or abs(whole) > 10**18:  # fits in 64 bits
-            self.fail(f"{value!r} is not a whole number below 1e18", param, ctx)
-        return whole
+            return count_from_text(str(value))
+        except InvalidInput as error:
+            self.fail(str(error), param, ctx)
 
 
 class Share(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
@@ -56,12 +41,10 @@ class Share(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
         """Convert the text to a number; the option itself checks the range."""
         if isinstance(value, float):
             return value
-        text = str(value).strip().replace("_", "")
         try:
-            percent = text.endswith("%")
-            return float(Decimal(text.removesuffix("%").strip()) / (100 if percent else 1))
-        except (ArithmeticError, ValueError):
-            self.fail(f"{value!r} is not a share like 0.6 or 60%", param, ctx)
+            return share_from_text(str(value))
+        except InvalidInput as error:
+            self.fail(str(error), param, ctx)
 
 
 max_participations_option = click.option(

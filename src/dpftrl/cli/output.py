@@ -18,8 +18,9 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from dpftrl._internal.formatting import percent, percent_up, rounded_up
-from dpftrl.accounting.risk import PRIORS, Risk
+from dpftrl._internal.formatting import number, rounded_up
+from dpftrl._internal.tables import TextTable
+from dpftrl.accounting.risk import Risk
 from dpftrl.errors import visible
 from dpftrl.mechanisms._sensitivity import Sensitivity
 
@@ -174,36 +175,28 @@ class Heartbeat:
             wait = min(max(2 * wait, NEXT_BEAT), SLOWEST_BEAT)
 
 
-def number(value: float) -> str:
-    """Format a number for a table, with three decimals or four significant digits."""
-    return f"{value:,.3f}" if 0.01 <= abs(value) < 1e6 else f"{value:.4g}"
-
-
 def sensitivity_text(sensitivity: Sensitivity) -> str:
     """Format a sensitivity for a table; `≤` marks an upper bound, which is rounded up."""
     exact = sensitivity.kind == "exact"
     return number(sensitivity.value) if exact else f"≤ {rounded_up(sensitivity.value, 5)}"
 
 
+def rich_table(text_table: TextTable) -> Table:
+    """A table of texts as one that can be printed: names on the left, numbers on the right."""
+    table = Table(title=escape(text_table.title), caption=escape(text_table.caption))
+    for place, heading in enumerate(text_table.columns):
+        if place < text_table.name_columns:
+            table.add_column(heading, no_wrap=True)
+        else:
+            table.add_column(heading, justify="right")
+    for row in text_table.rows:
+        table.add_row(*map(escape, row))
+    return table
+
+
 def risk_table(risk: Risk, unit: str) -> Table:
     """The risk of a guarantee as a table; every figure is rounded up."""
-    kind = "some attack attains these rates"
-    if risk.kind == "upper bound":
-        kind = "upper bounds: the true rates may be far smaller"
-    whose = unit if unit[0].isdigit() else f"one {unit}"
-    table = Table(
-        title="the best possible attack",
-        caption=f"whether the data of {whose} was used; largest advantage (TPR - FPR): "
-        f"{rounded_up(risk.max_advantage)}\n{kind}",
-    )
-    table.add_column("false alarms (FPR)", justify="right", no_wrap=True)
-    table.add_column("detects use (TPR)", justify="right")
-    for prior in PRIORS:
-        table.add_column(f"belief after an alarm, {percent(prior)} before", justify="right")
-    for fpr, tpr in risk.tpr_at_fpr.items():
-        beliefs = (percent_up(risk.posterior(prior, fpr)) for prior in PRIORS)
-        table.add_row(percent(fpr), percent_up(tpr), *beliefs)
-    return table
+    return rich_table(risk.table(unit))
 
 
 def sparkline(values: np.ndarray[Any, np.dtype[np.float64]], width: int = 60) -> str:

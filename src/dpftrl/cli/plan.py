@@ -1,15 +1,11 @@
 """`dpftrl plan`: compare mechanisms for a fleet or a data set, and save one of them as a plan."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
-from rich.markup import escape
-from rich.table import Table
 
-from dpftrl._internal.formatting import memory_text, rounded_up
-from dpftrl.accounting import risk_of
+from dpftrl._internal.written_numbers import range_from_text
 from dpftrl.cli.dataset import (
     DatasetRequest,
     dataset_options,
@@ -18,18 +14,12 @@ from dpftrl.cli.dataset import (
 )
 from dpftrl.cli.files import check_target, force_option
 from dpftrl.cli.options import Count, Share, json_option
-from dpftrl.cli.output import number, print_json, print_table, progress_bar, risk_table, say
+from dpftrl.cli.output import print_json, print_table, progress_bar, rich_table, say
 from dpftrl.errors import InvalidInput
 from dpftrl.optimize import Objective
-from dpftrl.plan import (
-    LABELS,
-    FleetAnswer,
-    FleetPlanRequest,
-    Option,
-    Walk,
-    save_plan,
-    solve_fleet,
-)
+from dpftrl.plan import LABELS, FleetAnswer, FleetPlanRequest, save_plan, solve_fleet
+from dpftrl.plan.request import Effort
+from dpftrl.plan.tables import fleet_tables
 from dpftrl.plots import plot_extrapolation
 
 
@@ -44,17 +34,10 @@ class MinSepRange(click.ParamType):  # pyright: ignore[reportMissingTypeArgument
         """Convert the text to the lower end and, of a range, the upper end."""
         if isinstance(value, tuple):
             return value  # pyright: ignore[reportUnknownVariableType]
-        low, colon, high = str(value).partition(":")
-        count = Count()
-        return count.convert(low, param, ctx), count.convert(high, param, ctx) if colon else None
-
-
-HEADINGS = {
-    "min_sep_half": "min-sep ÷ 2",
-    "min_sep_double": "min-sep x 2",
-    "rounds_half": "rounds ÷ 2",
-    "rounds_double": "rounds x 2",
-}
+        try:
+            return range_from_text(str(value))
+        except InvalidInput as error:
+            self.fail(str(error), param, ctx)
 
 
 @click.command("plan")
@@ -145,6 +128,14 @@ HEADINGS = {
     help="Loss to minimize: RmsLoss or MaxLoss.",
 )
 @click.option(
+    "--effort",
+    type=click.Choice(get_args(Effort)),
+    default="normal",
+    show_default=True,
+    help="How long an answer may take: quick leaves out mechanisms that need a long optimization "
+    "and certificates, slow is --with-bandmf.",
+)
+@click.option(
     "--with-bandmf", is_flag=True, help="Also optimize BandMF, which takes a minute or more."
 )
 @click.option(
@@ -185,6 +176,7 @@ def plan_command(
     parameters: int,
     buffers: int | None,
     objective: Objective,
+    effort: Effort,
     with_bandmf: bool,
     show_walks: bool,
     plot: Path | None,
@@ -215,7 +207,9 @@ def plan_command(
     \b
     dpftrl plan --dataset 50000 --batch-size 500 --epochs 10 --epsilon 1 --delta 1e-6
     """  # noqa: D301 (\b keeps click from reflowing the lines below it)
-    effort = "slow" if with_bandmf else "normal"
+    if with_bandmf and effort == "quick":
+        raise InvalidInput("--effort quick leaves BandMF out; leave out --with-bandmf")
+    effort = "slow" if with_bandmf else effort
     if dataset_request is not None:
         refuse_others(
             {
@@ -289,124 +283,5 @@ def _check_choice(out: Path | None, choose: str | None) -> None:
 
 
 def _print_tables(answer: FleetAnswer, show_walks: bool) -> None:
-    print_table(_table(answer))
-    print_table(_scenario_table(answer.computed))
-    print_table(_stop_table(answer))
-    if answer.by_min_sep():
-        print_table(_min_sep_table(answer))
-    person = answer.recommended.plan.guarantee.for_devices(answer.resolved.request.devices)
-    print_table(risk_table(risk_of(person), person.unit))
-    if show_walks:
-        for walk in answer.walks:
-            print_table(_walk_table(walk))
-
-
-def _table(answer: FleetAnswer) -> Table:
-    devices = answer.resolved.request.devices
-    table = Table(title=_title(answer), caption=_caption(answer))
-    table.add_column("mechanism", no_wrap=True)
-    headings = ["noise multiplier", "rho", "epsilon"]
-    headings += [] if devices == 1 else [f"epsilon of {devices:,} devices"]
-    for heading in (*headings, "RmsLoss", "MaxLoss", "memory"):
-        table.add_column(heading, justify="right")
-    for row in answer.computed:
-        guarantee = row.plan.guarantee
-        bound = "" if guarantee.kind == "exact" else "≤ "
-        person = [f"≤ {rounded_up(guarantee.for_devices(devices).epsilon)}"]
-        table.add_row(
-            f"{row.label} *" if row is answer.recommended else row.label,
-            rounded_up(row.plan.noise_multiplier),
-            rounded_up(guarantee.rho),
-            bound + rounded_up(guarantee.epsilon),
-            *([] if devices == 1 else person),
-            number(row.error_report.rms_loss),
-            number(row.error_report.max_loss),
-            memory_text(row.memory_bytes),
-        )
-    return table
-
-
-def _title(answer: FleetAnswer) -> str:
-    question, days = answer.resolved.question, answer.resolved.days
-    lasts = "" if days is None else f", {days:,.3g} day(s)"
-    goal = f"report goal {question.fleet.report_goal:,}"
-    return f"{question.participation()}{lasts}, {goal}"
-
-
-def _caption(answer: FleetAnswer) -> str:
-    resolved = answer.resolved
-    lines = [f"* recommended: {answer.reason}"]
-    lines += [
-        f"{choice.name.replace('_', ' ')} {choice.value:,}: {choice.reason}"
-        for choice in resolved.choices
-    ]
-    lines += [
-        resolved.binding_text,
-        f"epsilon at delta {resolved.question.budget.delta:g}, for each client",
-        "compare mechanisms by loss, not by noise multiplier",
-        "the row blt was optimized for this fleet; --out saves the recommended row as a plan",
-    ]
-    lines += [f"{row.label}: {row.note}" for row in answer.left_out]
-    return escape("\n".join(lines))
-
-
-def _scenario_table(candidates: Sequence[Option]) -> Table:
-    table = Table(title="epsilon if min-sep or the rounds turn out differently")
-    table.add_column("mechanism", no_wrap=True)
-    for heading in ("as planned", *HEADINGS.values()):
-        table.add_column(heading, justify="right")
-    for row in candidates:
-        others = (_epsilon(row.scenarios[name]) for name in HEADINGS)
-        table.add_row(row.label, rounded_up(row.plan.guarantee.epsilon), *others)
-    return table
-
-
-def _stop_table(answer: FleetAnswer) -> Table:
-    """Epsilon of the recommended row if training stops early or goes on past the plan."""
-    stops = answer.epsilon_after()
-    table = Table(
-        title=f"epsilon of {answer.recommended.label} if training stops early or goes on",
-        caption=f"planned: {answer.resolved.question.rounds:,} rounds; a run of a plan stops there",
-    )
-    table.add_column("rounds", no_wrap=True)
-    for rounds in stops:
-        table.add_column(f"{rounds:,}", justify="right")
-    table.add_row("epsilon", *map(_epsilon, stops.values()))
-    return table
-
-
-def _min_sep_table(answer: FleetAnswer) -> Table:
-    """What other min-seps of the range give."""
-    table = Table(title=f"{answer.recommended.label} at other min-seps")
-    headings = ("max participations", "epsilon", "noise multiplier for the target")
-    for heading in ("min-sep", *headings):
-        table.add_column(heading, justify="right")
-    for row in answer.by_min_sep():
-        table.add_row(
-            f"{row['min_sep']:,}",
-            f"{row['max_participations']:,}",
-            _epsilon(row["epsilon"]),
-            _epsilon(row["noise_multiplier_for_target"]),
-        )
-    return table
-
-
-def _walk_table(walk: Walk) -> Table:
-    table = Table(title=f"epsilon by {walk.along.replace('_', ' ')}", caption="at equal utility")
-    labels = list(walk.points[0].epsilon) if walk.points else []
-    for heading in ("report goal", "noise x", "rounds", "min-sep", "max participations", *labels):
-        table.add_column(heading, justify="right")
-    for point in walk.points:
-        table.add_row(
-            f"{point.report_goal:,}",
-            f"{point.scale:.3g}",
-            f"{point.participation.rounds:,}",
-            f"{point.participation.min_sep:,}",
-            f"{point.participation.max_participations:,}",
-            *(_epsilon(point.epsilon[label]) for label in labels),
-        )
-    return table
-
-
-def _epsilon(value: float | None) -> str:
-    return "-" if value is None else rounded_up(value)
+    for table in fleet_tables(answer, with_walks=show_walks):
+        print_table(rich_table(table))

@@ -1,17 +1,14 @@
 """`dpftrl show`: family, parameters and coefficients of a mechanism."""
 
 from pathlib import Path
-from typing import Any
 
 import click
-import numpy as np
 from rich.table import Table
 
 from dpftrl.cli.files import check_target, force_option, read_source
 from dpftrl.cli.options import Count, json_option
 from dpftrl.cli.output import print_json, print_table, say, sparkline
-from dpftrl.errors import InvalidInput
-from dpftrl.mechanisms import Mechanism, ToeplitzMechanism
+from dpftrl.mechanisms.coefficients import coefficients_of
 from dpftrl.participation import MinSep
 from dpftrl.plan import mechanism as mechanism_by_name
 from dpftrl.plots import plot_coefficients
@@ -42,7 +39,7 @@ def show(name: str, rounds: int, plot: Path | None, force: bool, as_json: bool) 
         source.announce("mechanism")
     mechanism = source.run.mechanism if source else mechanism_by_name(name, MinSep(rounds, rounds))
     shown = min(rounds, mechanism.rounds or rounds)
-    strategy, inverse = _coefficients(mechanism, shown)
+    strategy, inverse = coefficients_of(mechanism, shown)
     if plot is not None:
         plot_coefficients({mechanism.name: (strategy, inverse)}, plot)
     if as_json:
@@ -71,17 +68,3 @@ def show(name: str, rounds: int, plot: Path | None, force: bool, as_json: bool) 
     print_table(table)
     if plot is not None:
         say(f"plot: {plot}", err=True)
-
-
-def _coefficients(mechanism: Mechanism, rounds: int) -> tuple[Any, Any]:
-    """Return the first column of C and the reversed last row of C^-1."""
-    if isinstance(mechanism, ToeplitzMechanism):
-        inverse = mechanism.inverse_coefficients(mechanism.check_curve(rounds))
-        strategy = np.zeros(rounds)
-        coefficients = mechanism.coefficients(rounds)  # may be shorter: the others are zero
-        strategy[: len(coefficients)] = coefficients
-        return strategy, inverse
-    strategy, decoder = mechanism.strategy(rounds), mechanism.decoder(rounds)
-    if not strategy.any():
-        raise InvalidInput(f"{mechanism.name} has no coefficients to draw")
-    return strategy[:, 0], decoder[-1, ::-1]

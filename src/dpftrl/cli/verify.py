@@ -6,11 +6,10 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from dpftrl._internal.formatting import rounded_up
 from dpftrl.cli.options import json_option, no_witness_option, state_folder_option
 from dpftrl.cli.output import print_json, print_table, say, working
 from dpftrl.verify import Verdict, verify_run
-from dpftrl.verify.centralized import ESTIMATE
+from dpftrl.verify.texts import verdict_json, verdict_summary
 
 COLORS = {"passed": "green", "failed": "bold red", "warning": "yellow"}
 
@@ -37,23 +36,11 @@ def verify_command(
     with working(f"verifying {run}"):
         verdict = verify_run(run, state_folder, witness=not no_witness)
     if as_json:
-        print_json(_as_json(verdict))
+        print_json(verdict_json(verdict))
     else:
         _print_verdict(run, verdict)
     if not verdict.passed:
         context.exit(1)
-
-
-def _as_json(verdict: Verdict) -> dict[str, object]:
-    return {
-        "passed": verdict.passed,
-        "run": verdict.run_id,
-        "rounds": verdict.rounds,
-        "empty_rounds": verdict.empty_rounds,
-        "epsilon": verdict.epsilon,
-        "delta": verdict.delta,
-        "checks": verdict.checks,
-    }
 
 
 def _print_verdict(run: Path, verdict: Verdict) -> None:
@@ -64,23 +51,4 @@ def _print_verdict(run: Path, verdict: Verdict) -> None:
         color = COLORS[check.outcome]
         table.add_row(check.name, f"[{color}]{check.outcome}[/]", escape(check.text))
     print_table(table)
-    say(_summary(verdict))
-
-
-def _summary(verdict: Verdict) -> str:
-    failed = sum(check.outcome == "failed" for check in verdict.checks)
-    warned = sum(check.outcome == "warning" for check in verdict.checks)
-    warnings = f", with {warned} warning(s)" if warned else ""
-    if failed:
-        return f"FAILED: {failed} of {len(verdict.checks)} checks{warnings}"
-    if verdict.epsilon is None:
-        return f"passed{warnings}"
-    if any(check.name == "noise key" for check in verdict.checks):
-        warnings += ", NOT PRIVATE (the noise key is one for tests)"
-    names = {check.name for check in verdict.checks}
-    rounds = "steps" if "steps" in names else "rounds"
-    basis = "confirmed by an estimate" if ESTIMATE in names else "recomputed"
-    return (
-        f"passed{warnings}: {verdict.rounds:,} {rounds}, epsilon {rounded_up(verdict.epsilon)} "
-        f"at delta {verdict.delta:g}, {basis}"
-    )
+    say(verdict_summary(verdict))

@@ -83,29 +83,54 @@ def table(sizes: Sizes, on_progress: Progress) -> Findings:
     claims: list[Claim] = []
     for row in TABLE:
         on_progress(None, f"{row.model} {row.mechanism}")
-        built = _mechanism(row.mechanism, sizes)
-        if built.rounds is not None and built.rounds < row.rounds:
-            continue  # a BandMF matrix of reduced size cannot run for so many rounds
-        clients = MinSep.from_rounds_between(row.rounds, row.between, row.cap)
-        rho, epsilon = _ideal(built, clients, row.noise_multiplier)
-        rows.append(
-            {
-                "model": row.model,
-                "mechanism": row.mechanism,
-                "noise_multiplier": row.noise_multiplier,
-                "rho": rho,
-                "printed_rho": row.rho,
-                "epsilon": epsilon,
-                "printed_epsilon": row.epsilon,
-            }
-        )
-        because = REASONS.get((row.model, row.mechanism), "")
-        label = f"{row.model}, {row.mechanism}, noise multiplier {row.noise_multiplier:g}"
-        claims += [
-            _strict(printed(f"{label}: rho", row.rho, rho, because, up=True)),
-            _strict(printed(f"{label}: epsilon", row.epsilon, epsilon, because, up=True)),
-        ]
+        computed = _compute(row, sizes)
+        if computed is not None:
+            rows.append(computed)
+            claims += _claims(row, computed)
     return Findings(rows, [*claims, *_other_reading(sizes)])
+
+
+def claims_of_row(row: Printed, sizes: Sizes, on_progress: Progress) -> list[Claim]:
+    """The claims about rho and epsilon of one row.
+
+    Args:
+        row: The row.
+        sizes: The full sizes: at reduced ones, BandMF cannot run for so many rounds.
+        on_progress: Called before the row is computed.
+    """
+    on_progress(None, f"{row.model} {row.mechanism}")
+    computed = _compute(row, sizes)
+    assert computed is not None
+    return _claims(row, computed)
+
+
+def _compute(row: Printed, sizes: Sizes) -> Row | None:
+    """Our rho and epsilon of a row, beside the printed ones."""
+    built = _mechanism(row.mechanism, sizes)
+    if built.rounds is not None and built.rounds < row.rounds:
+        return None  # a BandMF matrix of reduced size cannot run for so many rounds
+    clients = MinSep.from_rounds_between(row.rounds, row.between, row.cap)
+    rho, epsilon = _ideal(built, clients, row.noise_multiplier)
+    return {
+        "model": row.model,
+        "mechanism": row.mechanism,
+        "noise_multiplier": row.noise_multiplier,
+        "rho": rho,
+        "printed_rho": row.rho,
+        "epsilon": epsilon,
+        "printed_epsilon": row.epsilon,
+    }
+
+
+def _claims(row: Printed, computed: Row) -> list[Claim]:
+    """The claims that rho and epsilon are as printed."""
+    because = REASONS.get((row.model, row.mechanism), "")
+    label = f"{row.model}, {row.mechanism}, noise multiplier {row.noise_multiplier:g}"
+    rho, epsilon = float(computed["rho"] or 0), float(computed["epsilon"] or 0)
+    return [
+        _strict(printed(f"{label}: rho", row.rho, rho, because, up=True)),
+        _strict(printed(f"{label}: epsilon", row.epsilon, epsilon, because, up=True)),
+    ]
 
 
 def _other_reading(sizes: Sizes) -> list[Claim]:

@@ -13,6 +13,7 @@ does not change the utility.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, final
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from dpftrl._internal.checks import as_float, positive_number, whole_number
 from dpftrl.accounting import account, calibrate
 from dpftrl.errors import DpftrlError, InvalidInput, RoundsExceeded
-from dpftrl.mechanisms import ErrorReport, Mechanism, mechanism
+from dpftrl.mechanisms import BLT, ErrorReport, Mechanism, mechanism
 from dpftrl.optimize import (
     Objective,
     optimize_band_toeplitz,
@@ -316,7 +317,7 @@ def candidates(
     # The BLT is the reference for the others: if it fails, there is no comparison, so its error is
     # not caught.
     buffers = "auto" if question.buffers is None else min(question.buffers, n)
-    blt = optimize_blt(participation, buffers, objective).mechanism
+    blt = optimized_blt(participation, buffers, objective)
     yield Candidate("blt", blt)
     if quick:
         yield Candidate("blt-robust", None, NOT_QUICK)
@@ -348,6 +349,14 @@ def candidates(
         yield _try_to_build("bandmf", lambda: optimize_bandmf(participation, min(n, b)).mechanism)
     else:
         yield Candidate("bandmf", None, "left out, it is slow to optimize: add --with-bandmf")
+
+
+@lru_cache(maxsize=64)
+def optimized_blt(
+    participation: MinSep, buffers: int | Literal["auto"], objective: Objective
+) -> BLT:
+    """The best BLT for a participation. The privacy target does not change it, so it is kept."""
+    return optimize_blt(participation, buffers, objective).mechanism
 
 
 def is_quick_tree(participation: MinSep) -> bool:

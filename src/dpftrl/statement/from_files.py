@@ -69,7 +69,7 @@ def statement_of_files(
     inputs = [Input(role, _name(promise, run), _sha256(promise))]
     accounted = None if run is None else _accounted(run)
     base = accounted or (promised.guarantee if isinstance(promised, Plan) else promised)
-    record = None if run is None else _record(run)
+    record = None if run is None else run_record(run)
     # The log covers only the run itself, which comes last, after the earlier runs.
     is_chain = record is not None and record.start is not None and bool(record.start.runs)
     limits = _limits(guarantee_of(base.runs[-1:], base.delta) if is_chain else base)
@@ -105,7 +105,7 @@ def _verdict(run: Path, state_folder: Path | None, witness: bool) -> Verdict | N
     return verify_run(run, state_folder, witness=witness)
 
 
-def _record(run: Path) -> RunRecord | None:
+def run_record(run: Path) -> RunRecord | None:
     """Return what `run.json` says, or None if it is missing or cannot be read."""
     path = run / RECORD
     if not path.exists():
