@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     )
     from dpftrl.plan import Dataset, Fleet, Plan, load_plan, make_plan, mechanism, save_plan
     from dpftrl.sampler import Sampler
+    from dpftrl.simulation import SimulationResult, simulate
     from dpftrl.statement import Statement, make_statement, save_statement
     from dpftrl.status import Status, read_status
     from dpftrl.verify import verify_run
@@ -126,6 +127,7 @@ __all__ = [
     "Server",
     "Settings",
     "Sgd",
+    "SimulationResult",
     "SmoothTree",
     "SquareRoot",
     "StartModel",
@@ -163,6 +165,7 @@ __all__ = [
     "save_mechanism",
     "save_plan",
     "save_statement",
+    "simulate",
     "verify_run",
 ]
 
@@ -195,6 +198,7 @@ _HOMES = {
         ),
         "dpftrl.sampler": "Sampler",
         "dpftrl.plan": "Dataset Fleet Plan load_plan make_plan mechanism save_plan",
+        "dpftrl.simulation": "SimulationResult simulate",
         "dpftrl.statement": "Statement make_statement save_statement",
         "dpftrl.status": "Status read_status",
         "dpftrl.verify": "verify_run",

@@ -5,10 +5,7 @@ the model to start from (`starting_model`), the plan (`make_plan`) and the data
 (`load_training_task`).
 """
 
-import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -18,7 +15,7 @@ from numpy.typing import NDArray
 from dpftrl._internal.deprecation import renamed_argument, warn
 from dpftrl._internal.progress import Progress
 from dpftrl.accounting import account, calibrate
-from dpftrl.errors import InvalidInput, RunOver
+from dpftrl.errors import InvalidInput
 from dpftrl.federated import Layout, RunFolder, Server, Settings, StartModel
 from dpftrl.mechanisms import Mechanism, load_mechanism, mechanism
 from dpftrl.optimize import optimize_blt
@@ -26,10 +23,9 @@ from dpftrl.participation import UNCAPPED, MinSep
 from dpftrl.plan import Fleet, Plan
 from dpftrl.simulation.config import Config, Network, Privacy, config_text, read_config
 from dpftrl.simulation.jax_clients import JaxClients, LocalTraining
-from dpftrl.simulation.metrics import Metrics, Point
-from dpftrl.simulation.population import Clients, Population, next_round
-from dpftrl.statement.from_files import statement_of_files
-from dpftrl.statement.statement import Statement, save_statement
+from dpftrl.simulation.loop import Measured, TrainingLoop, TrainingProgress, refuse_other_files
+from dpftrl.simulation.population import Population
+from dpftrl.statement.statement import Statement
 from dpftrl.tasks import UNKNOWN, Task, Vocabulary, load_task
 from dpftrl.tasks.language_model import (
     Evaluation,
@@ -54,26 +50,6 @@ SPECIAL_TOKEN_WEIGHT = 1e-5
 
 
 @final
-@dataclass(frozen=True)
-class TrainingProgress:
-    """The progress of a training.
-
-    Attributes:
-        point: Metrics of the last round.
-        rounds: Number of planned rounds.
-        reports: Reports per round.
-        accuracy: The last accuracy that was measured.
-        seconds_left: Estimated time to the end, at the current speed.
-    """
-
-    point: Point
-    rounds: int
-    reports: int
-    accuracy: float
-    seconds_left: float
-
-
-@final
 class Training:
     """A training that was created with `create` or resumed with `resume`.
 
@@ -83,7 +59,6 @@ class Training:
         config: Configuration of the training.
         task: The users and their text.
         server: The server of the run.
-        statement: Privacy statement that `run` writes at its end, if any round was released.
     """
 
     def __init__(
@@ -94,14 +69,12 @@ class Training:
         self.config = config
         self.task = task
         self.server = server
-        self.statement: Statement | None = None
-        self._state_folder = state_folder
         self._model = network(config.model, task)
         training = LocalTraining(
             local.learning_rate, local.batch_size, local.epochs, local.most_batches
         )
-        self._clients: Clients = JaxClients(self._model, task.train, training, config.seed)
-        self._population = Population(
+        clients = JaxClients(self._model, task.train, training, config.seed)
+        population = Population(
             task.train.names,
             config.seed,
             drop_out=config.simulation.drop_out,
@@ -109,7 +82,15 @@ class Training:
             least=config.simulation.least_available,
             most=config.simulation.most_available,
         )
-        self._metrics = Metrics(server.folder.root, server.rounds)
+        self._loop = TrainingLoop(
+            server,
+            clients,
+            population,
+            self._measured,
+            every=config.evaluate_every,
+            rounds_per_hour=config.simulation.rounds_per_hour,
+            state_folder=state_folder,
+        )
 
     @classmethod
     @renamed_argument("report", "on_progress")
@@ -137,7 +118,7 @@ class Training:
             InvalidInput: The folder already holds a run, or the settings do not fit together.
         """
         RunFolder(folder).refuse_if_begun()
-        _refuse_other_files(folder)
+        refuse_other_files(folder, CONFIG)
         task = load_training_task(config, on_progress)
         plan = plan or make_plan(config.privacy, len(task.train))
         _check_population(plan, task)
@@ -186,6 +167,11 @@ class Training:
         """
         if not RunFolder(folder).exists:
             raise InvalidInput(f"{folder} holds no run to resume; leave out --resume to create one")
+        if not (folder / CONFIG).exists():
+            raise InvalidInput(
+                f"{folder} holds a run without {CONFIG}: `dpftrl train` did not create it; resume "
+                "it with the program that did, for example by calling dpftrl.simulate again"
+            )
         config = read_config(folder / CONFIG)
         server = Server.resume(folder, state_folder=state_folder, trust_folder=trust_folder)
         try:
@@ -221,77 +207,21 @@ class Training:
         Returns:
             The reason why there is no further round; None if `should_stop` ended the training.
         """
-        started, first = time.monotonic(), self.server.rounds
-        if self._metrics.last < first:
-            self._measure()
-        with self._finishing():
-            while not should_stop():
-                try:
-                    rate = self.config.simulation.rounds_per_hour
-                    next_round(self.server, self._clients, self._population, rate)
-                except RunOver as reason:
-                    return str(reason)
-                self._measure()
-                seconds_per_round = (time.monotonic() - started) / (self.server.rounds - first)
-                on_round(self._progress(seconds_per_round))
-        return self.server.ended()
+        return self._loop.run(on_round, should_stop)
+
+    @property
+    def statement(self) -> Statement | None:
+        """Privacy statement that `run` writes at its end, if any round was released."""
+        return self._loop.statement
 
     def evaluate(self) -> Evaluation:
         """Evaluate the last released model on held-out users."""
         heldout, most = self.task.heldout.sentences, self.config.evaluate_sentences
         return evaluate(self._model, self.server.arrays(), heldout, most)
 
-    def _measure(self) -> None:
-        """Record the metrics of a committed round; evaluate the model every few rounds."""
-        server, every = self.server, self.config.evaluate_every
-        clip_norm = None if server.settings.adaptive is None else server.clip_norm
-        point = Point(server.rounds, server.epsilon, clip_norm=clip_norm)
-        if server.rounds % every == 0 or server.ended():
-            result = self.evaluate()
-            measured = (result.accuracy, result.perplexity)
-            point = Point(server.rounds, server.epsilon, *measured, clip_norm=clip_norm)
-        self._metrics.add(point)
-
-    def _progress(self, seconds_per_round: float) -> TrainingProgress:
-        server, points = self.server, self._metrics.points
-        rounds = server.plan.participation.rounds
-        measured = [point.accuracy for point in points if point.accuracy is not None]
-        return TrainingProgress(
-            points[-1],
-            rounds,
-            server.plan.fleet.report_goal,
-            accuracy=measured[-1],
-            seconds_left=(rounds - server.rounds) * seconds_per_round,
-        )
-
-    @contextmanager
-    def _finishing(self) -> Generator[None]:
-        """Write the curves and the statement at the end, also after an error or Ctrl-C."""
-        try:
-            yield
-        finally:
-            self._metrics.close()
-            folder = self.server.folder
-            if self.server.rounds:
-                self.statement = statement_of_files(
-                    folder.plan, folder.root, state_folder=self._state_folder
-                )
-                save_statement(self.statement, folder.root / "statement")
-
-
-def _refuse_other_files(folder: Path) -> None:
-    """Refuse a folder with files of the user that a new run would replace.
-
-    What a run leaves that could not be created has its private folder beside it.
-    """
-    if (folder / "private").exists():
-        return
-    names = (CONFIG, "plan.json", "run.json", "guarantee.json", "metrics.jsonl", "events")
-    names += ("curves.png", "statement.md", "statement.html", "statement.json")
-    if present := [name for name in names if (folder / name).exists()]:
-        raise InvalidInput(
-            f"{folder} holds {present[0]}, which a new run would replace; choose an empty folder"
-        )
+    def _measured(self) -> Measured:
+        result = self.evaluate()
+        return Measured(result.accuracy, result.perplexity)
 
 
 def network(settings: Network, task: Task) -> Lstm | Window:
