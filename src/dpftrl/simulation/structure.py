@@ -256,8 +256,8 @@ def _leaves(name: str, node: Any) -> Iterator[Leaf]:
         for key, part in cast("dict[Any, Any]", node).items():
             yield from _leaves(_joined(name, key), part)
     elif isinstance(node, list | tuple):
-        for position, part in enumerate(cast("Sequence[Any]", node)):
-            yield from _leaves(_joined(name, position), part)
+        for key, part in _numbered(cast("Sequence[Any]", node)):
+            yield from _leaves(_joined(name, key), part)
     elif torch is not None and isinstance(node, torch.nn.Module):
         for key, parameter in node.named_parameters():
             yield Leaf(_joined(name, key), parameter, parameter.requires_grad)
@@ -283,8 +283,8 @@ def _rebuilt(name: str, node: Any, new_value: Callable[[str], Callable[[], Any]]
         return copied
     if isinstance(node, list | tuple):
         parts = [
-            _rebuilt(_joined(name, position), part, new_value)
-            for position, part in enumerate(cast("Sequence[Any]", node))
+            _rebuilt(_joined(name, key), part, new_value)
+            for key, part in _numbered(cast("Sequence[Any]", node))
         ]
         kind: Any = type(cast("Any", node))
         return kind(*parts) if hasattr(node, "_fields") else kind(parts)  # a named tuple, or not
@@ -301,6 +301,11 @@ def _rebuilt(name: str, node: Any, new_value: Callable[[str], Callable[[], Any]]
         values = [new_value(_joined(name, key))() for key in keys]
         return jax.tree_util.tree_unflatten(structure, values)
     return new_value(name or "model")()
+
+
+def _numbered(node: Sequence[Any]) -> Iterator[tuple[object, Any]]:
+    """The parts of a list or tuple with their positions, or their names in a named tuple."""
+    return zip(getattr(node, "_fields", range(len(node))), node, strict=True)
 
 
 def _is_pytree(node: Any) -> bool:
