@@ -60,8 +60,11 @@ def test_the_python_examples_of_the_readme_run(tmp_path, monkeypatch):
     assert centralized["private"].epsilon == pytest.approx(4.0)
     assert verify_run(tmp_path / "training").passed
     exec(compile(examples[1], "README.md", "exec"), federated)
-    assert (tmp_path / "run" / "guarantee.json").exists()
-    assert federated["server"].epsilon <= 8.0
+    assert federated["result"].epsilon == pytest.approx(8.0)
+    assert federated["result"].evaluation["error"] < 0.1
+    assert all((tmp_path / "run" / name).exists() for name in ("curves.png", "statement.md"))
+    assert verify_run(tmp_path / "run").passed
+    assert len([line for line in examples[1].splitlines() if line.strip()]) <= 15
     assert len(examples) == 2
 
 
