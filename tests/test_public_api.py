@@ -17,13 +17,13 @@ NAMES = """
 Adam AdaptiveClipping BLT BallsInBins Banded BandedInverse BinaryTree CyclicPoisson Dataset
 DpftrlError ErrorReport ExactSum FixedEpochs Fleet FullTree GeneralBLT Grid Guarantee Independent
 InvalidInput Mechanism MinSep NoiseKey NoiseStream Observed Participation Plan Poisson Released
-Round SampledGuarantee Sampler Sampling Sensitivity Server Settings Sgd SimulationResult SmoothTree
-SquareRoot StartModel Statement Status StreamState Toeplitz ToeplitzMechanism Workload account
-account_sampled calibrate calibrate_rho calibrate_sampled compose errors load_guarantee
-load_mechanism load_plan make_plan make_statement mechanism observe open_log optimize_band_inverse
-optimize_band_toeplitz optimize_bandmf optimize_blt optimize_for_balls_in_bins
-optimize_for_cyclic_poisson optimize_general_blt optimize_robust_blt read_status save_guarantee
-save_mechanism save_plan save_statement simulate verify_run
+ReleasedModel Round SampledGuarantee Sampler Sampling Sensitivity Server Settings Sgd
+SimulationResult SmoothTree SquareRoot StartModel Statement Status StreamState Toeplitz
+ToeplitzMechanism Workload account account_sampled calibrate calibrate_rho calibrate_sampled compose
+errors load_guarantee load_mechanism load_model load_plan make_plan make_statement mechanism observe
+open_log optimize_band_inverse optimize_band_toeplitz optimize_bandmf optimize_blt
+optimize_for_balls_in_bins optimize_for_cyclic_poisson optimize_general_blt optimize_robust_blt
+read_status save_guarantee save_mechanism save_plan save_statement simulate verify_run
 """
 
 

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         load_mechanism,
         save_mechanism,
     )
+    from dpftrl.models import ReleasedModel, load_model
     from dpftrl.noise import NoiseKey, NoiseStream
     from dpftrl.optimize import (
         optimize_band_inverse,
@@ -119,6 +120,7 @@ __all__ = [
     "Plan",
     "Poisson",
     "Released",
+    "ReleasedModel",
     "Round",
     "SampledGuarantee",
     "Sampler",
@@ -146,6 +148,7 @@ __all__ = [
     "errors",
     "load_guarantee",
     "load_mechanism",
+    "load_model",
     "load_plan",
     "make_plan",
     "make_statement",
@@ -187,6 +190,7 @@ _HOMES = {
             "Mechanism Sensitivity SmoothTree SquareRoot StreamState Toeplitz ToeplitzMechanism "
             "load_mechanism save_mechanism"
         ),
+        "dpftrl.models": "ReleasedModel load_model",
         "dpftrl.noise": "NoiseKey NoiseStream",
         "dpftrl.optimize": (
             "optimize_band_inverse optimize_band_toeplitz optimize_bandmf optimize_blt "

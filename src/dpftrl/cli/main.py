@@ -34,6 +34,7 @@ COMMANDS = {
     "train": "train_command",
     "verify": "verify_command",
     "export": "export_command",
+    "predict": "predict_command",
     "reproduce": "reproduce_command",
 }
 # What `dpftrl --help` says about each command: the first sentence of its own help text. It is
@@ -57,6 +58,7 @@ SUMMARIES = {
     "train": "Train a language model privately, with simulated clients in this process.",
     "verify": "Check that the files of a run were not changed, and that its epsilon is correct.",
     "export": "Write the released model of RUN to a file that can be shared.",
+    "predict": "Predict the next word after TEXT with an exported model.",
     "reproduce": "Recompute the tables and figures of the paper, and check each claim of the "
     "paper.",
 }
@@ -156,6 +158,7 @@ def dpftrl() -> None:
     How is the run doing?                     dpftrl status run
     Did the run keep its guarantee?           dpftrl verify run
     Write the model alone, to share it        dpftrl export run model.safetensors
+    Which word comes next?                    dpftrl predict model.safetensors "see you"
     Write who took part in which round        dpftrl ledger run --out ledger.csv
 
     Numbers can be written 2052, 2_052, 6.5k, 4.21M or 1e9. Every command takes --json. Exit codes:

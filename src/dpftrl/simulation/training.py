@@ -12,12 +12,15 @@ from typing import Any, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl import __version__
 from dpftrl._internal.deprecation import renamed_argument, warn
 from dpftrl._internal.progress import Progress
 from dpftrl.accounting import account, calibrate
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import Layout, RunFolder, Server, Settings, StartModel
+from dpftrl.federated.start_model import DESCRIPTION_FILE
 from dpftrl.mechanisms import Mechanism, load_mechanism, mechanism
+from dpftrl.models.description import describe
 from dpftrl.optimize import optimize_blt
 from dpftrl.participation import UNCAPPED, MinSep
 from dpftrl.plan import Fleet, Plan
@@ -31,6 +34,7 @@ from dpftrl.tasks.language_model import (
     Evaluation,
     Lstm,
     Window,
+    architecture,
     evaluate,
     language_model,
     pretrain,
@@ -118,7 +122,7 @@ class Training:
             InvalidInput: The folder already holds a run, or the settings do not fit together.
         """
         RunFolder(folder).refuse_if_begun()
-        refuse_other_files(folder, CONFIG)
+        refuse_other_files(folder, CONFIG, DESCRIPTION_FILE)
         task = load_training_task(config, on_progress)
         plan = plan or make_plan(config.privacy, len(task.train))
         _check_population(plan, task)
@@ -140,7 +144,12 @@ class Training:
             model,
             state_folder=state_folder,
             insecure_test_key=insecure_test_key,
-            files={CONFIG: config_text(config).encode()},
+            files={
+                CONFIG: config_text(config).encode(),
+                DESCRIPTION_FILE: describe(
+                    task, architecture(network(config.model, task)), f"dpftrl {__version__}"
+                ).content(),
+            },
         )
         return cls(config, task, server, state_folder)
 

@@ -68,6 +68,11 @@ class Layered(ABC):
         """Return new parameters in the order of sorted names."""
         return _initial_parameters(_skeleton(self.layers), seed)
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all parameters by name, without making any."""
+        leaves = jax.tree_util.tree_leaves_with_path(_skeleton(self.layers))
+        return {_name(path): tuple(leaf.shape) for path, leaf in leaves}
+
     def states(self, parameters: Mapping[str, Any], inputs: jax.Array) -> jax.Array:
         """Return the inputs of the last layer after each step."""
         return self.network(parameters).states(inputs)
@@ -192,6 +197,12 @@ def language_model(name: str, vocabulary: int, **sizes: int) -> Lstm | Window:
         if size not in known:
             raise InvalidInput(f"{name} has the sizes {', '.join(known)}, got {size!r:.60}")
     return MODELS[name](vocabulary, **sizes)
+
+
+def architecture(model: Lstm | Window) -> dict[str, Any]:
+    """Return the name of a model and its sizes, from which `language_model` makes an equal one."""
+    (name,) = (name for name, kind in MODELS.items() if type(model) is kind)
+    return {"name": name, **{field.name: getattr(model, field.name) for field in fields(model)}}
 
 
 def logits(model: Model, parameters: Mapping[str, Any], inputs: jax.Array) -> jax.Array:
