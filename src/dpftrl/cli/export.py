@@ -58,8 +58,8 @@ def export_command(
     `dpftrl predict` and dpftrl.load_model need nothing else. It contains no noise, no key and
     nothing about who took part.
 
-    A FOLDER gets model.safetensors and README.md: the model card in the format of Hugging Face, with
-    the privacy statement.
+    A FOLDER gets model.safetensors and README.md: the model card in the format of Hugging Face,
+    with the privacy statement.
     """
     refuse_centralized(run)
     targets = _targets(target, card, force)

@@ -32,8 +32,8 @@ from dpftrl.participation import MinSep
 
 # The metadata field of an exported model that lists the private runs that trained it.
 PROVENANCE: Final = "dpftrl_provenance"
-# The metadata field of an exported model that describes the model, and the sealed file of a run that
-# it is copied from. See `dpftrl.models.description`.
+# The metadata field of an exported model that describes the model, and the sealed file of a run
+# that it is copied from. See `dpftrl.models.description`.
 DESCRIPTION: Final = "dpftrl_model"
 DESCRIPTION_FILE: Final = "model.json"
 # The only metadata fields that version 0.1 wrote.

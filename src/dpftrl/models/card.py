@@ -17,8 +17,8 @@ TAGS: Final = ("differential-privacy", "federated-learning", "dp-ftrl")
 def model_card(model: ReleasedModel, statement: Statement, file: str = MODEL_FILE) -> str:
     """Return the model card of an exported model, with its privacy statement.
 
-    Everything in the card is public: the metadata of the model, and the statement. It has no metrics
-    and no statistics of the text.
+    Everything in the card is public: the metadata of the model, and the statement. It has no
+    metrics and no statistics of the text.
 
     Args:
         model: The exported model.
@@ -103,8 +103,8 @@ def _architecture(model: ReleasedModel) -> str:
         f"`{described.architecture.name}` ({sizes}), {size:,} parameters. The vocabulary has "
         f"{len(described.words):,} words from a public source and "
         f"{size_of_vocabulary(described) - len(described.words)} special tokens. Text is split by "
-        f"`{preprocessing.cut}`, and sentences had up to {preprocessing.sentence_length} words. All "
-        f"of this is in the metadata of the file, field `dpftrl_model`."
+        f"`{preprocessing.cut}`, and sentences had up to {preprocessing.sentence_length} words. "
+        "All of this is in the metadata of the file, field `dpftrl_model`."
     )
 
 
@@ -133,8 +133,8 @@ def _limits(described: ModelDescription | None) -> str:
     if described is None:
         return text
     return (
-        f"{text} The model only predicts words of its vocabulary, one at a time. It was not checked "
-        "for offensive suggestions."
+        f"{text} The model only predicts words of its vocabulary, one at a time. It was not "
+        "checked for offensive suggestions."
     )
 
 

@@ -87,7 +87,7 @@ class ReleasedModel:
         length = description.preprocessing.sentence_length
         # One row of a fixed length, so that JAX compiles the model once for all texts.
         row = [BEGIN, *description.vocabulary.numbers(words[-(length - 1) :] if length > 1 else [])]
-        inputs = np.zeros((1, length), np.int32)
+        inputs: Any = np.zeros((1, length), np.int32)
         inputs[0, : len(row)] = row
         from dpftrl.tasks.language_model import logits
 
@@ -97,7 +97,7 @@ class ReleasedModel:
             raise InvalidInput(f"{self.path} gives no finite scores: the model diverged")
         shares = np.exp(scores - scores.max())
         shares /= shares.sum()
-        best = np.argsort(-shares, kind="stable")[:top]
+        best: list[int] = np.argsort(-shares, kind="stable")[:top].tolist()
         return [NextWord(description.words[i], float(shares[i])) for i in best]
 
     def unknown_words(self, text: str) -> list[str]:
