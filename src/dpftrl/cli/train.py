@@ -9,6 +9,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
@@ -164,6 +165,10 @@ def _print_setting(training: "Training") -> None:
     )
     for line in _start_model_lines(training.server):
         say(line)
+    for line in training.summary.lines():
+        say(line)
+    for warning in training.summary.warnings():
+        say(f"warning: {warning}", err=True)
     if training.server.rounds:
         say(f"resuming after {training.server.rounds:,} rounds")
 
@@ -236,9 +241,10 @@ def _print_evaluation(progress: "TrainingProgress") -> None:
 
 
 def _progress_text(progress: "TrainingProgress") -> str:
+    accuracy = progress.accuracy or 0.0  # measured before the first round
     return (
         f"round {progress.point.round:,}/{progress.rounds:,}  {progress.reports:,} clients  "
-        f"accuracy {progress.accuracy:.2%}  epsilon {rounded_up(progress.point.epsilon)}"
+        f"accuracy {accuracy:.2%}  epsilon {rounded_up(progress.point.epsilon)}"
     )
 
 
@@ -255,6 +261,12 @@ def _print_result(training: "Training", end_reason: str | None, out: Path, as_js
         "delta": server.plan.guarantee.delta,
         "statement": str(out / "statement.md"),
         "verified": _is_verified(training),
+        # Statistics of the text, for the operator alone.
+        "private": {
+            "accuracy_of_all_words": evaluation.accuracy_of_all_words,
+            **msgspec.to_builtins(training.summary),
+            "warnings": training.summary.warnings(),
+        },
     }
     if as_json:
         print_json(result)
@@ -266,6 +278,12 @@ def _print_result(training: "Training", end_reason: str | None, out: Path, as_js
     say(
         f"accuracy {evaluation.accuracy:.2%}, perplexity {evaluation.perplexity:.1f}, "
         f"{_epsilon_text(server.epsilon, server.plan)}"
+    )
+    say(
+        "private, for your eyes: with unknown words counted as wrong, accuracy "
+        f"{evaluation.accuracy_of_all_words:.2%}; always guessing the most common word: "
+        f"{training.summary.baseline:.2%} of the known words, "
+        f"{training.summary.baseline_of_all_words:.2%} of all"
     )
     if server.rounds:
         say(f"statement: {out / 'statement.md'}")

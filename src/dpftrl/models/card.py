@@ -144,9 +144,11 @@ def _escaped(text: str) -> str:
 
 
 def _demoted(markdown: str) -> str:
-    """Markdown whose headings are one level lower; code blocks stay as they are."""
+    """Markdown whose headings are one level lower, without images; code stays as it is."""
     lines, in_code = list[str](), False
     for line in markdown.splitlines():
+        if line.startswith("!["):
+            continue  # the curves: an image beside the statement, and metrics are not in a card
         if line.startswith("```"):
             in_code = not in_code
         lines.append(f"#{line}" if line.startswith("#") and not in_code else line)

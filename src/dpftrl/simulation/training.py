@@ -25,8 +25,10 @@ from dpftrl.optimize import optimize_blt
 from dpftrl.participation import UNCAPPED, MinSep
 from dpftrl.plan import Fleet, Plan
 from dpftrl.simulation.config import Config, Network, Privacy, config_text, read_config
+from dpftrl.simulation.data_summary import DataSummary
 from dpftrl.simulation.jax_clients import JaxClients, LocalTraining
 from dpftrl.simulation.loop import Measured, TrainingLoop, TrainingProgress, refuse_other_files
+from dpftrl.simulation.metrics import plot_points
 from dpftrl.simulation.population import Population
 from dpftrl.statement.statement import Statement
 from dpftrl.tasks import UNKNOWN, Task, Vocabulary, load_task
@@ -45,7 +47,7 @@ Arrays = dict[str, NDArray[np.float32]]
 # A progress callback of pre-training, called with the step and its loss.
 OnStep = Callable[[int, float], None]
 
-CONFIG = "config.toml"
+CONFIG, CURVES = "config.toml", "curves.png"
 # Default number of buffers of an optimized BLT. A training of fewer rounds has one per round.
 BUFFERS = 4
 # Weight of the special tokens in the first output bias. They are never targets; the most frequent
@@ -63,6 +65,8 @@ class Training:
         config: Configuration of the training.
         task: The users and their text.
         server: The server of the run.
+        summary: Statistics of the text and of the noise, for the operator alone; they are also in
+            the folder `private/` of the run, and must not be published.
     """
 
     def __init__(
@@ -86,6 +90,8 @@ class Training:
             least=config.simulation.least_available,
             most=config.simulation.most_available,
         )
+        self.summary = DataSummary.of(task, server.plan, server.layout.size)
+        self.summary.save(server.folder.private)
         self._loop = TrainingLoop(
             server,
             clients,
@@ -216,7 +222,12 @@ class Training:
         Returns:
             The reason why there is no further round; None if `should_stop` ended the training.
         """
-        return self._loop.run(on_round, should_stop)
+        try:
+            return self._loop.run(on_round, should_stop)
+        finally:
+            # Beside the public curves, with a line that only the operator may see.
+            curves = self.server.folder.private / CURVES
+            plot_points(self._loop.points, curves, self.summary.baseline)
 
     @property
     def statement(self) -> Statement | None:

@@ -433,11 +433,18 @@ class Evaluation:
             end-of-sentence targets are not counted, as in the paper's StackOverflow benchmark.
         cross_entropy: Mean cross entropy of the same words, in nats.
         words: Number of these words.
+        unknown_words: Number of words in the same sentences that are not in the vocabulary.
     """
 
     accuracy: float
     cross_entropy: float
     words: int
+    unknown_words: int = 0
+
+    @property
+    def accuracy_of_all_words(self) -> float:
+        """The accuracy if an out-of-vocabulary word counts as a wrong guess."""
+        return self.accuracy * self.words / (self.words + self.unknown_words)
 
     @property
     def perplexity(self) -> float:
@@ -472,7 +479,7 @@ def evaluate(
         batch_loss, batch_hits = _scores(model, on_device, padded[first : first + EVALUATION_BATCH])
         loss, hits = loss + float(batch_loss), hits + int(batch_hits)
     words = _count(chosen)
-    return Evaluation(hits / words, loss / words, words)
+    return Evaluation(hits / words, loss / words, words, int(np.sum(chosen[:, 1:] == UNKNOWN)))
 
 
 def words_to_predict(sentences: NDArray[np.int32], most_sentences: int | None = None) -> int:
