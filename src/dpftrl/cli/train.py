@@ -150,6 +150,8 @@ def _check_extra() -> None:
 
 
 def _print_setting(training: "Training") -> None:
+    from dpftrl.simulation.training import why_not_pretrained
+
     plan: Plan = training.server.plan
     train, heldout = training.task.train, training.task.heldout
     say(f"{training.task.source}")
@@ -164,6 +166,8 @@ def _print_setting(training: "Training") -> None:
     )
     for line in _start_model_lines(training.server):
         say(line)
+    if reason := why_not_pretrained(training.config.model, training.task):
+        say(f"start model: new, without pre-training on public text: {reason}")
     if training.server.rounds:
         say(f"resuming after {training.server.rounds:,} rounds")
 
