@@ -37,7 +37,15 @@ from dpftrl.plots import MARK, check_plot_path
 
 SourceKind = Literal["mechanism", "plan", "guarantee", "run"]
 TargetKind = Literal[
-    "plan", "dataset plan", "guarantee", "mechanism", "statement", "picture", "model", "ledger"
+    "plan",
+    "dataset plan",
+    "guarantee",
+    "mechanism",
+    "statement",
+    "picture",
+    "model",
+    "ledger",
+    "config",
 ]
 
 MOST_JOURNAL_BYTES = 2**32
@@ -240,6 +248,8 @@ force_option = partial(
     callback=_remember,
     help="Replace an existing file that dpftrl did not write.",
 )
+# How a config file of `dpftrl tune` begins.
+TUNED = "# Settings chosen by `dpftrl tune`"
 # How files that dpftrl writes begin. A file with another beginning is somebody's own.
 BEGINNINGS: dict[str, tuple[bytes, ...]] = {
     ".png": (b"\x89PNG",),
@@ -306,6 +316,8 @@ def _is_ours(path: Path, kind: TargetKind) -> bool:
         return False
     if kind == "model":
         return _is_export(start)
+    if kind == "config":
+        return start.startswith(TUNED.encode())
     if kind == "ledger":
         return start.startswith(HEADER.encode())
     if path.suffix == ".html" and b"Privacy statement" not in start:

@@ -97,7 +97,7 @@ def train_command(
         else:
             click.echo(config_text(config), nl=False)
         return
-    _check_extra()
+    check_extra()
     from dpftrl.simulation.training import Training
 
     with progress_bar("preparing") as on_progress:
@@ -139,7 +139,8 @@ def _clip_norm_change(clip_norm: str) -> str:
         ) from None
 
 
-def _check_extra() -> None:
+def check_extra() -> None:
+    """Refuse to train without the packages of the extra `train`."""
     try:
         import equinox  # noqa: F401 # pyright: ignore[reportUnusedImport]
         import tensorboardX  # noqa: F401 # pyright: ignore[reportUnusedImport]

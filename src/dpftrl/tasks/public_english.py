@@ -68,7 +68,9 @@ def public_english(
     text = np.full((sentences, length + 1), BEGIN, np.int32)
     for place in range(1, length + 1):
         before = text[:, place - 1]
-        alone = np.searchsorted(shares, draws.random(sentences) * shares[-1], side="right")
+        alone: NDArray[np.int64] = np.searchsorted(
+            shares, draws.random(sentences) * shares[-1], side="right"
+        )
         first, last = pairs.starts[before], pairs.starts[before + 1]
         low, high = pairs.total[first], pairs.total[last]
         chosen = np.searchsorted(
