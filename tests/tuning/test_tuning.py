@@ -13,22 +13,8 @@ from dpftrl.tuning.candidates import candidates, with_changes
 from dpftrl.tuning.trial import TrialResult
 
 WORDS = [
-    "i",
-    "you",
-    "we",
-    "they",
-    "go",
-    "see",
-    "like",
-    "want",
-    "the",
-    "a",
-    "dog",
-    "cat",
-    "house",
-    "car",
-    "now",
-    "then",
+    *("i", "you", "we", "they", "go", "see", "like", "want"),
+    *("the", "a", "dog", "cat", "house", "car", "now", "then"),
 ]
 
 
