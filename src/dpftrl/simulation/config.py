@@ -300,7 +300,7 @@ SMALL_WINDOW = Network(
     pretraining_cooldown=True,
 )
 # The noise of the last rounds stays in the model: small steps at the end let less of it in.
-COOLING = Sgd(learning_rate=1.0, momentum=0.9, schedule="cooldown:last-half:0.05")
+COOLING = Sgd(learning_rate=0.5, momentum=0.9, schedule="cooldown:last-half:0.05")
 # Defaults of every task. For StackOverflow they are the paper's.
 PRESETS: Final[dict[str, Config]] = {
     "chitchat": Config(
@@ -324,12 +324,15 @@ PRESETS: Final[dict[str, Config]] = {
         clip_norm=0.3,
         evaluate_every=20,
         data=Data(vocabulary_size=1_000),
+        # There is much public text, which trains a larger model than the clients alone could.
         model=Network(
             name="window",
-            sizes={"embedding": 16, "hidden": 16},
-            pretraining_steps=2_000,
+            sizes={"embedding": 32, "words": 7, "hidden": 64},
+            pretraining_steps=4_000,
             pretraining_rate=5e-3,
+            pretraining_cooldown=True,
         ),
+        server=Sgd(learning_rate=0.25, momentum=0.9, schedule="cooldown:last-half:0.05"),
         privacy=Privacy(rounds=300, availability=0.95, epsilon=8.0, delta=1e-5),
     ),
     "stackoverflow": Config(
