@@ -46,6 +46,7 @@ TargetKind = Literal[
     "model",
     "card",
     "ledger",
+    "config",
 ]
 
 MOST_JOURNAL_BYTES = 2**32
@@ -252,6 +253,8 @@ force_option = partial(
     callback=_remember,
     help="Replace an existing file that dpftrl did not write.",
 )
+# How a config file of `dpftrl tune` begins.
+TUNED = "# Settings chosen by `dpftrl tune`"
 # How files that dpftrl writes begin. A file with another beginning is somebody's own.
 BEGINNINGS: dict[str, tuple[bytes, ...]] = {
     ".png": (b"\x89PNG",),
@@ -320,6 +323,8 @@ def _is_ours(path: Path, kind: TargetKind) -> bool:
         return _is_export(start)
     if kind == "card":
         return start.startswith(f"---\n{CARD_MARK}\n".encode())
+    if kind == "config":
+        return start.startswith(TUNED.encode())
     if kind == "ledger":
         return start.startswith(HEADER.encode())
     if path.suffix == ".html" and b"Privacy statement" not in start:

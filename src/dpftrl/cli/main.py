@@ -32,6 +32,7 @@ COMMANDS = {
     "statement": "statement_command",
     "status": "status_command",
     "train": "train_command",
+    "tune": "tune_command",
     "verify": "verify_command",
     "export": "export_command",
     "predict": "predict_command",
@@ -56,6 +57,7 @@ SUMMARIES = {
     "statement": "Write the privacy statement of a plan, a guarantee or a run, as Markdown, HTML "
     "and JSON.",
     "train": "Train a language model privately, with simulated clients in this process.",
+    "tune": "Choose the settings of a private training by trials on public text.",
     "verify": "Check that the files of a run were not changed, and that its epsilon is correct.",
     "export": "Write the released model of RUN to a file that can be shared.",
     "predict": "Predict the next word after TEXT with an exported model.",
@@ -154,6 +156,7 @@ def dpftrl() -> None:
     Training:
 
     \b
+    Choose the settings on public text        dpftrl tune --out tuned.toml
     Train on the text of simulated clients    dpftrl train --out run
     How is the run doing?                     dpftrl status run
     Did the run keep its guarantee?           dpftrl verify run

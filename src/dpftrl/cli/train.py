@@ -98,7 +98,7 @@ def train_command(
         else:
             click.echo(config_text(config), nl=False)
         return
-    _check_extra()
+    check_extra()
     from dpftrl.simulation.training import Training
 
     with progress_bar("preparing") as on_progress:
@@ -140,7 +140,8 @@ def _clip_norm_change(clip_norm: str) -> str:
         ) from None
 
 
-def _check_extra() -> None:
+def check_extra() -> None:
+    """Refuse to train without the packages of the extra `train`."""
     try:
         import equinox  # noqa: F401 # pyright: ignore[reportUnusedImport]
         import tensorboardX  # noqa: F401 # pyright: ignore[reportUnusedImport]
@@ -151,6 +152,8 @@ def _check_extra() -> None:
 
 
 def _print_setting(training: "Training") -> None:
+    from dpftrl.simulation.training import why_not_pretrained
+
     plan: Plan = training.server.plan
     train, heldout = training.task.train, training.task.heldout
     say(f"{training.task.source}")
@@ -165,6 +168,8 @@ def _print_setting(training: "Training") -> None:
     )
     for line in _start_model_lines(training.server):
         say(line)
+    if reason := why_not_pretrained(training.config.model, training.task):
+        say(f"start model: new, without pre-training on public text: {reason}")
     for line in training.summary.lines():
         say(line)
     for warning in training.summary.warnings():

@@ -131,9 +131,9 @@ def noise_to_signal(plan: Plan, parameters: int) -> float:
     """The norm of the noise in the final model, divided by the largest norm of the signal.
 
     The signal of a round is the mean of clipped updates, whose norm is at most the clip norm; that
-    of all rounds is their sum. The noise on the sum of the first rounds has, per coordinate, at most
-    the standard deviation `noise_multiplier * clip_norm * max_error`. The clip norm cancels, and so
-    does a constant learning rate.
+    of all rounds is their sum. The noise on the sum of the first rounds has, per coordinate, at
+    most the standard deviation `noise_multiplier * clip_norm * max_error`. The clip norm cancels,
+    and so does a constant learning rate.
     """
     rounds, goal = plan.participation.rounds, plan.fleet.report_goal
     error = plan.mechanism.error_report(plan.participation).max_error

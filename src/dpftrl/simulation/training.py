@@ -24,7 +24,7 @@ from dpftrl.models.description import describe
 from dpftrl.optimize import optimize_blt
 from dpftrl.participation import UNCAPPED, MinSep
 from dpftrl.plan import Fleet, Plan
-from dpftrl.simulation.config import Config, Network, Privacy, config_text, read_config
+from dpftrl.simulation.config import Config, Network, Privacy, config_text, read_run_config
 from dpftrl.simulation.data_summary import DataSummary
 from dpftrl.simulation.jax_clients import JaxClients, LocalTraining
 from dpftrl.simulation.loop import Measured, TrainingLoop, TrainingProgress, refuse_other_files
@@ -42,6 +42,7 @@ from dpftrl.tasks.language_model import (
     pretrain,
     words_to_predict,
 )
+from dpftrl.tasks.public_english import public_english, why_not_english
 
 Arrays = dict[str, NDArray[np.float32]]
 # A progress callback of pre-training, called with the step and its loss.
@@ -53,6 +54,8 @@ BUFFERS = 4
 # Weight of the special tokens in the first output bias. They are never targets; the most frequent
 # word has weight 1.
 SPECIAL_TOKEN_WEIGHT = 1e-5
+# Sentences that are made from public frequencies, for tasks without public text.
+PUBLIC_SENTENCES = 50_000
 
 
 @final
@@ -187,7 +190,7 @@ class Training:
                 f"{folder} holds a run without {CONFIG}: `dpftrl train` did not create it; resume "
                 "it with the program that did, for example by calling dpftrl.simulate again"
             )
-        config = read_config(folder / CONFIG)
+        config = read_run_config(folder / CONFIG)
         server = Server.resume(folder, state_folder=state_folder, trust_folder=trust_folder)
         try:
             return cls(config, load_training_task(config, on_progress), server, state_folder)
@@ -280,7 +283,9 @@ def starting_arrays(
 def starting_model(
     settings: Network, task: Task, seed: int, on_step: OnStep | None = None
 ) -> StartModel | Arrays:
-    """Return a model from a file, a model pre-trained on the task's public text, or a new one.
+    """Return a model from a file, a model pre-trained on public text, or a new one.
+
+    If there is no public text for the task's vocabulary, the model is new (`why_not_pretrained`).
 
     A model without a file contains nothing from the clients. A file records where its model comes
     from, and a run that starts from it is composed with the private runs that trained it.
@@ -292,7 +297,7 @@ def starting_model(
         on_step: Called with each step of pre-training and its loss.
 
     Raises:
-        InvalidInput: The file holds another kind of model, or the task has no public text.
+        InvalidInput: The file holds another kind of model.
     """
     model = network(settings, task)
     if settings.start is not None:
@@ -300,16 +305,34 @@ def starting_model(
         if mismatch := Layout.of(model.init(seed)).misfit(start.arrays):
             raise InvalidInput(f"{settings.start} is a model of another kind: {mismatch}")
         return start
-    if settings.pretraining_steps:
-        if task.public is None:
-            raise InvalidInput(
-                f"{task.name} has no public text for pre-training; set pretraining_steps=0"
-            )
-        steps, rate = settings.pretraining_steps, settings.pretraining_rate
-        return pretrain(model, task.public, seed, steps=steps, learning_rate=rate, on_step=on_step)
+    if settings.pretraining_steps and why_not_pretrained(settings, task) is None:
+        return pretrain(
+            model,
+            _public_text(task),
+            seed,
+            steps=settings.pretraining_steps,
+            learning_rate=settings.pretraining_rate,
+            cooldown=settings.pretraining_cooldown,
+            on_step=on_step,
+        )
     arrays = dict(model.init(seed))
     arrays["output.bias"] = _zipf_log_frequencies(len(task.vocabulary))
     return arrays
+
+
+def why_not_pretrained(settings: Network, task: Task) -> str | None:
+    """Return why a model starts without pre-training, although the settings ask for it."""
+    if settings.start is not None or not settings.pretraining_steps or task.public is not None:
+        return None
+    return why_not_english(task.vocabulary)
+
+
+def _public_text(task: Task) -> NDArray[np.int32]:
+    """Return the task's public text, or else text made from public English frequencies."""
+    if task.public is not None:
+        return task.public
+    length = task.train.sentences.shape[1] - 1
+    return public_english(task.vocabulary, PUBLIC_SENTENCES, length)
 
 
 def _zipf_log_frequencies(size: int) -> NDArray[np.float32]:

@@ -354,6 +354,7 @@ def pretrain(
     steps: int,
     batch_size: int = 64,
     learning_rate: float = 2e-3,
+    cooldown: bool = False,
     on_step: Callable[[int, float], None] | None = None,
 ) -> Parameters:
     """Train a fresh model with Adam on batches drawn at random from public sentences.
@@ -368,6 +369,7 @@ def pretrain(
         steps: Number of batches.
         batch_size: Sentences per batch.
         learning_rate: Learning rate of Adam.
+        cooldown: Whether the learning rate falls to zero, in equal steps, over the second half.
         on_step: Progress callback, called after each step with its number, from 1, and its loss.
 
     Raises:
@@ -382,7 +384,8 @@ def pretrain(
     draws = np.random.default_rng(seed)
     for number in range(1, steps + 1):
         batch = sentences[draws.integers(len(sentences), size=batch_size)]
-        state, batch_loss = _step(model, learning_rate, state, batch)
+        left = min(1.0, 2 * (1 - (number - 1) / steps)) if cooldown else 1.0
+        state, batch_loss = _step(model, learning_rate * left, state, batch)
         if on_step is not None:
             on_step(number, float(batch_loss))
     return {name: np.asarray(array) for name, array in state.parameters.items()}
@@ -393,9 +396,9 @@ def _initial_state(parameters: Parameters) -> AdamState:
     return AdamState(jax.tree.map(jnp.asarray, parameters), zeros, zeros, jnp.zeros(()))
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=0)
 def _step(
-    model: Model, learning_rate: float, state: AdamState, batch: jax.Array
+    model: Model, learning_rate: float | jax.Array, state: AdamState, batch: jax.Array
 ) -> tuple[AdamState, jax.Array]:
     """Take one step of Adam; return the new state and the loss of the batch."""
     batch_loss, gradients = jax.value_and_grad(partial(loss, model))(state.parameters, batch)
