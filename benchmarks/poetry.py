@@ -9,6 +9,7 @@ import statistics
 import time
 from pathlib import Path
 
+from _small_settings import POETRY
 from rich.console import Console
 from rich.table import Table
 
@@ -34,7 +35,7 @@ def main() -> None:
         name: [one_run(name, seed, chosen.set, chosen.runs) for seed in range(chosen.seeds)]
         for name in chosen.mechanisms
     }
-    config = read_config(None, ['task="poetry"', *chosen.set])
+    config = read_config(None, [*POETRY, *chosen.set])
     result = {"privacy": {"epsilon": config.privacy.epsilon, "delta": config.privacy.delta}}
     result |= {"settings": chosen.set, "runs": found}
     chosen.out.write_text(json.dumps(result, indent=2) + "\n")
@@ -44,7 +45,7 @@ def main() -> None:
 def one_run(name: str, seed: int, changes: list[str], runs: Path) -> dict:
     """One training, from the beginning or from where it stopped."""
     folder = runs / f"{name}-{seed}"
-    chosen = ['task="poetry"', f'privacy.mechanism="{name}"', f"seed={seed}", *changes]
+    chosen = [*POETRY, f'privacy.mechanism="{name}"', f"seed={seed}", *changes]
     started = time.monotonic()
     if (folder / "private" / "journal.jsonl").exists():
         training = Training.resume(folder)

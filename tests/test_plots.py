@@ -11,6 +11,7 @@ from dpftrl import MinSep, plots
 from dpftrl.plan import Budget, Fleet, Option, Question, extrapolate, mechanism, options
 from dpftrl.plots import (
     COLOURS,
+    Panel,
     Rival,
     line_sizes,
     line_styles,
@@ -186,10 +187,12 @@ def test_coefficients_of_several_mechanisms_differ(drawn):
 @pytest.mark.parametrize("points", [0, 1, 200])
 def test_training_curves_have_labels_and_visible_points(drawn, points):
     rounds = list(range(points))
-    figure = drawn(plot_training, rounds, [0.2] * points, [0.01 * n for n in rounds])
-    assert [axes.get_ylabel() for axes in figure.axes] == [
-        "accuracy on held-out clients (%)",
-        "epsilon of all rounds so far",
+    panels = [
+        Panel("accuracy (%)", rounds, [0.2] * points, baseline=0.1),
+        Panel("epsilon of all rounds so far", rounds, [0.01 * n for n in rounds]),
     ]
-    assert all(line.get_marker() != "None" for axes in figure.axes for line in axes.lines)
+    figure = drawn(plot_training, panels)
+    assert [axes.get_ylabel() for axes in figure.axes] == [panel.label for panel in panels]
+    assert [len(axes.lines) for axes in figure.axes] == [2, 1]  # one with the baseline
+    assert all(axes.lines[0].get_marker() != "None" for axes in figure.axes)
     check_text(figure)

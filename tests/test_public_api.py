@@ -15,15 +15,15 @@ from dpftrl import verify_run
 ROOT = Path(__file__).parent.parent
 NAMES = """
 Adam AdaptiveClipping BLT BallsInBins Banded BandedInverse BinaryTree CyclicPoisson Dataset
-DpftrlError ErrorReport
-ExactSum FixedEpochs Fleet FullTree GeneralBLT Grid Guarantee Independent InvalidInput Mechanism
-MinSep NoiseKey NoiseStream Observed Participation Plan Poisson Released Round SampledGuarantee
-Sampler Sampling Sensitivity Server Settings Sgd SmoothTree SquareRoot StartModel Statement Status
-StreamState Toeplitz ToeplitzMechanism Workload account account_sampled calibrate calibrate_rho
-calibrate_sampled compose errors load_guarantee load_mechanism load_plan make_plan make_statement
-mechanism observe open_log optimize_band_inverse optimize_band_toeplitz optimize_bandmf optimize_blt
+DpftrlError ErrorReport ExactSum FixedEpochs Fleet FullTree GeneralBLT Grid Guarantee Independent
+InvalidInput Mechanism MinSep NoiseKey NoiseStream Observed Participation Plan Poisson Released
+ReleasedModel Round SampledGuarantee Sampler Sampling Sensitivity Server Settings Sgd
+SimulationResult SmoothTree SquareRoot StartModel Statement Status StreamState Toeplitz
+ToeplitzMechanism Workload account account_sampled calibrate calibrate_rho calibrate_sampled compose
+errors load_guarantee load_mechanism load_model load_plan make_plan make_statement mechanism observe
+open_log optimize_band_inverse optimize_band_toeplitz optimize_bandmf optimize_blt
 optimize_for_balls_in_bins optimize_for_cyclic_poisson optimize_general_blt optimize_robust_blt
-read_status save_guarantee save_mechanism save_plan save_statement verify_run
+read_status save_guarantee save_mechanism save_plan save_statement simulate verify_run
 """
 
 
@@ -60,8 +60,11 @@ def test_the_python_examples_of_the_readme_run(tmp_path, monkeypatch):
     assert centralized["private"].epsilon == pytest.approx(4.0)
     assert verify_run(tmp_path / "training").passed
     exec(compile(examples[1], "README.md", "exec"), federated)
-    assert (tmp_path / "run" / "guarantee.json").exists()
-    assert federated["server"].epsilon <= 8.0
+    assert federated["result"].epsilon == pytest.approx(8.0)
+    assert federated["result"].evaluation["error"] < 0.1
+    assert all((tmp_path / "run" / name).exists() for name in ("curves.png", "statement.md"))
+    assert verify_run(tmp_path / "run").passed
+    assert len([line for line in examples[1].splitlines() if line.strip()]) <= 15
     assert len(examples) == 2
 
 

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         load_mechanism,
         save_mechanism,
     )
+    from dpftrl.models import ReleasedModel, load_model
     from dpftrl.noise import NoiseKey, NoiseStream
     from dpftrl.optimize import (
         optimize_band_inverse,
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     )
     from dpftrl.plan import Dataset, Fleet, Plan, load_plan, make_plan, mechanism, save_plan
     from dpftrl.sampler import Sampler
+    from dpftrl.simulation import SimulationResult, simulate
     from dpftrl.statement import Statement, make_statement, save_statement
     from dpftrl.status import Status, read_status
     from dpftrl.verify import verify_run
@@ -118,6 +120,7 @@ __all__ = [
     "Plan",
     "Poisson",
     "Released",
+    "ReleasedModel",
     "Round",
     "SampledGuarantee",
     "Sampler",
@@ -126,6 +129,7 @@ __all__ = [
     "Server",
     "Settings",
     "Sgd",
+    "SimulationResult",
     "SmoothTree",
     "SquareRoot",
     "StartModel",
@@ -144,6 +148,7 @@ __all__ = [
     "errors",
     "load_guarantee",
     "load_mechanism",
+    "load_model",
     "load_plan",
     "make_plan",
     "make_statement",
@@ -163,6 +168,7 @@ __all__ = [
     "save_mechanism",
     "save_plan",
     "save_statement",
+    "simulate",
     "verify_run",
 ]
 
@@ -184,6 +190,7 @@ _HOMES = {
             "Mechanism Sensitivity SmoothTree SquareRoot StreamState Toeplitz ToeplitzMechanism "
             "load_mechanism save_mechanism"
         ),
+        "dpftrl.models": "ReleasedModel load_model",
         "dpftrl.noise": "NoiseKey NoiseStream",
         "dpftrl.optimize": (
             "optimize_band_inverse optimize_band_toeplitz optimize_bandmf optimize_blt "
@@ -195,6 +202,7 @@ _HOMES = {
         ),
         "dpftrl.sampler": "Sampler",
         "dpftrl.plan": "Dataset Fleet Plan load_plan make_plan mechanism save_plan",
+        "dpftrl.simulation": "SimulationResult simulate",
         "dpftrl.statement": "Statement make_statement save_statement",
         "dpftrl.status": "Status read_status",
         "dpftrl.verify": "verify_run",

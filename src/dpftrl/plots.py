@@ -6,9 +6,10 @@ them apart. Lines that are drawn first are wider, so that a line on top does not
 
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
@@ -218,20 +219,41 @@ def _mark_plan(axes: Any, walk: Walk, planned: Point, target: float | None, refe
     )
 
 
-def plot_training(
-    rounds: Sequence[int], accuracy: Sequence[float], epsilon: Sequence[float], path: Path
-) -> None:
-    """Plot accuracy on held-out clients, and epsilon, by round."""
-    figure, (left, right) = _figure(path, 2, height=3.4)
-    every = _spread_markers(len(rounds))
-    percent = [100 * share for share in accuracy]
-    left.plot(rounds, percent, color=COLOURS[0], marker="o", markersize=4, markevery=every)
-    left.set_ylabel("accuracy on held-out clients (%)")
-    right.plot(rounds, epsilon, color=COLOURS[1], marker="s", markersize=4, markevery=every)
-    right.set_ylabel("epsilon of all rounds so far")
-    for axes in (left, right):
+@final
+@dataclass(frozen=True)
+class Panel:
+    """A curve by rounds.
+
+    Attributes:
+        label: Label of the vertical axis.
+        rounds: Number of released rounds at each value.
+        values: The values.
+        baseline: A value to compare with, drawn as a dashed line; None for no line.
+    """
+
+    label: str
+    rounds: Sequence[int]
+    values: Sequence[float]
+    baseline: float | None = None
+
+
+def plot_training(panels: Sequence[Panel], path: Path) -> None:
+    """Plot curves of a training by round, one beside the other."""
+    figure, all_axes = _figure(path, len(panels), height=3.4)
+    marks = zip(cycle(COLOURS), cycle(MARKERS), strict=False)
+    each: list[Any] = np.ravel(all_axes).tolist()
+    for panel, axes, (colour, mark) in zip(panels, each, marks, strict=False):
+        every = _spread_markers(len(panel.rounds))
+        style = {"color": colour, "marker": mark, "markersize": 4, "markevery": every}
+        axes.plot(panel.rounds, panel.values, **style)
+        axes.set_ylabel(panel.label)
         axes.set_xlabel("rounds released")
-        axes.set_ylim(bottom=0)
+        if panel.baseline is not None:
+            dashes: Any = {"color": "0.4", "linewidth": 1, "linestyle": (0, (6, 3))}
+            axes.axhline(panel.baseline, label="always the most common word", **dashes)
+            axes.legend(frameon=False, fontsize="small")
+        if min(panel.values, default=0.0) >= 0:
+            axes.set_ylim(bottom=0)
     _save(figure, path)
 
 

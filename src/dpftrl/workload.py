@@ -67,7 +67,7 @@ class Workload:
         Args:
             schedule: The learning rates, or the name of a schedule. `cooldown:last-quarter:0.05`
                 keeps the rate at 1, and lowers it to 0.05 in equal steps over the last quarter of
-                the rounds.
+                the rounds. `constant` keeps the rate at 1.
             rounds: Number of rounds.
             momentum: See `Workload`.
             weight_decay: See `Workload`.
@@ -133,11 +133,13 @@ PREFIX_SUM = Workload()
 
 def _named_schedule(text: str, rounds: int) -> tuple[float, ...]:
     """The learning rates of a schedule such as cooldown:last-quarter:0.05."""
+    if text == "constant":
+        return (1.0,) * rounds
     match = re.fullmatch(r"cooldown:last-(\w+):([0-9.e-]+)", text)
     fraction = FRACTIONS.get(match[1]) if match else None
     if match is None or fraction is None:
         raise InvalidInput(
-            "a schedule is a list of learning rates, or like cooldown:last-quarter:0.05 "
+            "a schedule is a list of learning rates, constant, or like cooldown:last-quarter:0.05 "
             f"({', '.join(FRACTIONS)}), got {text!r:.80}"
         )
     try:

@@ -317,6 +317,7 @@ vocabulary = "{tmp_path}/words.txt"
 heldout_share = 0.2
 [model]
 name = "window"
+pretraining_steps = 0
 sizes = {{ embedding = 2, hidden = 2 }}
 [privacy]
 rounds = 2

@@ -62,6 +62,7 @@ vocabulary = "{root}/words.txt"
 heldout_share = 0.2
 [model]
 name = "window"
+pretraining_steps = 0
 sizes = {{ embedding = 4, hidden = 4 }}
 [client]
 learning_rate = 0.5

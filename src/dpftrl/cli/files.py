@@ -37,10 +37,23 @@ from dpftrl.plots import MARK, check_plot_path
 
 SourceKind = Literal["mechanism", "plan", "guarantee", "run"]
 TargetKind = Literal[
-    "plan", "dataset plan", "guarantee", "mechanism", "statement", "picture", "model", "ledger"
+    "plan",
+    "dataset plan",
+    "guarantee",
+    "mechanism",
+    "statement",
+    "picture",
+    "model",
+    "card",
+    "ledger",
+    "config",
 ]
 
 MOST_JOURNAL_BYTES = 2**32
+# The header of a safetensors file is smaller than this.
+MOST_HEADER_BYTES = 100 * 10**6
+# The first line of the metadata of a model card; see `dpftrl.models.card`.
+CARD_MARK = "library_name: dpftrl"
 # The key of the option --force in click's `Context.meta`.
 FORCE = "dpftrl.cli.force"
 
@@ -240,6 +253,8 @@ force_option = partial(
     callback=_remember,
     help="Replace an existing file that dpftrl did not write.",
 )
+# How a config file of `dpftrl tune` begins.
+TUNED = "# Settings chosen by `dpftrl tune`"
 # How files that dpftrl writes begin. A file with another beginning is somebody's own.
 BEGINNINGS: dict[str, tuple[bytes, ...]] = {
     ".png": (b"\x89PNG",),
@@ -301,11 +316,15 @@ def _is_ours(path: Path, kind: TargetKind) -> bool:
             return written in (f"dpftrl {kind}", f"dpftrl centralized {kind}")
         content = path.read_bytes() if kind == "picture" else b""  # a PDF has its mark at the end
         with path.open("rb") as file:
-            start = file.read(2**16)
+            start = file.read(MOST_HEADER_BYTES if kind == "model" else 2**16)
     except (InvalidInput, OSError):
         return False
     if kind == "model":
         return _is_export(start)
+    if kind == "card":
+        return start.startswith(f"---\n{CARD_MARK}\n".encode())
+    if kind == "config":
+        return start.startswith(TUNED.encode())
     if kind == "ledger":
         return start.startswith(HEADER.encode())
     if path.suffix == ".html" and b"Privacy statement" not in start:

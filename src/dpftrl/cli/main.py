@@ -32,8 +32,10 @@ COMMANDS = {
     "statement": "statement_command",
     "status": "status_command",
     "train": "train_command",
+    "tune": "tune_command",
     "verify": "verify_command",
     "export": "export_command",
+    "predict": "predict_command",
     "reproduce": "reproduce_command",
     "web": "web_command",
 }
@@ -56,8 +58,10 @@ SUMMARIES = {
     "statement": "Write the privacy statement of a plan, a guarantee or a run, as Markdown, HTML "
     "and JSON.",
     "train": "Train a language model privately, with simulated clients in this process.",
+    "tune": "Choose the settings of a private training by trials on public text.",
     "verify": "Check that the files of a run were not changed, and that its epsilon is correct.",
     "export": "Write the released model of RUN to a file that can be shared.",
+    "predict": "Predict the next word after TEXT with an exported model.",
     "reproduce": "Recompute the tables and figures of the paper, and check each claim of the "
     "paper.",
     "web": "Open a web page that plans a training, and shows how runs are doing.",
@@ -155,11 +159,13 @@ def dpftrl() -> None:
     Training:
 
     \b
+    Choose the settings on public text        dpftrl tune --out tuned.toml
     Train on the text of simulated clients    dpftrl train --out run
     How is the run doing?                     dpftrl status run
     The same on a web page                    dpftrl web --runs run
     Did the run keep its guarantee?           dpftrl verify run
     Write the model alone, to share it        dpftrl export run model.safetensors
+    Which word comes next?                    dpftrl predict model.safetensors "see you"
     Write who took part in which round        dpftrl ledger run --out ledger.csv
 
     Numbers can be written 2052, 2_052, 6.5k, 4.21M or 1e9. Every command takes --json. Exit codes:

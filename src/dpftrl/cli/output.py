@@ -48,6 +48,12 @@ def print_json(content: Any) -> None:
     click.echo(UNPRINTABLE.sub(_json_escape, msgspec.json.format(encoded, indent=2).decode()))
 
 
+def print_json_line(content: Any) -> None:
+    """Print JSON on one line of standard output."""
+    encoded = msgspec.json.encode(content, enc_hook=_plain).decode()
+    click.echo(UNPRINTABLE.sub(_json_escape, encoded))
+
+
 def _json_escape(match: re.Match[str]) -> str:
     character = match[0]
     return character if character.isprintable() else json.dumps(character)[1:-1]

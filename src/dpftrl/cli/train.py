@@ -9,6 +9,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
@@ -97,7 +98,7 @@ def train_command(
         else:
             click.echo(config_text(config), nl=False)
         return
-    _check_extra()
+    check_extra()
     from dpftrl.simulation.training import Training
 
     with progress_bar("preparing") as on_progress:
@@ -139,7 +140,8 @@ def _clip_norm_change(clip_norm: str) -> str:
         ) from None
 
 
-def _check_extra() -> None:
+def check_extra() -> None:
+    """Refuse to train without the packages of the extra `train`."""
     try:
         import equinox  # noqa: F401 # pyright: ignore[reportUnusedImport]
         import tensorboardX  # noqa: F401 # pyright: ignore[reportUnusedImport]
@@ -150,6 +152,8 @@ def _check_extra() -> None:
 
 
 def _print_setting(training: "Training") -> None:
+    from dpftrl.simulation.training import why_not_pretrained
+
     plan: Plan = training.server.plan
     train, heldout = training.task.train, training.task.heldout
     say(f"{training.task.source}")
@@ -164,6 +168,12 @@ def _print_setting(training: "Training") -> None:
     )
     for line in _start_model_lines(training.server):
         say(line)
+    if reason := why_not_pretrained(training.config.model, training.task):
+        say(f"start model: new, without pre-training on public text: {reason}")
+    for line in training.summary.lines():
+        say(line)
+    for warning in training.summary.warnings():
+        say(f"warning: {warning}", err=True)
     if training.server.rounds:
         say(f"resuming after {training.server.rounds:,} rounds")
 
@@ -236,9 +246,10 @@ def _print_evaluation(progress: "TrainingProgress") -> None:
 
 
 def _progress_text(progress: "TrainingProgress") -> str:
+    accuracy = progress.accuracy or 0.0  # measured before the first round
     return (
         f"round {progress.point.round:,}/{progress.rounds:,}  {progress.reports:,} clients  "
-        f"accuracy {progress.accuracy:.2%}  epsilon {rounded_up(progress.point.epsilon)}"
+        f"accuracy {accuracy:.2%}  epsilon {rounded_up(progress.point.epsilon)}"
     )
 
 
@@ -255,6 +266,12 @@ def _print_result(training: "Training", end_reason: str | None, out: Path, as_js
         "delta": server.plan.guarantee.delta,
         "statement": str(out / "statement.md"),
         "verified": _is_verified(training),
+        # Statistics of the text, for the operator alone.
+        "private": {
+            "accuracy_of_all_words": evaluation.accuracy_of_all_words,
+            **msgspec.to_builtins(training.summary),
+            "warnings": training.summary.warnings(),
+        },
     }
     if as_json:
         print_json(result)
@@ -266,6 +283,12 @@ def _print_result(training: "Training", end_reason: str | None, out: Path, as_js
     say(
         f"accuracy {evaluation.accuracy:.2%}, perplexity {evaluation.perplexity:.1f}, "
         f"{_epsilon_text(server.epsilon, server.plan)}"
+    )
+    say(
+        "private, for your eyes: with unknown words counted as wrong, accuracy "
+        f"{evaluation.accuracy_of_all_words:.2%}; always guessing the most common word: "
+        f"{training.summary.baseline:.2%} of the known words, "
+        f"{training.summary.baseline_of_all_words:.2%} of all"
     )
     if server.rounds:
         say(f"statement: {out / 'statement.md'}")

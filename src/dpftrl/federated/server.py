@@ -6,6 +6,7 @@ releases the model. The calling code (`dpftrl.simulation`, `dpftrl.flower` or yo
 over rounds: it sends models to clients and passes their updates to the server.
 """
 
+import hashlib
 import math
 import os
 import time
@@ -20,17 +21,24 @@ from numpy.typing import NDArray
 from dpftrl._internal.arrays import Float32Vector, Layout
 from dpftrl._internal.checks import as_float
 from dpftrl._internal.deprecation import warn
-from dpftrl._internal.storage import replace_file
+from dpftrl._internal.storage import read_file, replace_file
 from dpftrl.accounting import Guarantee
 from dpftrl.clipping import ExactSum
-from dpftrl.errors import InvalidInput, RunOver, TooFewClients
+from dpftrl.errors import InvalidInput, RunOver, TooFewClients, UnsafeState
 from dpftrl.federated.eligibility import Exposure, Shortage
 from dpftrl.federated.optimizers import State
 from dpftrl.federated.pseudonyms import Population
 from dpftrl.federated.round import Released, Reports, Round
 from dpftrl.federated.run_guarantee import RunGuarantee
 from dpftrl.federated.settings import Settings
-from dpftrl.federated.start_model import PROVENANCE, Start, StartModel, provenance_metadata
+from dpftrl.federated.start_model import (
+    DESCRIPTION,
+    DESCRIPTION_FILE,
+    PROVENANCE,
+    Start,
+    StartModel,
+    provenance_metadata,
+)
 from dpftrl.federated.store.run_folder import RunFolder
 from dpftrl.federated.store.run_store import RunStore
 from dpftrl.plan import Plan
@@ -267,8 +275,9 @@ class Server:
         """Write the last released model to a .safetensors file, which is meant to be shared.
 
         The metadata of the file contains the number of rounds, epsilon, delta, and all private runs
-        that trained the model, so that a later run can compose its guarantee with theirs. The file
-        does not show who took part, and contains no noise and no key.
+        that trained the model, so that a later run can compose its guarantee with theirs. If the
+        run was created with a file `model.json`, which describes the model, it is in the metadata
+        too. The file does not show who took part, and contains no noise and no key.
 
         Returns:
             The metadata without the private runs.
@@ -276,9 +285,7 @@ class Server:
         target = Path(path)
         if target.suffix != ".safetensors":
             raise InvalidInput(f"a model ends in .safetensors, got {str(target)!r}")
-        if not self.rounds:
-            root = self.folder.root
-            raise InvalidInput(f"{root} has released nothing yet; train at least one round")
+        self.check_released()
         from safetensors.numpy import save
 
         guarantee = self.guarantee()
@@ -289,8 +296,22 @@ class Server:
         }
         history = self._guarantee.history(self.run_id, self.rounds, self._store.exposure)
         metadata = {**summary, PROVENANCE: provenance_metadata(history)}
+        created = self._store.state.created
+        if created is not None and DESCRIPTION_FILE in created.files:
+            content = read_file(self.folder.root / DESCRIPTION_FILE)
+            if hashlib.sha256(content).hexdigest() != created.files[DESCRIPTION_FILE]:
+                raise UnsafeState(
+                    f"{self.folder.root / DESCRIPTION_FILE} is not what it was when the run began"
+                )
+            metadata[DESCRIPTION] = content.decode()
         replace_file(target, save(self.arrays(), metadata))
         return summary
+
+    def check_released(self) -> None:
+        """Refuse a run without a released model."""
+        if not self.rounds:
+            root = self.folder.root
+            raise InvalidInput(f"{root} has released nothing yet; train at least one round")
 
     def guarantee(self) -> Guarantee:
         """The guarantee of all released rounds, composed with earlier runs on the same people."""

@@ -13,7 +13,7 @@ import os
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Literal, Self, final
@@ -32,6 +32,10 @@ from dpftrl.participation import MinSep
 
 # The metadata field of an exported model that lists the private runs that trained it.
 PROVENANCE: Final = "dpftrl_provenance"
+# The metadata field of an exported model that describes the model, and the sealed file of a run
+# that it is copied from. See `dpftrl.models.description`.
+DESCRIPTION: Final = "dpftrl_model"
+DESCRIPTION_FILE: Final = "model.json"
 # The only metadata fields that version 0.1 wrote.
 UNRECORDED_KEYS: Final = {"rounds", "epsilon", "delta"}
 # The name of an earlier run of version 0.1, which did not record the identity of the run.
@@ -242,10 +246,12 @@ class StartModel:
     Attributes:
         arrays: The arrays of the model, by name.
         start: The digest of the file, and the private runs that trained the model.
+        metadata: The texts that the file has beside the arrays, by name.
     """
 
     arrays: Mapping[str, NDArray[np.float32]]
     start: Start
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], other_people: Iterable[str] = ()) -> Self:
@@ -262,7 +268,8 @@ class StartModel:
         arrays, metadata = _parsed(content, source)
         earlier = _earlier_runs(metadata, source)
         sha256 = hashlib.sha256(content).hexdigest()
-        return cls(arrays, Start(sha256, _with_others(earlier, tuple(other_people), source)))
+        start = Start(sha256, _with_others(earlier, tuple(other_people), source))
+        return cls(arrays, start, metadata)
 
 
 def provenance_metadata(runs: Iterable[EarlierRun]) -> str:

@@ -243,14 +243,22 @@ IDEAL_CLIENTS = (
     "simulation.least_available=1.0",
     "simulation.most_available=1.0",
 )
+# The model, the clipping and the optimizer of the trainings whose results are stored. They do not
+# follow the defaults of `dpftrl train`.
+SMALL_MODEL = (
+    'model={name="window",pretraining_steps=0,sizes={embedding=16,words=3,hidden=16}}',
+    "client={epochs=1,batch_size=16,learning_rate=1.0}",
+    'server={name="sgd",momentum=0.9,nesterov=false,schedule="constant"}',
+)
 FULL = Recipe(
     settings=(
         'task="poetry"',
+        "clip_norm=0.3",
+        "data.vocabulary_size=1000",
         "data.sentences_per_user=16",
-        "model.pretraining_steps=0",
         "evaluate_every=10",
+        *SMALL_MODEL,
         *IDEAL_CLIENTS,
-        "server.momentum=0.9",
     ),
     rounds=342,
     min_sep=57,
@@ -267,12 +275,13 @@ FULL = Recipe(
 QUICK = Recipe(
     settings=(
         'task="chitchat"',
+        "clip_norm=0.5",
         "data.vocabulary_size=50",
         "data.sentences_per_user=2",
         "evaluate_every=2",
         "evaluate_sentences=50",
+        *SMALL_MODEL,
         *IDEAL_CLIENTS,
-        "server.momentum=0.9",
     ),
     rounds=24,
     min_sep=4,

@@ -7,11 +7,12 @@ from dpftrl._internal.deprecation import warn
 
 if TYPE_CHECKING:
     from dpftrl.simulation.config import Config, read_config
+    from dpftrl.simulation.loop import TrainingProgress
     from dpftrl.simulation.metrics import Point, read_points
+    from dpftrl.simulation.own_model import SimulationResult, simulate
     from dpftrl.simulation.population import PythonClients
     from dpftrl.simulation.training import (
         Training,
-        TrainingProgress,
         load_training_task,
         starting_arrays,
         starting_model,
@@ -21,11 +22,13 @@ __all__ = [
     "Config",
     "Point",
     "PythonClients",
+    "SimulationResult",
     "Training",
     "TrainingProgress",
     "load_training_task",
     "read_config",
     "read_points",
+    "simulate",
     "starting_arrays",
     "starting_model",
 ]
@@ -34,11 +37,13 @@ _HOMES = {
     "Config": "config",
     "Point": "metrics",
     "PythonClients": "population",
+    "SimulationResult": "own_model",
     "Training": "training",
-    "TrainingProgress": "training",
+    "TrainingProgress": "loop",
     "load_training_task": "training",
     "read_config": "config",
     "read_points": "metrics",
+    "simulate": "own_model",
     "starting_arrays": "training",
     "starting_model": "training",
 }

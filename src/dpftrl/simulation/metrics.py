@@ -1,20 +1,26 @@
 """Writers of the public metrics of a run: `metrics.jsonl`, TensorBoard, and a plot."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, final
 
 from dpftrl._internal.storage import check_own_folder
 from dpftrl.errors import InvalidInput
 from dpftrl.federated.metrics import MetricsFile, Point, read_points
-from dpftrl.plots import plot_training
+from dpftrl.plots import Panel, plot_training
 
-__all__ = ["Metrics", "Point", "read_points"]
+__all__ = ["Metrics", "Point", "plot_points", "read_points"]
+
+# Of the metrics of a user's function, so many are in the plot; all of them are in the files.
+MOST_PANELS = 3
 
 
 @final
 class Metrics:
     """Writes metrics to `metrics.jsonl`, to `events/` for TensorBoard, and to `curves.png`.
+
+    Without the package tensorboardX there is no `events/`, and without matplotlib no `curves.png`.
 
     Args:
         folder: Folder of the run.
@@ -26,7 +32,9 @@ class Metrics:
         self._curves = folder / "curves.png"
         self._file = MetricsFile(folder, rounds)
         self.points = self._file.points
-        self._events = _Events(folder / "events", self.points)
+        self._events = None
+        if find_spec("tensorboardX") is not None:
+            self._events = _Events(folder / "events", self.points)
 
     @property
     def last(self) -> int:
@@ -36,18 +44,46 @@ class Metrics:
     def add(self, point: Point) -> None:
         """Append the point of a committed round."""
         self._file.add(point)
-        self._events.add(point)
+        if self._events is not None:
+            self._events.add(point)
 
     def close(self) -> None:
         """Close the TensorBoard file and plot the curves."""
-        self._events.close()
-        measured = [point for point in self.points if point.accuracy is not None]
-        plot_training(
-            [point.round for point in measured],
-            [point.accuracy or 0.0 for point in measured],
-            [point.epsilon for point in measured],
-            self._curves,
+        if self._events is not None:
+            self._events.close()
+        if find_spec("matplotlib") is not None:
+            plot_points(self.points, self._curves)
+
+
+def plot_points(points: Sequence[Point], path: Path, baseline: float | None = None) -> None:
+    """Plot the metrics of a run, and epsilon, by round.
+
+    Args:
+        points: The metrics. Of metrics that a user's function returned, the first three are shown.
+        path: The image to write.
+        baseline: An accuracy to compare with, which is drawn as a line.
+    """
+    measured = [point for point in points if point.accuracy is not None]
+    panels = list[Panel]()
+    if measured:
+        panels.append(
+            Panel(
+                "accuracy on held-out clients (%)",
+                [point.round for point in measured],
+                [100 * (point.accuracy or 0.0) for point in measured],
+                None if baseline is None else 100 * baseline,
+            )
         )
+    names = dict.fromkeys(name for point in points for name in point.evaluation)
+    for name in list(names)[:MOST_PANELS]:
+        having = [point for point in points if name in point.evaluation]
+        rounds = [point.round for point in having]
+        panels.append(Panel(name, rounds, [point.evaluation[name] for point in having]))
+    shown = measured or points
+    rounds = [point.round for point in shown]
+    plot_training(
+        [*panels, Panel("epsilon of all rounds so far", rounds, [p.epsilon for p in shown])], path
+    )
 
 
 class _Events:
@@ -77,8 +113,11 @@ class _Events:
         from tensorboardX import summary
 
         tensorboard: Any = summary
-        for name in ("epsilon", "accuracy", "perplexity", "clip_norm"):
-            if (value := getattr(point, name)) is not None:
+        own = ("epsilon", "accuracy", "perplexity", "clip_norm")
+        values = {name: getattr(point, name) for name in own}
+        values.update({f"evaluation/{name}": value for name, value in point.evaluation.items()})
+        for name, value in values.items():
+            if value is not None:
                 self._write(
                     wall_time=float(point.round),
                     step=point.round,

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from dpftrl._internal.arrays import Float32Vector
 from dpftrl._internal.checks import as_float, whole_number
+from dpftrl._internal.threads import parallel_map
 from dpftrl.errors import InvalidInput, TooFewClients
 from dpftrl.federated import Layout, Released, Round, Server
 
@@ -153,6 +154,35 @@ class Clients(Protocol):
     ) -> Iterator[tuple[str, Any]]:
         """Yield each client's name and update: its trained model minus the given one."""
         ...
+
+
+# Updates that are computed at once, so that threads rarely wait for each other; but never more than
+# this memory holds, or one per thread.
+UPDATES_PER_THREAD = 16
+MOST_UPDATE_BYTES = 2**28  # 256 MB
+
+
+def in_parallel(
+    update: Callable[[str], Float32Vector],
+    cohort: Sequence[str],
+    threads: int,
+    update_bytes: int,
+) -> Iterator[tuple[str, Float32Vector]]:
+    """Compute updates in threads, some at a time; yield them in cohort order.
+
+    A round that has enough reports does not need the remaining updates: they are not computed.
+
+    Args:
+        update: Computes the update of the client of this name.
+        cohort: Names of the clients.
+        threads: Number of threads.
+        update_bytes: Memory that an update takes.
+    """
+    fitting = MOST_UPDATE_BYTES // max(update_bytes, 1)
+    at_once = 1 if threads == 1 else max(threads, min(UPDATES_PER_THREAD * threads, fitting))
+    for start in range(0, len(cohort), at_once):
+        names = cohort[start : start + at_once]
+        yield from zip(names, parallel_map(update, names, threads), strict=True)
 
 
 @final

@@ -5,72 +5,57 @@ the model to start from (`starting_model`), the plan (`make_plan`) and the data
 (`load_training_task`).
 """
 
-import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl import __version__
 from dpftrl._internal.deprecation import renamed_argument, warn
 from dpftrl._internal.progress import Progress
 from dpftrl.accounting import account, calibrate
-from dpftrl.errors import InvalidInput, RunOver
+from dpftrl.errors import InvalidInput
 from dpftrl.federated import Layout, RunFolder, Server, Settings, StartModel
+from dpftrl.federated.start_model import DESCRIPTION_FILE
 from dpftrl.mechanisms import Mechanism, load_mechanism, mechanism
+from dpftrl.models.description import describe
 from dpftrl.optimize import optimize_blt
 from dpftrl.participation import UNCAPPED, MinSep
 from dpftrl.plan import Fleet, Plan
-from dpftrl.simulation.config import Config, Network, Privacy, config_text, read_config
+from dpftrl.simulation.config import Config, Network, Privacy, config_text, read_run_config
+from dpftrl.simulation.data_summary import DataSummary
 from dpftrl.simulation.jax_clients import JaxClients, LocalTraining
-from dpftrl.simulation.metrics import Metrics, Point
-from dpftrl.simulation.population import Clients, Population, next_round
-from dpftrl.statement.from_files import statement_of_files
-from dpftrl.statement.statement import Statement, save_statement
+from dpftrl.simulation.loop import Measured, TrainingLoop, TrainingProgress, refuse_other_files
+from dpftrl.simulation.metrics import plot_points
+from dpftrl.simulation.population import Population
+from dpftrl.statement.statement import Statement
 from dpftrl.tasks import UNKNOWN, Task, Vocabulary, load_task
 from dpftrl.tasks.language_model import (
     Evaluation,
     Lstm,
     Window,
+    architecture,
     evaluate,
     language_model,
     pretrain,
     words_to_predict,
 )
+from dpftrl.tasks.public_english import public_english, why_not_english
 
 Arrays = dict[str, NDArray[np.float32]]
 # A progress callback of pre-training, called with the step and its loss.
 OnStep = Callable[[int, float], None]
 
-CONFIG = "config.toml"
+CONFIG, CURVES = "config.toml", "curves.png"
 # Default number of buffers of an optimized BLT. A training of fewer rounds has one per round.
 BUFFERS = 4
 # Weight of the special tokens in the first output bias. They are never targets; the most frequent
 # word has weight 1.
 SPECIAL_TOKEN_WEIGHT = 1e-5
-
-
-@final
-@dataclass(frozen=True)
-class TrainingProgress:
-    """The progress of a training.
-
-    Attributes:
-        point: Metrics of the last round.
-        rounds: Number of planned rounds.
-        reports: Reports per round.
-        accuracy: The last accuracy that was measured.
-        seconds_left: Estimated time to the end, at the current speed.
-    """
-
-    point: Point
-    rounds: int
-    reports: int
-    accuracy: float
-    seconds_left: float
+# Sentences that are made from public frequencies, for tasks without public text.
+PUBLIC_SENTENCES = 50_000
 
 
 @final
@@ -83,7 +68,8 @@ class Training:
         config: Configuration of the training.
         task: The users and their text.
         server: The server of the run.
-        statement: Privacy statement that `run` writes at its end, if any round was released.
+        summary: Statistics of the text and of the noise, for the operator alone; they are also in
+            the folder `private/` of the run, and must not be published.
     """
 
     def __init__(
@@ -94,14 +80,12 @@ class Training:
         self.config = config
         self.task = task
         self.server = server
-        self.statement: Statement | None = None
-        self._state_folder = state_folder
         self._model = network(config.model, task)
         training = LocalTraining(
             local.learning_rate, local.batch_size, local.epochs, local.most_batches
         )
-        self._clients: Clients = JaxClients(self._model, task.train, training, config.seed)
-        self._population = Population(
+        clients = JaxClients(self._model, task.train, training, config.seed)
+        population = Population(
             task.train.names,
             config.seed,
             drop_out=config.simulation.drop_out,
@@ -109,7 +93,17 @@ class Training:
             least=config.simulation.least_available,
             most=config.simulation.most_available,
         )
-        self._metrics = Metrics(server.folder.root, server.rounds)
+        self.summary = DataSummary.of(task, server.plan, server.layout.size)
+        self.summary.save(server.folder.private)
+        self._loop = TrainingLoop(
+            server,
+            clients,
+            population,
+            self._measured,
+            every=config.evaluate_every,
+            rounds_per_hour=config.simulation.rounds_per_hour,
+            state_folder=state_folder,
+        )
 
     @classmethod
     @renamed_argument("report", "on_progress")
@@ -137,7 +131,7 @@ class Training:
             InvalidInput: The folder already holds a run, or the settings do not fit together.
         """
         RunFolder(folder).refuse_if_begun()
-        _refuse_other_files(folder)
+        refuse_other_files(folder, CONFIG, DESCRIPTION_FILE)
         task = load_training_task(config, on_progress)
         plan = plan or make_plan(config.privacy, len(task.train))
         _check_population(plan, task)
@@ -159,7 +153,12 @@ class Training:
             model,
             state_folder=state_folder,
             insecure_test_key=insecure_test_key,
-            files={CONFIG: config_text(config).encode()},
+            files={
+                CONFIG: config_text(config).encode(),
+                DESCRIPTION_FILE: describe(
+                    task, architecture(network(config.model, task)), f"dpftrl {__version__}"
+                ).content(),
+            },
         )
         return cls(config, task, server, state_folder)
 
@@ -186,7 +185,12 @@ class Training:
         """
         if not RunFolder(folder).exists:
             raise InvalidInput(f"{folder} holds no run to resume; leave out --resume to create one")
-        config = read_config(folder / CONFIG)
+        if not (folder / CONFIG).exists():
+            raise InvalidInput(
+                f"{folder} holds a run without {CONFIG}: `dpftrl train` did not create it; resume "
+                "it with the program that did, for example by calling dpftrl.simulate again"
+            )
+        config = read_run_config(folder / CONFIG)
         server = Server.resume(folder, state_folder=state_folder, trust_folder=trust_folder)
         try:
             return cls(config, load_training_task(config, on_progress), server, state_folder)
@@ -221,77 +225,26 @@ class Training:
         Returns:
             The reason why there is no further round; None if `should_stop` ended the training.
         """
-        started, first = time.monotonic(), self.server.rounds
-        if self._metrics.last < first:
-            self._measure()
-        with self._finishing():
-            while not should_stop():
-                try:
-                    rate = self.config.simulation.rounds_per_hour
-                    next_round(self.server, self._clients, self._population, rate)
-                except RunOver as reason:
-                    return str(reason)
-                self._measure()
-                seconds_per_round = (time.monotonic() - started) / (self.server.rounds - first)
-                on_round(self._progress(seconds_per_round))
-        return self.server.ended()
+        try:
+            return self._loop.run(on_round, should_stop)
+        finally:
+            # Beside the public curves, with a line that only the operator may see.
+            curves = self.server.folder.private / CURVES
+            plot_points(self._loop.points, curves, self.summary.baseline)
+
+    @property
+    def statement(self) -> Statement | None:
+        """Privacy statement that `run` writes at its end, if any round was released."""
+        return self._loop.statement
 
     def evaluate(self) -> Evaluation:
         """Evaluate the last released model on held-out users."""
         heldout, most = self.task.heldout.sentences, self.config.evaluate_sentences
         return evaluate(self._model, self.server.arrays(), heldout, most)
 
-    def _measure(self) -> None:
-        """Record the metrics of a committed round; evaluate the model every few rounds."""
-        server, every = self.server, self.config.evaluate_every
-        clip_norm = None if server.settings.adaptive is None else server.clip_norm
-        point = Point(server.rounds, server.epsilon, clip_norm=clip_norm)
-        if server.rounds % every == 0 or server.ended():
-            result = self.evaluate()
-            measured = (result.accuracy, result.perplexity)
-            point = Point(server.rounds, server.epsilon, *measured, clip_norm=clip_norm)
-        self._metrics.add(point)
-
-    def _progress(self, seconds_per_round: float) -> TrainingProgress:
-        server, points = self.server, self._metrics.points
-        rounds = server.plan.participation.rounds
-        measured = [point.accuracy for point in points if point.accuracy is not None]
-        return TrainingProgress(
-            points[-1],
-            rounds,
-            server.plan.fleet.report_goal,
-            accuracy=measured[-1],
-            seconds_left=(rounds - server.rounds) * seconds_per_round,
-        )
-
-    @contextmanager
-    def _finishing(self) -> Generator[None]:
-        """Write the curves and the statement at the end, also after an error or Ctrl-C."""
-        try:
-            yield
-        finally:
-            self._metrics.close()
-            folder = self.server.folder
-            if self.server.rounds:
-                self.statement = statement_of_files(
-                    folder.plan, folder.root, state_folder=self._state_folder
-                )
-                save_statement(self.statement, folder.root / "statement")
-
-
-def _refuse_other_files(folder: Path) -> None:
-    """Refuse a folder with files of the user that a new run would replace.
-
-    What a run leaves that could not be created has its private folder beside it.
-    """
-    if (folder / "private").exists():
-        return
-    names = (CONFIG, "plan.json", "run.json", "guarantee.json", "metrics.jsonl", "events")
-    names += ("curves.png", "statement.md", "statement.html", "statement.json")
-    if present := [name for name in names if (folder / name).exists()]:
-        raise InvalidInput(
-            f"{folder} holds {present[0]}, which a new run would replace; choose an empty folder"
-        )
+    def _measured(self) -> Measured:
+        result = self.evaluate()
+        return Measured(result.accuracy, result.perplexity)
 
 
 def network(settings: Network, task: Task) -> Lstm | Window:
@@ -330,7 +283,9 @@ def starting_arrays(
 def starting_model(
     settings: Network, task: Task, seed: int, on_step: OnStep | None = None
 ) -> StartModel | Arrays:
-    """Return a model from a file, a model pre-trained on the task's public text, or a new one.
+    """Return a model from a file, a model pre-trained on public text, or a new one.
+
+    If there is no public text for the task's vocabulary, the model is new (`why_not_pretrained`).
 
     A model without a file contains nothing from the clients. A file records where its model comes
     from, and a run that starts from it is composed with the private runs that trained it.
@@ -342,7 +297,7 @@ def starting_model(
         on_step: Called with each step of pre-training and its loss.
 
     Raises:
-        InvalidInput: The file holds another kind of model, or the task has no public text.
+        InvalidInput: The file holds another kind of model.
     """
     model = network(settings, task)
     if settings.start is not None:
@@ -350,16 +305,34 @@ def starting_model(
         if mismatch := Layout.of(model.init(seed)).misfit(start.arrays):
             raise InvalidInput(f"{settings.start} is a model of another kind: {mismatch}")
         return start
-    if settings.pretraining_steps:
-        if task.public is None:
-            raise InvalidInput(
-                f"{task.name} has no public text for pre-training; set pretraining_steps=0"
-            )
-        steps, rate = settings.pretraining_steps, settings.pretraining_rate
-        return pretrain(model, task.public, seed, steps=steps, learning_rate=rate, on_step=on_step)
+    if settings.pretraining_steps and why_not_pretrained(settings, task) is None:
+        return pretrain(
+            model,
+            _public_text(task),
+            seed,
+            steps=settings.pretraining_steps,
+            learning_rate=settings.pretraining_rate,
+            cooldown=settings.pretraining_cooldown,
+            on_step=on_step,
+        )
     arrays = dict(model.init(seed))
     arrays["output.bias"] = _zipf_log_frequencies(len(task.vocabulary))
     return arrays
+
+
+def why_not_pretrained(settings: Network, task: Task) -> str | None:
+    """Return why a model starts without pre-training, although the settings ask for it."""
+    if settings.start is not None or not settings.pretraining_steps or task.public is not None:
+        return None
+    return why_not_english(task.vocabulary)
+
+
+def _public_text(task: Task) -> NDArray[np.int32]:
+    """Return the task's public text, or else text made from public English frequencies."""
+    if task.public is not None:
+        return task.public
+    length = task.train.sentences.shape[1] - 1
+    return public_english(task.vocabulary, PUBLIC_SENTENCES, length)
 
 
 def _zipf_log_frequencies(size: int) -> NDArray[np.float32]:

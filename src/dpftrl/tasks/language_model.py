@@ -68,6 +68,11 @@ class Layered(ABC):
         """Return new parameters in the order of sorted names."""
         return _initial_parameters(_skeleton(self.layers), seed)
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all parameters by name, without making any."""
+        leaves = jax.tree_util.tree_leaves_with_path(_skeleton(self.layers))
+        return {_name(path): tuple(leaf.shape) for path, leaf in leaves}
+
     def states(self, parameters: Mapping[str, Any], inputs: jax.Array) -> jax.Array:
         """Return the inputs of the last layer after each step."""
         return self.network(parameters).states(inputs)
@@ -192,6 +197,12 @@ def language_model(name: str, vocabulary: int, **sizes: int) -> Lstm | Window:
         if size not in known:
             raise InvalidInput(f"{name} has the sizes {', '.join(known)}, got {size!r:.60}")
     return MODELS[name](vocabulary, **sizes)
+
+
+def architecture(model: Lstm | Window) -> dict[str, Any]:
+    """Return the name of a model and its sizes, from which `language_model` makes an equal one."""
+    (name,) = (name for name, kind in MODELS.items() if type(model) is kind)
+    return {"name": name, **{field.name: getattr(model, field.name) for field in fields(model)}}
 
 
 def logits(model: Model, parameters: Mapping[str, Any], inputs: jax.Array) -> jax.Array:
@@ -343,6 +354,7 @@ def pretrain(
     steps: int,
     batch_size: int = 64,
     learning_rate: float = 2e-3,
+    cooldown: bool = False,
     on_step: Callable[[int, float], None] | None = None,
 ) -> Parameters:
     """Train a fresh model with Adam on batches drawn at random from public sentences.
@@ -357,6 +369,7 @@ def pretrain(
         steps: Number of batches.
         batch_size: Sentences per batch.
         learning_rate: Learning rate of Adam.
+        cooldown: Whether the learning rate falls to zero, in equal steps, over the second half.
         on_step: Progress callback, called after each step with its number, from 1, and its loss.
 
     Raises:
@@ -371,7 +384,8 @@ def pretrain(
     draws = np.random.default_rng(seed)
     for number in range(1, steps + 1):
         batch = sentences[draws.integers(len(sentences), size=batch_size)]
-        state, batch_loss = _step(model, learning_rate, state, batch)
+        left = min(1.0, 2 * (1 - (number - 1) / steps)) if cooldown else 1.0
+        state, batch_loss = _step(model, learning_rate * left, state, batch)
         if on_step is not None:
             on_step(number, float(batch_loss))
     return {name: np.asarray(array) for name, array in state.parameters.items()}
@@ -382,9 +396,9 @@ def _initial_state(parameters: Parameters) -> AdamState:
     return AdamState(jax.tree.map(jnp.asarray, parameters), zeros, zeros, jnp.zeros(()))
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=0)
 def _step(
-    model: Model, learning_rate: float, state: AdamState, batch: jax.Array
+    model: Model, learning_rate: float | jax.Array, state: AdamState, batch: jax.Array
 ) -> tuple[AdamState, jax.Array]:
     """Take one step of Adam; return the new state and the loss of the batch."""
     batch_loss, gradients = jax.value_and_grad(partial(loss, model))(state.parameters, batch)
@@ -422,11 +436,18 @@ class Evaluation:
             end-of-sentence targets are not counted, as in the paper's StackOverflow benchmark.
         cross_entropy: Mean cross entropy of the same words, in nats.
         words: Number of these words.
+        unknown_words: Number of words in the same sentences that are not in the vocabulary.
     """
 
     accuracy: float
     cross_entropy: float
     words: int
+    unknown_words: int = 0
+
+    @property
+    def accuracy_of_all_words(self) -> float:
+        """The accuracy if an out-of-vocabulary word counts as a wrong guess."""
+        return self.accuracy * self.words / (self.words + self.unknown_words)
 
     @property
     def perplexity(self) -> float:
@@ -461,7 +482,7 @@ def evaluate(
         batch_loss, batch_hits = _scores(model, on_device, padded[first : first + EVALUATION_BATCH])
         loss, hits = loss + float(batch_loss), hits + int(batch_hits)
     words = _count(chosen)
-    return Evaluation(hits / words, loss / words, words)
+    return Evaluation(hits / words, loss / words, words, int(np.sum(chosen[:, 1:] == UNKNOWN)))
 
 
 def words_to_predict(sentences: NDArray[np.int32], most_sentences: int | None = None) -> int:

@@ -177,21 +177,30 @@ def _chitchat_source() -> str:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of task: the function that loads it, and its defaults."""
+    """A kind of task: the function that loads it, how it splits text, and its defaults."""
 
     load: Callable[[Options], Task]
+    cut: str
     vocabulary_size: int = 4_000
     sentence_length: int = 20
 
 
 _KINDS = {
-    "chitchat": _Kind(load_chitchat),
-    "poetry": _Kind(poetry.load_poetry, poetry.VOCABULARY_SIZE, poetry.SENTENCE_LENGTH),
+    "chitchat": _Kind(load_chitchat, "chat"),
+    "poetry": _Kind(poetry.load_poetry, "verse", poetry.VOCABULARY_SIZE, poetry.SENTENCE_LENGTH),
     "stackoverflow": _Kind(
         stackoverflow.load_stackoverflow,
+        "spaces",
         stackoverflow.VOCABULARY_SIZE,
         stackoverflow.SENTENCE_LENGTH,
     ),
-    "jsonl": _Kind(load_jsonl),
+    "jsonl": _Kind(load_jsonl, "lines"),
 }
 TASKS = tuple(_KINDS)
+
+
+def cut_of(task: str) -> str:
+    """Return how a task splits text into words: a name in `vocabulary.CUTS`."""
+    if task not in _KINDS:
+        raise InvalidInput(f"tasks are {', '.join(TASKS)}; got {task!r:.60}")
+    return _KINDS[task].cut

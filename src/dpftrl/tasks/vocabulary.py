@@ -83,6 +83,14 @@ class _Punctuation(dict[int, str]):
 _PUNCTUATION = _Punctuation()
 
 
+# The functions that split text, by the names that exported models use. A name keeps its meaning.
+CUTS: dict[str, Cut] = {
+    "chat": cut_chat,
+    "lines": cut_lines,
+    "spaces": cut_spaces,
+    "verse": cut_verse,
+}
+
 # Numbers of the special tokens; words are numbered from SPECIAL on.
 PAD, BEGIN, END, UNKNOWN = 0, 1, 2, 3
 SPECIAL = 4
