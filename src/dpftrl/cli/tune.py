@@ -1,7 +1,7 @@
 """`dpftrl tune`: choose the settings of a training on public text, without spending privacy."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 from rich.table import Table
@@ -150,7 +150,8 @@ def reasons(choice: "Choice", config: "Config") -> list[str]:
 
 def _value(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {size}" for name, size in value.items())
+        sizes = cast("dict[str, int]", value)
+        return ", ".join(f"{name} {size}" for name, size in sizes.items())
     return f"{value:g}"
 
 

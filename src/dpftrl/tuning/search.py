@@ -103,7 +103,7 @@ def tune(
     proposals = list(islice(candidates(config, stand_in.population, seed), trials))
     report = on_progress or ignore_progress
     with _Pool(config, stand_in, folder, workers) as pool:
-        survivors = list(range(len(proposals)))
+        survivors, ranking = list(range(len(proposals))), list[TrialResult]()
         for stage, share in enumerate(STAGES):
             done = {result.trial: result for result in results if result.share == share}
             deadline = time.monotonic() + 60 * minutes / len(STAGES)
