@@ -34,6 +34,7 @@ COMMANDS = {
     "train": "train_command",
     "tune": "tune_command",
     "verify": "verify_command",
+    "audit": "audit_command",
     "export": "export_command",
     "predict": "predict_command",
     "reproduce": "reproduce_command",
@@ -60,6 +61,7 @@ SUMMARIES = {
     "train": "Train a language model privately, with simulated clients in this process.",
     "tune": "Choose the settings of a private training by trials on public text.",
     "verify": "Check that the files of a run were not changed, and that its epsilon is correct.",
+    "audit": "Attack a mechanism or a finished run, and compare what that shows with the claim.",
     "export": "Write the released model of RUN to a file that can be shared.",
     "predict": "Predict the next word after TEXT with an exported model.",
     "reproduce": "Recompute the tables and figures of the paper, and check each claim of the "
@@ -164,6 +166,7 @@ def dpftrl() -> None:
     How is the run doing?                     dpftrl status run
     The same on a web page                    dpftrl web --runs run
     Did the run keep its guarantee?           dpftrl verify run
+    What does an attack on it achieve?        dpftrl audit run run
     Write the model alone, to share it        dpftrl export run model.safetensors
     Which word comes next?                    dpftrl predict model.safetensors "see you"
     Write who took part in which round        dpftrl ledger run --out ledger.csv

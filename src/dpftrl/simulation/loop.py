@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
+from dpftrl.auditing.canaries import Canaries
 from dpftrl.errors import InvalidInput, RunOver
 from dpftrl.federated import Server
 from dpftrl.simulation.metrics import Metrics, Point
@@ -75,6 +76,7 @@ class TrainingLoop:
         every: Rounds between two evaluations.
         rounds_per_hour: Speed of the simulated clock.
         state_folder: Folder with the witness of the run.
+        canaries: The canaries of an audit, which are added to the sums.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class TrainingLoop:
         every: int,
         rounds_per_hour: float = 1.0,
         state_folder: Path | None = None,
+        canaries: Canaries | None = None,
     ):
         self.statement: Statement | None = None
         self._server = server
@@ -96,6 +99,7 @@ class TrainingLoop:
         self._every = every
         self._rounds_per_hour = rounds_per_hour
         self._state_folder = state_folder
+        self._canaries = canaries
         self._metrics = Metrics(server.folder.root, server.rounds)
         self.points = self._metrics.points
 
@@ -119,7 +123,13 @@ class TrainingLoop:
         with self._finishing():
             while not should_stop():
                 try:
-                    next_round(self._server, self._clients, self._population, self._rounds_per_hour)
+                    next_round(
+                        self._server,
+                        self._clients,
+                        self._population,
+                        self._rounds_per_hour,
+                        self._canaries,
+                    )
                 except RunOver as reason:
                     return str(reason)
                 self._measure()

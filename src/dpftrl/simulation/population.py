@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from dpftrl._internal.arrays import Float32Vector
 from dpftrl._internal.checks import as_float, whole_number
 from dpftrl._internal.threads import parallel_map
+from dpftrl.auditing.canaries import Canaries
 from dpftrl.errors import InvalidInput, TooFewClients
 from dpftrl.federated import Layout, Released, Round, Server
 
@@ -234,7 +236,11 @@ class PythonClients:
 
 
 def next_round(
-    server: Server, clients: Clients, population: Population, rounds_per_hour: float
+    server: Server,
+    clients: Clients,
+    population: Population,
+    rounds_per_hour: float,
+    canaries: Canaries | None = None,
 ) -> Released:
     """Repeat attempts until a round is committed.
 
@@ -246,6 +252,7 @@ def next_round(
         clients: Computes the updates.
         population: Decides who is available and who reports.
         rounds_per_hour: Speed of the simulated clock.
+        canaries: The canaries of an audit, which are added to the sums.
 
     Raises:
         RunOver: There is no further round.
@@ -260,7 +267,7 @@ def next_round(
                 current, f"{len(reporting)} of {current.reports.goal} would have reported"
             )
             continue
-        return _commit(server, clients, current, reporting)
+        return _commit(server, clients, current, reporting, canaries)
     raise TooFewClients(
         f"{MAX_ABANDONED} attempts in a row had too few reports; contact more clients per report "
         "(over_selection), or simulate fewer drop-outs"
@@ -278,8 +285,21 @@ def _begin(server: Server, population: Population, rounds_per_hour: float) -> Ro
     return server.begin(population.available(now), now)
 
 
-def _commit(server: Server, clients: Clients, current: Round, reporting: Sequence[str]) -> Released:
+def _commit(
+    server: Server,
+    clients: Clients,
+    current: Round,
+    reporting: Sequence[str],
+    canaries: Canaries | None,
+) -> Released:
     """Compute the updates of the reporting clients, report them, and commit the round."""
     for client, update in clients.updates(server.model, reporting, current.number):
         current.report(client, update, current.attempt)
-    return server.commit(current)
+    if canaries is None:
+        return server.commit(current)
+    steps = canaries.updates(current.number, current.reports.grid)
+    if steps is not None:
+        current.reports.add_canaries(steps.data, canaries.included)
+    released = server.commit(current, partial(canaries.observe, current.number))
+    canaries.save()
+    return released

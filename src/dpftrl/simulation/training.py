@@ -16,6 +16,8 @@ from dpftrl import __version__
 from dpftrl._internal.deprecation import renamed_argument, warn
 from dpftrl._internal.progress import Progress
 from dpftrl.accounting import account, calibrate
+from dpftrl.auditing.canaries import PUBLIC as CANARIES
+from dpftrl.auditing.canaries import Canaries, canary_file
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import Layout, RunFolder, Server, Settings, StartModel
 from dpftrl.federated.start_model import DESCRIPTION_FILE
@@ -73,7 +75,11 @@ class Training:
     """
 
     def __init__(
-        self, config: Config, task: Task, server: Server, state_folder: Path | None = None
+        self,
+        config: Config,
+        task: Task,
+        server: Server,
+        state_folder: Path | None = None,
     ):
         """Use `create` or `resume` instead."""
         local = config.client
@@ -103,6 +109,7 @@ class Training:
             every=config.evaluate_every,
             rounds_per_hour=config.simulation.rounds_per_hour,
             state_folder=state_folder,
+            canaries=Canaries.resume(server.folder.root, server.plan, server.rounds),
         )
 
     @classmethod
@@ -113,6 +120,7 @@ class Training:
         folder: Path,
         *,
         plan: Plan | None = None,
+        canaries: int = 0,
         state_folder: Path | None = None,
         insecure_test_key: int | None = None,
         on_progress: Progress | None = None,
@@ -123,6 +131,8 @@ class Training:
             config: Configuration of the training.
             folder: Folder for the run's files.
             plan: Plan to use instead of one made from the configuration's [privacy] table.
+            canaries: Number of canaries to add, for `dpftrl audit run`; see
+                `dpftrl.auditing.canaries`.
             state_folder: Folder for the witness.
             insecure_test_key: Seed of a noise key that anybody can guess. For tests only.
             on_progress: Called while the work before the first round goes on.
@@ -146,6 +156,14 @@ class Training:
             snapshot_every=config.snapshot_every,
             population=config.population,
         )
+        files = {
+            CONFIG: config_text(config).encode(),
+            DESCRIPTION_FILE: describe(
+                task, architecture(network(config.model, task)), f"dpftrl {__version__}"
+            ).content(),
+        }
+        if canaries:
+            files[CANARIES] = _canary_file(canaries, plan, settings, model)
         server = Server.create(
             folder,
             plan,
@@ -153,12 +171,7 @@ class Training:
             model,
             state_folder=state_folder,
             insecure_test_key=insecure_test_key,
-            files={
-                CONFIG: config_text(config).encode(),
-                DESCRIPTION_FILE: describe(
-                    task, architecture(network(config.model, task)), f"dpftrl {__version__}"
-                ).content(),
-            },
+            files=files,
         )
         return cls(config, task, server, state_folder)
 
@@ -245,6 +258,20 @@ class Training:
     def _measured(self) -> Measured:
         result = self.evaluate()
         return Measured(result.accuracy, result.perplexity)
+
+
+def _canary_file(
+    canaries: int, plan: Plan, settings: Settings, model: StartModel | Arrays
+) -> bytes:
+    """The content of `canaries.json`."""
+    if settings.adaptive is not None:
+        raise InvalidInput(
+            "canaries have the full clip norm, which is not fixed in adaptive clipping; give a "
+            "number as clip_norm, or leave out the canaries"
+        )
+    arrays = model.arrays if isinstance(model, StartModel) else model
+    size = Layout.of(arrays).size
+    return canary_file(canaries, plan, plan.participation, size).encoded()
 
 
 def network(settings: Network, task: Task) -> Lstm | Window:
