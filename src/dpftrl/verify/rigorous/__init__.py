@@ -12,6 +12,7 @@ where the mechanism states an exact one, and otherwise the bound that the mechan
 of rounding in the noise buffers and the sampler's part of delta are included.
 """
 
+from dpftrl.verify.rigorous.check import SAMPLED, check_epsilon
 from dpftrl.verify.rigorous.numbers import (
     Enclosure,
     NoiseStream,
@@ -20,4 +21,12 @@ from dpftrl.verify.rigorous.numbers import (
     is_installed,
 )
 
-__all__ = ["Enclosure", "NoiseStream", "RigorousNumbers", "enclose", "is_installed"]
+__all__ = [
+    "SAMPLED",
+    "Enclosure",
+    "NoiseStream",
+    "RigorousNumbers",
+    "check_epsilon",
+    "enclose",
+    "is_installed",
+]

@@ -17,7 +17,6 @@ PRECISIONS: Final = (128, 512, 2048)
 # A relative width of epsilon at which the precision is not raised further. Intervals of long
 # floats, as for bands, do not become narrower with more bits.
 NARROW: Final = 2e-13
-MISSING: Final = "not checked rigorously: install dpftrl[audit]"
 
 
 class Enclosure(NamedTuple):

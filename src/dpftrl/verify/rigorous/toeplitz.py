@@ -1,9 +1,9 @@
 """Sensitivity of Toeplitz strategies as balls: from their coefficients, and of BLTs in closed form.
 
-If the coefficients of C are not negative and do not increase, the pattern 0, b, 2b, ... is the worst
-(Kalinin and Lampert 2024, Theorem 2). Otherwise the smallest non-increasing sequence above their
-absolute values gives an upper bound. If the columns of one client never overlap, the sensitivity is
-exact without either condition.
+If the coefficients of C are not negative and do not increase, the pattern 0, b, 2b, ... is the
+worst (Kalinin and Lampert 2024, Theorem 2). Otherwise the smallest non-increasing sequence above
+their absolute values gives an upper bound. If the columns of one client never overlap, the
+sensitivity is exact without either condition.
 """
 
 from collections.abc import Sequence
