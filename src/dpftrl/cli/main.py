@@ -33,6 +33,7 @@ COMMANDS = {
     "status": "status_command",
     "train": "train_command",
     "verify": "verify_command",
+    "audit": "audit_command",
     "export": "export_command",
     "reproduce": "reproduce_command",
 }
@@ -56,6 +57,7 @@ SUMMARIES = {
     "and JSON.",
     "train": "Train a language model privately, with simulated clients in this process.",
     "verify": "Check that the files of a run were not changed, and that its epsilon is correct.",
+    "audit": "Attack a mechanism or a finished run, and compare what that shows with the claim.",
     "export": "Write the released model of RUN to a file that can be shared.",
     "reproduce": "Recompute the tables and figures of the paper, and check each claim of the "
     "paper.",
@@ -155,6 +157,7 @@ def dpftrl() -> None:
     Train on the text of simulated clients    dpftrl train --out run
     How is the run doing?                     dpftrl status run
     Did the run keep its guarantee?           dpftrl verify run
+    What does an attack on it achieve?        dpftrl audit run run
     Write the model alone, to share it        dpftrl export run model.safetensors
     Write who took part in which round        dpftrl ledger run --out ledger.csv
 

@@ -1,0 +1,196 @@
+"""`dpftrl audit`: attack a mechanism or a finished run, and compare that with the claim."""
+
+import click
+from rich.table import Table
+
+from dpftrl._internal.checks import fraction
+from dpftrl._internal.formatting import rounded_up
+from dpftrl.accounting.amplification import SampledGuarantee
+from dpftrl.auditing.lower_bounds import DEFAULT_FAILURE
+from dpftrl.auditing.mechanism import MechanismAudit, audit_mechanism
+from dpftrl.auditing.sampled import SampledAudit, audit_sampled
+from dpftrl.cli.dataset import (
+    DatasetRequest,
+    dataset_options,
+    is_dataset_plan,
+    refuse_next_to_plan,
+    refuse_others,
+)
+from dpftrl.cli.files import read_source
+from dpftrl.cli.options import Count, json_option, participation_or_source_options
+from dpftrl.cli.output import print_json, print_table, progress_bar, say
+from dpftrl.errors import InvalidInput
+from dpftrl.mechanisms import Mechanism
+from dpftrl.participation import Participation, Sampling
+from dpftrl.plan import load_dataset_plan, mechanism_for_dataset
+from dpftrl.plan import mechanism as mechanism_by_name
+
+# Delta of mechanism audits: the default of `--delta`.
+DELTA = 0.01
+
+confidence_option = click.option(
+    "--confidence",
+    type=float,
+    default=1 - DEFAULT_FAILURE,
+    show_default=True,
+    help="Probability that the lower bounds hold.",
+)
+
+
+@click.group("audit")
+def audit_command() -> None:
+    """Attack a mechanism or a finished run, and compare what that shows with the claim.
+
+    An audit computes a lower bound on epsilon. A lower bound above the claimed epsilon proves that
+    the claim is false: the exit code is then 1. A lower bound below it proves nothing about other
+    attacks.
+    """
+
+
+@audit_command.command("mechanism")
+@click.argument("name", metavar="MECH|PLAN|GUARANTEE|RUN")
+@participation_or_source_options
+@click.option(
+    "--noise-multiplier",
+    type=float,
+    help="Standard deviation of the independent noise Z, in units of the clip norm.  "
+    "[required, unless PLAN is given]",
+)
+@click.option(
+    "--delta",
+    type=float,
+    default=DELTA,
+    show_default=True,
+    help="Delta at which epsilon is claimed and bounded. Trials say little about a very small one.",
+)
+@click.option(
+    "--trials",
+    type=Count(),
+    help="Trials with the target, and as many without.  [default: enough for about 94% of the "
+    "claim, if that takes seconds]",
+)
+@confidence_option
+@dataset_options
+@json_option
+@click.pass_context
+def audit_mechanism_command(
+    context: click.Context,
+    name: str,
+    participation: Participation | None,
+    noise_multiplier: float | None,
+    delta: float,
+    trials: int | None,
+    confidence: float,
+    dataset_request: DatasetRequest | None,
+    as_json: bool,
+) -> None:
+    """Attack the noise of a mechanism with everything known but the noise.
+
+    The best possible attack, the likelihood ratio, tells runs with the worst participation of one
+    client from runs without it. It sees what the noise stream of training releases, with fresh
+    keys. Its rates of right and wrong alarms bound epsilon from below (Clopper and Pearson).
+
+    With --dataset, --batch-size, --epochs and --sampling, batches come from the sampler of training
+    too, and the attack does not know them. PLAN, GUARANTEE and RUN stand for the mechanism, the
+    participation and the noise multiplier that they state.
+
+    The exit code is 1 if a lower bound exceeds its claim.
+    """
+    failure = 1 - fraction("--confidence", confidence)
+    chosen, how, scale = _subject(name, participation, noise_multiplier, dataset_request)
+    with progress_bar(f"auditing {chosen.name}") as on_progress:
+        if isinstance(how, Sampling):
+            audit = audit_sampled(
+                chosen, how, scale, delta, trials=trials, failure=failure, on_progress=on_progress
+            )
+        else:
+            audit = audit_mechanism(
+                chosen, how, scale, delta, trials=trials, failure=failure, on_progress=on_progress
+            )
+    if as_json:
+        print_json(audit.as_json())
+    else:
+        _print_mechanism_audit(audit, how)
+    if audit.exceeds_claim:
+        context.exit(1)
+
+
+def _subject(
+    name: str,
+    participation: Participation | None,
+    noise_multiplier: float | None,
+    request: DatasetRequest | None,
+) -> tuple[Mechanism, Participation | Sampling, float]:
+    """The mechanism, how clients or examples take part, and the noise multiplier."""
+    if request is not None:
+        refuse_others({"--rounds": participation})
+        if noise_multiplier is None:
+            raise InvalidInput("audit mechanism --dataset needs --noise-multiplier")
+        sampling = request.sampling_or_none
+        chosen = mechanism_for_dataset(name, request.dataset, sampling)
+        if sampling == "none":
+            return chosen, request.dataset.in_order, noise_multiplier
+        return chosen, request.dataset.sampling_for(chosen, sampling), noise_multiplier
+    given = {"--rounds": participation, "--noise-multiplier": noise_multiplier}
+    if is_dataset_plan(name):
+        refuse_next_to_plan(given, name)
+        plan = load_dataset_plan(name)
+        one = plan.guarantee
+        how = one.sampling if isinstance(one, SampledGuarantee) else plan.dataset.in_order
+        return plan.mechanism, how, plan.noise_multiplier
+    if (source := read_source(name, planned=True)) is not None:
+        for option, value in given.items():
+            if value is not None:
+                raise InvalidInput(f"{name} is a {source.kind} and states {option}; leave it out")
+        source.announce("mechanism", "participation", "noise multiplier")
+        run = source.run
+        return run.mechanism, run.participation, run.noise_multiplier
+    if noise_multiplier is None or participation is None:
+        raise InvalidInput(
+            "give --rounds, --min-sep and --noise-multiplier, or a plan in place of the mechanism"
+        )
+    return mechanism_by_name(name, participation), participation, noise_multiplier
+
+
+def _print_mechanism_audit(
+    audit: MechanismAudit | SampledAudit, how: Participation | Sampling
+) -> None:
+    counts, claim = audit.counts, audit.claim
+    run = audit.claim if isinstance(audit, SampledAudit) else audit.claim.runs[0]
+    table = Table(title=f"{run.mechanism.name}, {how}", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    table.add_row("claimed epsilon", f"{rounded_up(claim.epsilon)} at delta {claim.delta:g}")
+    table.add_row("lower bound", f"{audit.lower_bound:.4g}, {audit.ratio:.1%} of the claim")
+    if isinstance(audit, MechanismAudit):
+        table.add_row("claimed mu", rounded_up(audit.claim.mu))
+        share = audit.mu_lower_bound / audit.claim.mu
+        table.add_row("lower bound on mu", f"{audit.mu_lower_bound:.4g}, {share:.1%} of the claim")
+    table.add_row("confidence", f"{audit.confidence:g}")
+    table.add_row("trials", f"{counts.trials:,} with the target, {counts.trials:,} without")
+    table.add_row(
+        'alarms "took part"',
+        f"{counts.present_with:,} right, {counts.present_without:,} false",
+    )
+    table.add_row(
+        'alarms "took no part"',
+        f"{counts.absent_without:,} right, {counts.absent_with:,} false",
+    )
+    if isinstance(audit, MechanismAudit):
+        table.add_row("target's rounds", _rounds_text(audit))
+        if not audit.is_attained:
+            table.add_row(
+                "not attained",
+                f"this target has mu {audit.attained_mu:.4g} at most: the claim is an upper bound",
+            )
+    print_table(table)
+    say(
+        "EXCEEDED: the claim is false, or the trials were not what they should be"
+        if audit.exceeds_claim
+        else "consistent: the attack did not exceed the claim"
+    )
+
+
+def _rounds_text(audit: MechanismAudit) -> str:
+    shown = ", ".join(map(str, audit.pattern[:8]))
+    return shown if len(audit.pattern) <= 8 else f"{shown}, ... ({len(audit.pattern):,} in all)"
