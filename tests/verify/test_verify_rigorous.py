@@ -25,6 +25,7 @@ from dpftrl.mechanisms import (
     Toeplitz,
 )
 from dpftrl.participation import FixedEpochs
+from dpftrl.plan import Fleet, Plan
 from dpftrl.verify.rigorous import NoiseStream, enclose, numbers
 from dpftrl.verify.rigorous import check as rigorous_check
 from dpftrl.verify.verdict import Check
@@ -189,7 +190,7 @@ def test_version_1_has_neither_rounding_nor_the_sampler():
 
 def test_too_small_an_epsilon_is_below_the_enclosure():
     """The negative control: numbers that are wrong in the 12th digit are recognized."""
-    mech, participation = mechanism("blt-b400"), MinSep(100, 20)
+    mech, participation = mechanism("sqrt"), MinSep(100, 20)
     guarantee = account(mech, participation, noise_multiplier=6.0, delta=1e-7)
     found = enclose([NoiseStream(mech, participation, 6.0)], 1e-7, guarantee.epsilon)
     assert guarantee.epsilon * (1 - 4e-12) < found.epsilon.low
@@ -225,7 +226,9 @@ def test_verify_encloses_the_epsilon_of_a_run(tmp_path):
 
 
 def test_verify_fails_for_an_epsilon_that_is_too_small_by_less_than_its_other_checks_see(tmp_path):
-    run = record_run(tmp_path, 5)
+    clients = MinSep(6, 2)
+    plan = Plan(Fleet(population=24, report_goal=3), account(mechanism("sqrt"), clients, 2.0, 1e-6))
+    run = record_run(tmp_path, 5, plan)
     path = run.folder / "guarantee.json"
     content = json.loads(path.read_text())
     content["epsilon"] *= 1 - 1e-11
