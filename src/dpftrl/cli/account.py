@@ -29,6 +29,11 @@ from dpftrl.cli.dataset import (
     refuse_next_to_plan,
     refuse_others,
 )
+from dpftrl.cli.enclosures import (
+    enclose_guarantee,
+    enclosure_table,
+    require_interval_arithmetic,
+)
 from dpftrl.cli.files import Source, check_target, force_option, log_file, read_source
 from dpftrl.cli.options import (
     Count,
@@ -91,6 +96,11 @@ class LogResult(NamedTuple):
 )
 @log_layout_options
 @dataset_options
+@click.option(
+    "--rigorous",
+    is_flag=True,
+    help="Also enclose the numbers in interval arithmetic, without sampling. Needs dpftrl[audit].",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Save the guarantee as FILE.json.")
 @force_option()
 @json_option
@@ -109,6 +119,7 @@ def account_command(
     first_round: int | None,
     layout: LogLayout,
     dataset_request: DatasetRequest | None,
+    rigorous: bool,
     out: Path | None,
     force: bool,
     as_json: bool,
@@ -133,7 +144,13 @@ def account_command(
 
     With --dataset, --batch-size, --epochs and --sampling, the guarantee is that of training on
     secret random batches of a data set, for each example.
+
+    With --rigorous, sensitivity, mu, epsilon and delta are computed again in interval arithmetic.
+    Every interval contains the true value for certain, and the stated epsilon is not below its upper
+    end. This does not cover amplification by sampling.
     """
+    if rigorous:
+        require_interval_arithmetic()
     if dataset_request is not None:
         refuse_others(
             {
@@ -147,7 +164,9 @@ def account_command(
                 "--repeated-rows": repeated_rows,
             }
         )
-        account_for_dataset(name, dataset_request, noise_multiplier, delta, as_json)
+        account_for_dataset(
+            name, dataset_request, noise_multiplier, delta, as_json, rigorous=rigorous
+        )
         return
     if is_dataset_plan(name):
         refuse_next_to_plan(
@@ -158,6 +177,7 @@ def account_command(
                 "--delta": delta,
                 "--epsilon": epsilon,
                 "--devices": devices,
+                "--rigorous": rigorous,
                 "--out": out,
             },
             name,
@@ -198,12 +218,16 @@ def account_command(
                 planned = guarantee_of([planned_run], stated_delta, request.known).for_devices(
                     people
                 )
+        enclosures = enclose_guarantee(guarantee) if rigorous else None
     if out is not None:
         save_guarantee(guarantee, out)
     if as_json:
-        print_json(_as_json(guarantee, log_result, planned))
+        extra = {} if enclosures is None else {"rigorous": enclosures.as_json()}
+        print_json({**_as_json(guarantee, log_result, planned), **extra})
     else:
         print_table(_table(guarantee, log_result, planned))
+        if enclosures is not None:
+            print_table(enclosure_table(enclosures))
         print_table(risk_table(risk_of(guarantee), guarantee.unit))
     if log_result is not None and request.planned is not None:
         observed = log_result.observed

@@ -18,6 +18,7 @@ from dpftrl._internal.formatting import in_full, number, rounded_up
 from dpftrl._internal.storage import read_json
 from dpftrl.accounting import risk_of
 from dpftrl.accounting.amplification import SampledGuarantee
+from dpftrl.cli.enclosures import enclose_guarantee, enclosure_table
 from dpftrl.cli.files import Header
 from dpftrl.cli.options import Count
 from dpftrl.cli.output import (
@@ -51,6 +52,7 @@ from dpftrl.plan import (
 )
 from dpftrl.plan.request import Effort
 from dpftrl.plan.tables import dataset_tables, epsilon_text
+from dpftrl.verify.rigorous import SAMPLED
 
 # The field `format` of the file of a plan for a data set.
 PLAN_FORMAT = "dpftrl dataset plan"
@@ -192,6 +194,8 @@ def account_for_dataset(
     noise_multiplier: float | None,
     delta: float | None,
     as_json: bool,
+    *,
+    rigorous: bool = False,
 ) -> None:
     """`dpftrl account --dataset`."""
     if noise_multiplier is None or delta is None:
@@ -200,7 +204,17 @@ def account_for_dataset(
     with progress_bar(f"computing {name}"):
         chosen = mechanism_for_dataset(name, request.dataset, sampling)
         guarantee = account_dataset(chosen, request.dataset, sampling, noise_multiplier, delta)
-    _print_one(DatasetOption(sampling, guarantee, chosen.name), request, as_json)
+    option = DatasetOption(sampling, guarantee, chosen.name)
+    if not rigorous:
+        _print_one(option, request, as_json)
+    elif isinstance(guarantee, SampledGuarantee):
+        _print_one(option, request, as_json, {"rigorous": None, "rigorous_note": SAMPLED})
+        say(SAMPLED, err=True)
+    else:
+        numbers = enclose_guarantee(guarantee)
+        _print_one(option, request, as_json, {"rigorous": numbers.as_json()})
+        if not as_json:
+            print_table(enclosure_table(numbers))
 
 
 def calibrate_for_dataset(
@@ -313,12 +327,18 @@ def _sampling_text(row: DatasetOption, dataset: Dataset) -> str:
     return str(one.sampling) if isinstance(one, SampledGuarantee) else str(dataset.in_order)
 
 
-def _print_one(row: DatasetOption, request: DatasetRequest, as_json: bool) -> None:
+def _print_one(
+    row: DatasetOption,
+    request: DatasetRequest,
+    as_json: bool,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Print one guarantee; `extra` are further fields of its JSON."""
     guarantee = row.guarantee
     if as_json:
         hypotheses = [asdict(hypothesis) for hypothesis in guarantee.hypotheses]
         fields = {**dataset_fields(request.dataset), **dataset_row(row)}
-        print_json({**fields, "hypotheses": hypotheses})
+        print_json({**fields, "hypotheses": hypotheses, **(extra or {})})
         return
     table = Table(title=f"{row.label}, {_sampling_text(row, request.dataset)}", show_header=False)
     table.add_column(no_wrap=True)

@@ -11,7 +11,7 @@ from dpftrl.cli.output import print_json, print_table, say, working
 from dpftrl.verify import Verdict, verify_run
 from dpftrl.verify.texts import verdict_json, verdict_summary
 
-COLORS = {"passed": "green", "failed": "bold red", "warning": "yellow"}
+COLORS = {"passed": "green", "failed": "bold red", "warning": "yellow", "skipped": "dim"}
 
 
 @click.command("verify")
@@ -30,6 +30,10 @@ def verify_command(
     with code that is independent of the run. In a federated run, it also compares the ledger, and
     checks the contacts of every client against its timer. In a centralized run with balls-in-bins
     sampling, delta is estimated by Monte Carlo, which is no certificate.
+
+    If python-flint is installed (`pip install 'dpftrl[audit]'`), the numbers of a guarantee without
+    sampling are also enclosed in interval arithmetic: the true epsilon is in the interval for
+    certain, and the check fails if the interval reaches above the stated epsilon.
 
     The exit code is 0 if no check failed, 1 if a check failed, and 2 if there is no run.
     """

@@ -432,7 +432,7 @@ def _verification_json(facts: Facts) -> dict[str, Any] | None:
         return None
     by_outcome: dict[str, list[str]] = {"passed": [], "failed": [], "warning": []}
     for check in facts.verdict.checks:
-        by_outcome[check.outcome].append(check.name)
+        by_outcome.setdefault(check.outcome, []).append(check.name)
     empty = facts.verdict.empty_rounds
     return {
         "verified": facts.verdict.passed,

@@ -27,6 +27,7 @@ from dpftrl.errors import DpftrlError, InvalidInput, UnsafeState
 from dpftrl.mechanisms.registry import MechanismFile, mechanism_from
 from dpftrl.participation import FixedEpochs
 from dpftrl.verify.check_guarantee import check_epsilon
+from dpftrl.verify import rigorous
 from dpftrl.verify.clip_norms import AdaptiveRun, check_clip_norms, grid_step
 from dpftrl.verify.epsilon import MOST_DRAWS, MuRange
 from dpftrl.verify.journal import (
@@ -40,6 +41,7 @@ from dpftrl.verify.journal import (
     read_key,
     read_lines,
 )
+from dpftrl.verify.rigorous import NoiseStream
 from dpftrl.verify.run_files import (
     AdaptiveContent,
     HypothesisContent,
@@ -568,6 +570,12 @@ class InOrder:
         norm = float(np.linalg.norm(_repeated(column, self._spacing)))
         return SensitivityBounds(norm, norm)
 
+    def noise_stream(self, steps: int) -> NoiseStream:
+        """Return the noise stream of the first steps, for interval arithmetic."""
+        steps = min(steps, self._files.plan.dataset.steps)
+        participation = FixedEpochs(steps, self._spacing, -(-steps // self._spacing))
+        return NoiseStream(self._files.mechanism, participation, self._files.plan.noise_multiplier)
+
     def check(self, claimed: float, steps: int, source: str) -> str | Check:
         """Check an epsilon that a file states for the first steps.
 
@@ -900,6 +908,7 @@ class CentralizedVerification:
 
         self._check("journalled epsilon", check_saved)
         self._check_guarantee(journal, files, check_coverage)
+        self._check("rigorous", lambda: self._check_rigorous(in_order))
         if journal.steps <= planned:
             try:
                 self.epsilon = in_order.range(steps).least if steps else 0.0
@@ -939,6 +948,18 @@ class CentralizedVerification:
 
         self._check("journalled epsilon", check_saved)
         self._check_guarantee(journal, files, check_coverage)
+        self.checks.append(Check("rigorous", "skipped", rigorous.SAMPLED))
+
+    def _check_rigorous(self, in_order: "InOrder") -> str | Check:
+        """Enclose epsilon in interval arithmetic, for the steps that the file covers."""
+        path = self.root / "guarantee.json"
+        outcomes = {check.name: check.outcome for check in self.checks}
+        if not path.exists() or outcomes.get("guarantee.json") != "passed":
+            text = "not checked rigorously: there is no guarantee.json that passed its check"
+            return Check("rigorous", "skipped", text)
+        claim = read_json(path, GuaranteeFile, "centralized guarantee")
+        stream = in_order.noise_stream(claim.steps)
+        return rigorous.check_epsilon([stream], claim.delta, claim.epsilon)
 
     def _check_guarantee(
         self,

@@ -10,14 +10,17 @@ import numpy as np
 
 from dpftrl._internal.storage import read_json
 from dpftrl.errors import InvalidInput, UnsafeState
+from dpftrl.participation import MinSep
+from dpftrl.verify import rigorous
 from dpftrl.verify.contacts import Contacts, Ledger, largest_client_shift, limits_of, limits_with
 from dpftrl.verify.earlier_runs import EarlierRuns
 from dpftrl.verify.epsilon import sampler_delta
 from dpftrl.verify.journal import Journal
+from dpftrl.verify.rigorous import NoiseStream
 from dpftrl.verify.run_files import GuaranteeFile, RunFiles, StreamContent, stream_mechanism
 from dpftrl.verify.sensitivity import ROUNDING, Limits
 from dpftrl.verify.strategy_matrix import MOST_ROUNDS, Sensitivity, Strategy
-from dpftrl.verify.verdict import Check
+from dpftrl.verify.verdict import Check, run_check
 
 # A claimed epsilon may exceed the recomputed one by this share: the two solvers differ. It may be
 # smaller only by ROUNDING.
@@ -74,6 +77,7 @@ class ReleasedRounds:
             "rounding": self._check_rounding,
             "journalled epsilon": self._check_journal_epsilons,
             "guarantee.json": self._check_guarantee_file,
+            "rigorous": self._check_rigorous,
             "budget": self._check_budget,
         }
         if ledger is not None:
@@ -144,6 +148,20 @@ class ReleasedRounds:
         return _check_guarantee(
             claim, self._path, self._strategy, self._run_files, self._earlier, *limits
         )
+
+    def _check_rigorous(self) -> str | Check:
+        """Enclose epsilon in interval arithmetic, for the participation that the file states."""
+        if run_check("guarantee.json", self._check_guarantee_file).outcome == "failed":
+            text = "not checked rigorously, because guarantee.json cannot be trusted"
+            return Check("rigorous", "skipped", text)
+        claim, run_files = read_guarantee(self._path), self._run_files
+        limits = claimed_limits(claim)
+        streams = [run.noise_stream for run in self._earlier.composed]
+        participation = MinSep(limits.rounds, limits.min_sep, limits.cap)
+        own = NoiseStream(
+            run_files.mechanism, participation, run_files.noise_multiplier, run_files.buffers
+        )
+        return rigorous.check_epsilon([*streams, own], run_files.delta, claim.epsilon)
 
     def _check_budget(self) -> str | Check:
         spent = max(self.epsilon(), self._journal.commits[-1].epsilon)

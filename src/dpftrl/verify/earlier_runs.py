@@ -7,7 +7,9 @@ from typing import Final, final
 
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.mechanisms import Mechanism
+from dpftrl.participation import MinSep
 from dpftrl.verify.epsilon import MuRange
+from dpftrl.verify.rigorous import NoiseStream
 from dpftrl.verify.run_files import EarlierRunContent, RunFiles, StreamContent, stream_mechanism
 from dpftrl.verify.sensitivity import ROUNDING, Limits
 from dpftrl.verify.strategy_matrix import Strategy
@@ -154,6 +156,15 @@ class EarlierRun:
         )
         strategy = Strategy(self.mechanism, participation.rounds)
         return strategy.mu_range(limits, stream.noise_multiplier, stream.buffers)
+
+    @property
+    def noise_stream(self) -> NoiseStream:
+        """The run's noise stream, for interval arithmetic."""
+        limits = self.stream.participation
+        participation = MinSep(limits.rounds, limits.min_sep, limits.max_participations)
+        return NoiseStream(
+            self.mechanism, participation, self.stream.noise_multiplier, self.stream.buffers
+        )
 
     def check(self) -> None:
         """Check that the stated mu is not below the recomputed one.

@@ -189,13 +189,17 @@ LEAF: Final = Block(1, 0, ())
 def nested_sensitivity(strategy: Matrix, limits: Limits) -> float | None:
     """Return the exact sensitivity, or None if the rows are not nested or it takes too long."""
     root = blocks_of(strategy)
-    if root is None:
-        return None
+    square = None if root is None else largest_nested_square(root, limits)
+    return None if square is None else square**0.5
+
+
+def largest_nested_square(root: Block, limits: Limits) -> int | None:
+    """Return the square of the sensitivity, a whole number, or None if it takes too long."""
     try:
         tables = _BlockTables(limits).tables(root)
     except TooLarge:
         return None
-    return max(float(table.max()) for table in tables.values()) ** 0.5
+    return int(max(float(table.max()) for table in tables.values()))
 
 
 def blocks_of(strategy: Matrix) -> Block | None:
@@ -207,9 +211,18 @@ def blocks_of(strategy: Matrix) -> Block | None:
     ends = strategy.shape[1] - rows[:, ::-1].argmax(axis=1)
     if not np.array_equal(ends - starts, sizes):
         return None
-    spans = sorted(zip(starts.tolist(), ends.tolist(), strict=True), key=lambda s: (s[0], -s[1]))
-    spans.append((strategy.shape[1], strategy.shape[1] + 1))
-    return _BlockBuilder(spans).block(0, strategy.shape[1], 0)
+    return block_tree(list(zip(starts.tolist(), ends.tolist(), strict=True)), strategy.shape[1])
+
+
+def block_tree(spans: list[tuple[int, int]], rounds: int) -> Block | None:
+    """Return the tree of blocks with these spans, or None if spans cross.
+
+    Args:
+        spans: The first round of each block, and the round after its last, in any order.
+        rounds: The number of rounds.
+    """
+    longest_first = sorted(spans, key=lambda span: (span[0], -span[1]))
+    return _BlockBuilder([*longest_first, (rounds, rounds + 1)]).block(0, rounds, 0)
 
 
 class _BlockBuilder:

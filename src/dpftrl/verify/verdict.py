@@ -7,7 +7,7 @@ from typing import Literal, final
 from dpftrl._internal.deprecation import warn
 from dpftrl.errors import DpftrlError
 
-Outcome = Literal["passed", "failed", "warning"]
+Outcome = Literal["passed", "failed", "warning", "skipped"]
 
 
 @final
@@ -18,7 +18,8 @@ class Check:
     Attributes:
         name: The subject of the check, such as "journal".
         outcome: The result. A warning is something that the verification cannot decide, or that
-            the reader must know.
+            the reader must know. A check is skipped if it does not apply, takes too long, or
+            needs a package that is not installed.
         text: What the check found, in one line.
     """
 
