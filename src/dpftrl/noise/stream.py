@@ -251,6 +251,11 @@ class NoiseStream:
         return self._mechanism
 
     @property
+    def shard(self) -> Shard | None:
+        """The coordinates that this process holds; None for all."""
+        return self._shard
+
+    @property
     def round(self) -> int:
         """Number of rounds completed so far."""
         return self._state.round
