@@ -13,6 +13,11 @@ from dpftrl.mechanisms.registry import MechanismFile
 from dpftrl.participation import Adjacency, CyclicPoisson
 from dpftrl.plan import Dataset, DatasetPlan, SamplingName
 
+RANKS = Hypothesis(
+    "ranks",
+    "All ranks run the same code on the same data set, and nobody else reads or changes what they "
+    "send to each other.",
+)
 TEST_KEY = Hypothesis(
     "test key",
     "The noise key is a test key that anybody can guess: there is no privacy at all.",
@@ -169,6 +174,8 @@ def hypotheses(plan: DatasetPlan, file: RunFile) -> tuple[Hypothesis, ...]:
                 "Every example belongs to one user, and all examples of a user have the same name.",
             )
         )
+    if settings.is_sharded:
+        conditions.append(RANKS)
     if plan.failure:
         conditions.append(CERTIFICATE)
     if file.test_key:

@@ -79,7 +79,7 @@ class Target(NamedTuple):
             yield f"epsilon {self.epsilon:g} instead of {promised:g}"
 
 
-def _check_same(
+def check_same(
     run: TrainingRun,
     settings: Settings,
     plan: DatasetPlan | None,
@@ -95,6 +95,9 @@ def _check_same(
         if given != kept:
             what = "other parameters" if name == "names" else f"{name} {given} instead of {kept}"
             differences.append(what)
+    if settings.is_sharded != run.settings.is_sharded:
+        how = "ranks of torch.distributed" if run.settings.is_sharded else "a single process"
+        differences.append(f"it was created by {how}")
     if not run.has_key(insecure_test_key):
         differences.append("another insecure_test_key")
     if differences:
@@ -145,15 +148,9 @@ def open_run(
         InvalidInput: The run in the folder was created with other arguments.
     """
     if folder is None or not RunFolder(Path(folder)).exists:
-        if plan is None:
-            plan = target.plan(units.count, on_progress or _Messages())
-        elif differences := list(target.differences(plan)):
-            raise InvalidInput(
-                f"the arguments contradict the plan: {'; '.join(differences)}; leave them out"
-            )
         return TrainingRun.create(
             folder,
-            plan,
+            planned(target, plan, units, on_progress),
             settings,
             units,
             checkpoint,
@@ -162,11 +159,24 @@ def open_run(
         )
     run = TrainingRun.resume(folder, units, state_folder=state_folder, trust_folder=trust_folder)
     try:
-        _check_same(run, settings, plan, target, insecure_test_key)
+        check_same(run, settings, plan, target, insecure_test_key)
     except BaseException:
         run.close()
         raise
     return run
+
+
+def planned(
+    target: Target, plan: DatasetPlan | None, units: Units, on_progress: Progress | None
+) -> DatasetPlan:
+    """The given plan, if the target does not contradict it; or a plan for the target."""
+    if plan is None:
+        return target.plan(units.count, on_progress or _Messages())
+    if differences := list(target.differences(plan)):
+        raise InvalidInput(
+            f"the arguments contradict the plan: {'; '.join(differences)}; leave them out"
+        )
+    return plan
 
 
 def length_of(dataset: Any) -> int:

@@ -53,7 +53,6 @@ class Canaries(Protocol):
         ...
 
 
-@final
 class TrainingRun:
     """A training on a data set: the batch of each step, its noise, and the files of the run.
 
@@ -93,17 +92,10 @@ class TrainingRun:
         self.batches = Batches(plan, units, key)
         self._key = key
         adaptive = file.settings.adaptive
-        self._noise = NoiseStream(
-            plan,
-            file.settings.size + (adaptive is not None),  # one coordinate for the bits
-            key=key,
-            clip_norm=self.grid.clip_norm,
-            threads=1 if file.settings.size < SMALL else None,
-        )
+        self._noise = self._open_noise()
         if store is not None:
-            self._noise = store.noise_at_checkpoint(self._noise)
             weakref.finalize(self, store.close)
-        self.steps = self._noise.round
+        self.steps: int = self._noise.round
         self.moving: MovingClipNorm | None = None
         if adaptive is not None:
             last = None if store is None or not self.steps else store.clipping(self.steps - 1)
@@ -112,6 +104,18 @@ class TrainingRun:
         self.canaries: Canaries | None = None
         self._process = os.getpid()
         self._poisoned = False
+
+    def _open_noise(self) -> NoiseStream:
+        """The noise stream after the steps of the newest checkpoint."""
+        size = self.settings.size
+        stream = NoiseStream(
+            self.plan,
+            size + (self.settings.adaptive is not None),  # one coordinate for the bits
+            key=self._key,
+            clip_norm=self.grid.clip_norm,
+            threads=1 if size < SMALL else None,
+        )
+        return stream if self.store is None else self.store.noise_at_checkpoint(stream)
 
     @classmethod
     def create(
@@ -138,7 +142,7 @@ class TrainingRun:
             insecure_test_key: Seed of a noise key that anybody can guess. For tests only.
         """
         settings.check()
-        _check_units(plan, settings, units)
+        check_units(plan, settings, units)
         # What cannot be built is refused before there are any files.
         cls(plan, RunFile(run="", settings=settings, test_key=True), units, _throwaway_key(), None)
         if folder is None:
@@ -178,7 +182,7 @@ class TrainingRun:
         place = None if state_folder is None else Path(state_folder)
         store = RunStore.resume(path, place, trust_folder)
         try:
-            _check_units(store.plan, store.file.settings, units)
+            check_units(store.plan, store.file.settings, units)
             return cls(store.plan, store.file, units, store.key, store)
         except BaseException:
             store.close()
@@ -284,7 +288,7 @@ class TrainingRun:
         self.check_usable()
         with self._all_or_nothing():
             on = grid or self.grid
-            recorded = _Recorded(self.store, self.steps)
+            recorded = Recorded(self.store, self.steps)
             if self.canaries is not None:
                 units += self._add_canaries(self.canaries, total, on)
             if self.moving is not None:
@@ -315,7 +319,7 @@ class TrainingRun:
         total: Steps,
         grid: Grid,
         units: int,
-        recorded: "_Recorded",
+        recorded: "Recorded",
     ) -> NDArray[np.float64]:
         """Add the noise of a step with adaptive clipping, journal it, and return its noisy mean.
 
@@ -377,7 +381,7 @@ class TrainingRun:
 
 
 @final
-class _Recorded:
+class Recorded:
     """The journal record of one step, which is written while the noise is computed."""
 
     def __init__(self, store: RunStore | None, step: int):
@@ -395,7 +399,7 @@ class _Recorded:
             self._written.result()
 
 
-def _check_units(plan: DatasetPlan, settings: Settings, units: Units) -> None:
+def check_units(plan: DatasetPlan, settings: Settings, units: Units) -> None:
     """Refuse units that are not those of the settings and of the plan."""
     given = (units.examples, units.examples_per_unit, units.kind, units.fingerprint())
     kept = (settings.examples, settings.examples_per_unit, settings.unit, settings.units_sha256)

@@ -51,6 +51,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         clipping: How gradients are clipped and summed, in words.
         framework: The library that computes the gradients.
         mechanism: The name of the mechanism that was asked for; None for the best one.
+        sharded: True if several processes (ranks) train together. The field is left out otherwise.
     """
 
     clip_norm: float | AdaptiveClipping
@@ -64,6 +65,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     clipping: str
     framework: str
     mechanism: str | None = None
+    sharded: bool | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether several processes (ranks) train together."""
+        return self.sharded is True
 
     @classmethod
     def of(

@@ -10,12 +10,13 @@ import contextlib
 import hashlib
 import os
 import re
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final, NoReturn, Self, final
+from typing import Final, Literal, NoReturn, Self, final
 
 import msgspec
 
@@ -37,6 +38,7 @@ from dpftrl.noise.key import Secret
 from dpftrl.plan import DatasetPlan, save_dataset_plan
 from dpftrl.plan.dataset import load_dataset_plan
 
+ShardKind = Literal["safetensors", "noise"]
 MOST_CHECKPOINT_BYTES: Final = 2**40
 # Drafts that a killed process may leave: a dot, one of our names, and a random number.
 DRAFT: Final = re.compile(
@@ -198,6 +200,20 @@ class RunFolder:
         """The noise buffers after this number of steps."""
         return self.private / "checkpoints" / f"{steps:08d}.noise"
 
+    def shard(self, steps: int, rank: int, ranks: int, kind: ShardKind) -> Path:
+        """What one rank keeps after this number of steps: of the model, or of the noise."""
+        name = f"{steps:08d}.shard-{rank:05d}-of-{ranks:05d}.{kind}"
+        return self.private / "checkpoints" / name
+
+    def noise_shards(self, steps: int) -> Iterator[list[Path]]:
+        """Files that together hold the noise after this number of steps, if they are all there."""
+        if self.noise(steps).exists():
+            yield [self.noise(steps)]
+        found = (self.private / "checkpoints").glob(f"{steps:08d}.shard-00000-of-*.noise")
+        for first in sorted(found):
+            ranks = int(first.stem.rpartition("-")[2])
+            yield [self.shard(steps, rank, ranks, "noise") for rank in range(ranks)]
+
     @property
     def exists(self) -> bool:
         """Whether this folder holds a run."""
@@ -207,8 +223,8 @@ class RunFolder:
         """Refuse a folder that holds a run, or what is left of one."""
         if self.exists:
             raise InvalidInput(f"a run has begun in {self.root}; resume it")
-        left = {path.name for path in (self.private / "checkpoints").glob("[0-9]*")}
-        if self.guarantee.exists() or left - {self.checkpoint(0).name}:
+        left = {path.name[:8] for path in (self.private / "checkpoints").glob("[0-9]*")}
+        if self.guarantee.exists() or left - {self.checkpoint(0).name[:8]}:
             raise UnsafeState(
                 f"{self.root} has released steps, but {self.journal} is gone; use another folder"
             )
@@ -234,8 +250,8 @@ class RunFolder:
     def tidy(self, steps: int) -> None:
         """Remove temporary files of killed processes, and all checkpoints but that of `steps`."""
         checkpoints = self.private / "checkpoints"
-        kept = {self.checkpoint(steps).name, self.noise(steps).name}
-        old = [path for path in checkpoints.glob("[0-9]*") if path.name not in kept]
+        kept = f"{steps:08d}."
+        old = [path for path in checkpoints.glob("[0-9]*") if not path.name.startswith(kept)]
         drafts = (
             path
             for folder in (self.root, self.private, checkpoints)
@@ -385,12 +401,22 @@ class RunStore:
             self.publish(self.covered(step + 1))
         self._append(Step(step, msgspec.Raw(digest.json_string()), clipping))
 
-    def save(self, steps: int, checkpoint: bytes, noise: NoiseStream, epsilon: float) -> None:
-        """Write model, optimizer and noise after some steps; then they are durable together."""
+    def save(
+        self, steps: int, checkpoint: bytes, noise: NoiseStream | None, epsilon: float
+    ) -> None:
+        """Write model, optimizer and noise after some steps; then they are durable together.
+
+        Args:
+            steps: The number of steps.
+            checkpoint: The content of the checkpoint.
+            noise: The noise stream; None if all ranks have saved their shards of it already.
+            epsilon: Epsilon of these steps.
+        """
         if steps <= self.state.saved:
             return
         replace_file(self.folder.checkpoint(steps), checkpoint, private=True)
-        noise.save(self.folder.noise(steps))
+        if noise is not None:
+            noise.save(self.folder.noise(steps))
         self.publish(steps)
         self._append(Saved(steps, hashlib.sha256(checkpoint).hexdigest(), epsilon))
         self.folder.tidy(steps)
@@ -433,23 +459,41 @@ class RunStore:
         Args:
             fresh: A stream before the first step; used if the saved one is missing or damaged.
         """
-        saved, stream = self.state.saved, fresh
-        path = self.folder.noise(saved)
-        if path.exists():
-            with contextlib.suppress(InvalidInput):  # it can be recomputed from the journal
-                stream = NoiseStream.load(path, self.plan, key=self.key, at_least=saved)
-        is_right = stream.round == saved and (
-            saved == 0 or stream.last_digest() == digest_of(self.state.digests[saved - 1])
-        )
-        if not is_right:
-            stream = fresh
-            for digest in self.state.digests[:saved]:
-                stream.replay(digest_of(digest))
-        return stream
+        digests = [digest_of(digest) for digest in self.state.digests[: self.state.saved]]
+        return noise_after(digests, self.folder, self.plan, self.key, fresh)
 
     def _append(self, record: AnyRecord) -> None:
         self.state.follow(record)
         self._chain.append(record)
+
+
+def noise_after(
+    digests: Sequence[Secret],
+    folder: RunFolder,
+    plan: DatasetPlan,
+    key: NoiseKey,
+    fresh: NoiseStream,
+) -> NoiseStream:
+    """The noise stream after some steps: from its files, or else recomputed from their digests.
+
+    Args:
+        digests: The digests of these steps.
+        folder: The folder of the run.
+        plan: The plan of the run.
+        key: The noise key.
+        fresh: A stream before the first step.
+    """
+    saved = len(digests)
+    if not saved:
+        return fresh
+    for paths in folder.noise_shards(saved):
+        with contextlib.suppress(InvalidInput):  # it can be recomputed
+            stream = NoiseStream.load(paths, plan, key=key, at_least=saved, shard=fresh.shard)
+            if stream.round == saved and stream.last_digest() == digests[-1]:
+                return stream
+    for digest in digests:
+        fresh.replay(digest)
+    return fresh
 
 
 def _chain(

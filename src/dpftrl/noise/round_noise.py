@@ -22,6 +22,7 @@ from dpftrl._internal.compiled import TILE
 from dpftrl._internal.threads import parallel_map
 from dpftrl.errors import TooLarge
 from dpftrl.mechanisms import Mechanism, StreamState, ToeplitzMechanism
+from dpftrl.noise._shard_kernels import add_to_shard, blt_step_of_shard, mix_buffers_of_shard
 from dpftrl.noise.kernels import (
     add_normals,
     add_rounded,
@@ -314,6 +315,27 @@ class RoundWork(Protocol):
         """
         ...
 
+    def add_to_shard(
+        self,
+        streams: Sequence[Keystream],
+        cuts: NDArray[np.int64],
+        scratch: Scratch,
+        scale: float,
+        rounded: bool,
+        update: Array,
+    ) -> None:
+        """Compute the noise of some tiles, for the coordinates of a shard alone.
+
+        Args:
+            streams: A keystream for each row of Z, positioned at the first tile.
+            cuts: Which coordinates of the tiles belong to the shard; see `Shard.cuts`.
+            scratch: Memory to work in, of as many tiles.
+            scale: Factor by which the noise is multiplied.
+            rounded: Whether `update` counts grid steps, so that the noise is rounded to integers.
+            update: The coordinates of the shard that the noise is added to; empty for none.
+        """
+        ...
+
 
 @final
 class BltRound:
@@ -342,6 +364,20 @@ class BltRound:
             blt_step_onto(
                 scratch.words, *arguments, scratch.tile, scale, rounded, np.asarray(piece)
             )
+
+    def add_to_shard(
+        self,
+        streams: Sequence[Keystream],
+        cuts: NDArray[np.int64],
+        scratch: Scratch,
+        scale: float,
+        rounded: bool,
+        update: Array,
+    ) -> None:
+        """Algorithm 3 of the paper, for the coordinates of a shard in some tiles."""
+        streams[0].fill(scratch.zeros, scratch.raw)
+        where = (int(cuts[0, 0]), cuts, *self._parameters, self._memory[0], self._like)
+        blt_step_of_shard(scratch.words, *where, scratch.tile, scale, rounded, update)
 
 
 @final
@@ -383,6 +419,26 @@ class LinearRound:
         if self._like is not None:
             mix_buffers(*self._mix, start, self._like, scratch.vectors)
         target.add(start, scratch)
+
+    def add_to_shard(
+        self,
+        streams: Sequence[Keystream],
+        cuts: NDArray[np.int64],
+        scratch: Scratch,
+        scale: float,
+        rounded: bool,
+        update: Array,
+    ) -> None:
+        """Add up the rows of Z, then the buffers, for the coordinates of a shard in some tiles."""
+        first = int(cuts[0, 0])
+        scratch.vectors[:] = 0.0
+        for stream, weights in zip(streams, self._row_weights, strict=True):
+            stream.fill(scratch.zeros, scratch.raw)
+            add_normals(scratch.words, weights, scratch.vectors)
+        if self._like is not None:
+            mix_buffers_of_shard(first, cuts, *self._mix[:3], self._like, scratch.vectors)
+        if len(update):
+            add_to_shard(first, cuts, scratch.vectors[0], scale, rounded, update)
 
 
 def run_round(work: RoundWork, target: Target, size: int, threads: int) -> None:

@@ -44,6 +44,13 @@ class Header(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     key_fingerprint: str
     format: Literal["dpftrl noise state"] = "dpftrl noise state"
     version: Literal[1] = 1
+    # The coordinates whose buffers the file holds. The field is left out if it holds all of them.
+    spans: tuple[tuple[int, int], ...] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def shard_spans(self) -> tuple[tuple[int, int], ...]:
+        """The coordinates whose buffers the file holds: `size` of them if it is a whole state."""
+        return ((0, self.size),) if isinstance(self.spans, msgspec.UnsetType) else self.spans
 
 
 def mechanism_sha256(mechanism: Mechanism) -> str:

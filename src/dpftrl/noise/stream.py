@@ -8,6 +8,7 @@ from threading import Lock
 from typing import Literal, NoReturn, Protocol, Self, final
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import DTypeLike
 
 from dpftrl._internal.arrays import Arrays, segments
@@ -29,9 +30,18 @@ from dpftrl.noise.round_noise import (
     run_round,
     transition,
 )
-from dpftrl.noise.state_file import Header, mechanism_sha256, read_state, write_state
+from dpftrl.noise.sharding import (
+    Exchange,
+    Shard,
+    ShardDigest,
+    ShardTarget,
+    read_shards,
+    run_shard,
+)
+from dpftrl.noise.state_file import Header, mechanism_sha256, write_state
 from dpftrl.participation import Participation
 
+PathLike = str | os.PathLike[str]
 # The arrays of a sum. No traceback shows the content of a memoryview.
 Parts = Sequence[memoryview]
 Mode = Literal["auto", "buffered", "regenerating"]
@@ -99,6 +109,9 @@ class NoiseStream:
             buffers, and computes all earlier rows of Z again in every round. `auto` is `buffered`
             unless the buffers take more than 4 GiB or grow by one vector per round.
         threads: Number of threads; by default one per core.
+        shard: The coordinates that this process holds, if it does not hold all of them. Sums are
+            then those of the shard, and so are the buffers; `size` stays that of the whole model.
+            All shards together have the noise of one stream, to the last bit.
     """
 
     def __init__(
@@ -110,9 +123,18 @@ class NoiseStream:
         clip_norm: float,
         mode: Mode = "auto",
         threads: int | None = None,
+        shard: Shard | None = None,
     ):
         self._setup(
-            plan.mechanism, size, plan.noise_multiplier, key, clip_norm, plan.buffers, mode, threads
+            plan.mechanism,
+            size,
+            plan.noise_multiplier,
+            key,
+            clip_norm,
+            plan.buffers,
+            mode,
+            threads,
+            shard,
         )
         self._limit_to(plan)
 
@@ -129,6 +151,7 @@ class NoiseStream:
         dtype: DTypeLike = np.float64,
         mode: Mode = "auto",
         threads: int | None = None,
+        shard: Shard | None = None,
     ) -> Self:
         """Create a stream without a plan: nothing checks that a guarantee covers its use.
 
@@ -144,9 +167,12 @@ class NoiseStream:
                 used float32.
             mode: As for a stream with a plan.
             threads: Number of threads; by default one per core.
+            shard: As for a stream with a plan.
         """
         stream = cls.__new__(cls)
-        stream._setup(mechanism, size, noise_multiplier, key, clip_norm, dtype, mode, threads)
+        stream._setup(
+            mechanism, size, noise_multiplier, key, clip_norm, dtype, mode, threads, shard
+        )
         return stream
 
     def _setup(
@@ -159,6 +185,7 @@ class NoiseStream:
         dtype: DTypeLike,
         mode: Mode,
         threads: int | None,
+        shard: Shard | None,
     ) -> None:
         if not isinstance(key, NoiseKey):  # pyright: ignore[reportUnnecessaryIsInstance]
             kind = type(key).__name__
@@ -182,6 +209,12 @@ class NoiseStream:
                 mechanism, self._size, self._noise_multiplier, self._clip_norm, self._dtype
             ),
         )
+        if shard is not None and shard.size != self._size:
+            raise InvalidInput(
+                f"the shard is of {shard.size:,} coordinates, the stream has {self._size:,}"
+            )
+        self._shard = shard
+        self._shard_digest = None if shard is None else ShardDigest(self._row_keys, shard)
         self._rounds: int | None = None
         self._most_rounds = mechanism.rounds
         self._decaying = mechanism.decaying_buffers
@@ -218,6 +251,11 @@ class NoiseStream:
         return self._mechanism
 
     @property
+    def shard(self) -> Shard | None:
+        """The coordinates that this process holds; None for all."""
+        return self._shard
+
+    @property
     def round(self) -> int:
         """Number of rounds completed so far."""
         return self._state.round
@@ -244,10 +282,12 @@ class NoiseStream:
         *,
         updates: int | None = None,
         on_digest: Callable[[Secret], None] | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         """Add the noise of the next round to a sum of clipped updates, in place.
 
-        No other thread may change the sum during this call.
+        No other thread may change the sum during this call. With a shard, the sum is one flat array
+        of its coordinates, and all ranks must call this method for the same round.
 
         Args:
             total: An `ExactSum`, which has clipped its updates itself; or an array, or lists and
@@ -259,6 +299,8 @@ class NoiseStream:
                 plan does not require the number.
             on_digest: Called before any noise is added, with the digest that `last_digest` returns
                 after this call. If it raises, the round is not completed.
+            exchange: With a shard: a function that gives 16 bytes of this rank to all others, and
+                returns those of all ranks. They are as secret as the noise.
         """
         covered = b""
         if isinstance(total, ExactSum):
@@ -276,7 +318,7 @@ class NoiseStream:
         if not 0 < scale < math.inf:
             raise InvalidInput(f"noise multiplier times clip norm is {scale:g} steps of the sum")
         with self._lock:
-            self._add(parts, scale, covered, on_digest)
+            self._add(parts, scale, covered, on_digest, exchange)
 
     def last_digest(self) -> Secret:
         """The digest with which `replay` can repeat the last round; as secret as the noise."""
@@ -314,25 +356,28 @@ class NoiseStream:
     @classmethod
     def load(
         cls,
-        path: str | os.PathLike[str],
+        path: PathLike | Sequence[PathLike],
         plan: NoisePlan,
         *,
         key: NoiseKey,
         at_least: int,
         threads: int | None = None,
+        shard: Shard | None = None,
     ) -> Self:
         """Resume a stream from a saved state.
 
         Args:
-            path: The file that `save` wrote.
+            path: The file that `save` wrote. For a stream that was saved in shards, all their
+                files; these need not be the shards that are resumed.
             plan: The plan of the saved stream; another mechanism or noise multiplier is refused.
             key: The key of the saved stream; another key is refused.
             at_least: Number of rounds that were released already. An older state is refused,
                 because it would release rounds twice.
             threads: Number of threads; by default one per core.
+            shard: The coordinates that this process is to hold; by default all.
         """
         stream = cls.load_unchecked(
-            path, plan.mechanism, key=key, at_least=at_least, threads=threads
+            path, plan.mechanism, key=key, at_least=at_least, threads=threads, shard=shard
         )
         if stream._noise_multiplier != plan.noise_multiplier:
             raise InvalidInput(
@@ -350,17 +395,18 @@ class NoiseStream:
     @classmethod
     def load_unchecked(
         cls,
-        path: str | os.PathLike[str],
+        path: PathLike | Sequence[PathLike],
         mechanism: Mechanism,
         *,
         key: NoiseKey,
         at_least: int,
         threads: int | None = None,
+        shard: Shard | None = None,
     ) -> Self:
         """Resume a stream from a saved state without a plan; see `unchecked`."""
-        header, state = read_state(
-            Path(path), mechanism, key, whole_number("at_least", at_least, 0)
-        )
+        paths = [path] if isinstance(path, str | os.PathLike) else path
+        least = whole_number("at_least", at_least, 0)
+        header, state = read_shards([Path(one) for one in paths], mechanism, key, least, shard)
         stream = cls.unchecked(
             mechanism,
             header.size,
@@ -370,6 +416,7 @@ class NoiseStream:
             dtype=header.dtype,
             mode=header.mode,
             threads=threads,
+            shard=shard,
         )
         stream._state = state
         return stream
@@ -387,6 +434,7 @@ class NoiseStream:
             mode=self._mode,
             buffers=len(self._state.buffers),
             key_fingerprint=self._key.fingerprint(),
+            spans=UNSET if self._shard is None else self._shard.spans,
         )
 
     def _add(
@@ -395,21 +443,41 @@ class NoiseStream:
         scale: float,
         covered: bytes,
         on_digest: Callable[[Secret], None] | None,
+        exchange: Exchange | None,
     ) -> None:
         """Digest the sum, and add the noise of the next round to it."""
         self._check_can_continue()
-        previous = self._state.last_digest
-        digest = digest_of_update(self._row_keys, parts, scale, previous, self._threads, covered)
+        digest = self._digest(parts, scale, covered, exchange)
         if on_digest is not None:
             on_digest(digest)
         self._run(digest, parts, scale)
 
+    def _digest(
+        self, parts: Parts, scale: float, covered: bytes, exchange: Exchange | None
+    ) -> Secret:
+        """The digest of the whole sum, of which this process may hold a part."""
+        previous = self._state.last_digest
+        if self._shard_digest is None:
+            return digest_of_update(self._row_keys, parts, scale, previous, self._threads, covered)
+        if exchange is None or len(parts) != 1:
+            raise InvalidInput(
+                "a stream of a shard needs `exchange`, and a sum that is one array: its digest "
+                "covers the coordinates of all ranks"
+            )
+        (part,) = parts
+        own = self._shard_digest.partial(part, scale, previous, self._threads, covered)
+        all_parts = exchange(own)
+        return self._shard_digest.combine(all_parts, part, scale, previous, covered)
+
     def _run(self, digest: Secret, parts: Parts, scale: float) -> None:
         """Compute the next round, add its noise to the arrays and advance the state."""
         next_round, state_after = self._next_round(digest)
-        target = Target(parts, scale)
         self._interrupted = True
-        run_round(next_round, target, self._size, self._threads)
+        if self._shard is None:
+            run_round(next_round, Target(parts, scale), self._size, self._threads)
+        else:
+            part = parts[0] if parts else np.empty(0).data
+            run_shard(next_round, ShardTarget(part, scale), self._shard, self._threads)
         self._state = state_after
         self._interrupted = False
 
@@ -435,8 +503,8 @@ class NoiseStream:
     def _check(self, parts: Parts, grid: Grid | None) -> None:
         """Raise if the sum has another size, type or grid than the stream needs."""
         size = sum(map(len, parts))
-        if size != self._size:
-            raise InvalidInput(f"the update has {size:,} coordinates, the stream {self._size:,}")
+        if size != self._held:
+            raise InvalidInput(f"the update has {size:,} coordinates, the stream {self._held:,}")
         whole = [np.asarray(part).dtype == np.int64 for part in parts]
         if any(whole) != (grid is not None) or all(whole) != (grid is not None):
             raise InvalidInput("a sum of int64 needs a grid, and a floating-point sum has none")
@@ -508,7 +576,12 @@ class NoiseStream:
         return LinearRound(rows, weights[None, used], [], [], self._size), after
 
     def _new_buffer(self) -> Buffer:
-        return Buffer(np.zeros(self._size, self._dtype))
+        return Buffer(np.zeros(self._held, self._dtype))
+
+    @property
+    def _held(self) -> int:
+        """Number of coordinates that this process holds."""
+        return self._size if self._shard is None else self._shard.count
 
 
 def stream_identity(

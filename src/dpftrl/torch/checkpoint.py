@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -36,6 +36,27 @@ def write_checkpoint(
     Raises:
         InvalidInput: A state holds something that cannot be written without pickle.
     """
+    return write_state(model, optimizer, scheduler, extra, lambda _, tensor: tensor, dict)
+
+
+def write_state(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Any,
+    extra: Mapping[str, Any],
+    local: Callable[[str, Tensor], Tensor],
+    described: Callable[[], dict[str, Any]],
+) -> bytes:
+    """The content of a checkpoint, or of the part of one rank.
+
+    Args:
+        model: The model.
+        optimizer: The optimizer.
+        scheduler: The learning-rate scheduler, or None.
+        extra: Further values that JSON can hold.
+        local: What this process holds of a tensor; called with its name and the tensor.
+        described: Called after that; returns what is to be known of these parts.
+    """
     tensors = dict(_changing(model))
     state = {
         "scheduler_kind": _kind(scheduler),
@@ -46,8 +67,8 @@ def write_checkpoint(
         else _plain("scheduler", scheduler.state_dict(), tensors),
         "extra": dict(extra),
     }
-    copies = {name: _copy(tensor) for name, tensor in tensors.items()}
-    return save_tensors(copies, {STATE: json.dumps(state)})
+    copies = {name: _copy(local(name, tensor)) for name, tensor in tensors.items()}
+    return save_tensors(copies, {STATE: json.dumps({**state, **described()})})
 
 
 def read_checkpoint(
@@ -61,7 +82,18 @@ def read_checkpoint(
     Raises:
         InvalidInput: Model, optimizer or scheduler are not those of the checkpoint.
     """
-    tensors, state = _parsed(content)
+    tensors, state = parsed(content)
+    return restored(state, tensors, model, optimizer, scheduler)
+
+
+def restored(
+    state: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Any,
+) -> dict[str, Any]:
+    """Put the state and the tensors of a checkpoint into model, optimizer and scheduler."""
     if state["frozen_sha256"] != _frozen_sha256(model):
         raise InvalidInput(
             "the frozen parameters of the model are not those of the run; load the same ones"
@@ -90,7 +122,7 @@ def read_checkpoint(
     return state["extra"]
 
 
-def _parsed(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def parsed(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a checkpoint, and its JSON object."""
     try:
         tensors = load_tensors(content)
@@ -133,7 +165,8 @@ def _frozen_sha256(model: nn.Module) -> str:
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             hasher.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}\n".encode())
-            flat = parameter.detach().cpu().contiguous().view(-1)
+            whole = getattr(parameter.detach(), "full_tensor", parameter.detach)()
+            flat = whole.cpu().contiguous().view(-1)
             hasher.update(flat.view(torch.uint8).numpy().data)
     return hasher.hexdigest()
 

@@ -22,7 +22,7 @@ _numpy_random: Any = np.random  # its types are not complete
 _GENERATOR = np.random.MT19937(0)
 
 
-class _Request(NamedTuple):
+class Request(NamedTuple):
     """A batch that is to be loaded."""
 
     step: int
@@ -31,13 +31,13 @@ class _Request(NamedTuple):
     counts: list[int] | None
 
 
-class _Rows(TorchDataset[Any]):
+class Rows(TorchDataset[Any]):
     """Batches of a data set, by request."""
 
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any]):
         self._dataset, self._collate = dataset, collate_fn
 
-    def __getitem__(self, request: _Request) -> Any:
+    def __getitem__(self, request: Request) -> Any:
         # Random transformations of examples depend on the step only, so that a step can be
         # repeated after a crash.
         with seeded(request.seed):
@@ -83,7 +83,7 @@ class PrivateLoader:
         num_workers: int,
     ):
         self._run, self._num_workers = run, num_workers
-        self._rows = _Rows(dataset, collate_fn)
+        self._rows = Rows(dataset, collate_fn)
         self._handed_out: HandedOut | None = None
         self._steps_of = StepsOfArrays()
 
@@ -91,7 +91,7 @@ class PrivateLoader:
         return self._run.plan.dataset.steps - self._run.steps
 
     def __iter__(self) -> Iterator[Any]:
-        requests = list[_Request]()
+        requests = list[Request]()
         loaded: Any = DataLoader(
             self._rows,
             batch_size=None,
@@ -109,12 +109,12 @@ class PrivateLoader:
             self._steps_of.remember(tensors_of(batch), step)
             yield batch
 
-    def _requests(self, requests: list[_Request]) -> Iterator[_Request]:
+    def _requests(self, requests: list[Request]) -> Iterator[Request]:
         """Yield what is to be loaded, and keep it in `requests` until it was loaded."""
         for step in range(self._run.steps, self._run.plan.dataset.steps):
             batch = self._run.batch(step)
             counts = None if batch.counts is None else batch.counts.tolist()
-            request = _Request(step, self._run.seed(step, "data"), batch.examples.tolist(), counts)
+            request = Request(step, self._run.seed(step, "data"), batch.examples.tolist(), counts)
             requests.append(request)
             yield request
 

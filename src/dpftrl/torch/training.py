@@ -98,11 +98,11 @@ def make_private(
         UnsafeState: The run must not be resumed: it was rolled back, edited or is in use.
     """
     check_layers(model)
-    _check_optimizer(model, optimizer, scheduler)
+    check_optimizer(model, optimizer, scheduler)
     if isinstance(dataset, DataLoader):
         raise InvalidInput("give the data set itself, not a DataLoader: make_private makes batches")
     data_units = Units(length_of(dataset), units, examples_per_unit)
-    names, size = _trainable(model)
+    names, size = trainable(model)
     settings = Settings.of(data_units, clip_norm, names, size, commit_every, "torch", mechanism)
     run = open_run(
         folder,
@@ -241,7 +241,7 @@ class PrivateTraining(TrainingOwner):
                 )
 
 
-def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
     """Refuse an optimizer that cannot be used, or that does not belong to the model."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidInput("LBFGS evaluates the loss several times per step; use another optimizer")
@@ -265,7 +265,7 @@ def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, schedul
         raise InvalidInput("the optimizer has parameters that are not of this model")
 
 
-def _trainable(model: nn.Module) -> tuple[tuple[str, ...], int]:
+def trainable(model: nn.Module) -> tuple[tuple[str, ...], int]:
     """Names and total size of the trainable parameters."""
     found = [(name, one.numel()) for name, one in model.named_parameters() if one.requires_grad]
     if not found:

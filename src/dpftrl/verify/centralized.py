@@ -26,8 +26,8 @@ from dpftrl._internal.storage import read_json
 from dpftrl.errors import DpftrlError, InvalidInput, UnsafeState
 from dpftrl.mechanisms.registry import MechanismFile, mechanism_from
 from dpftrl.participation import FixedEpochs
-from dpftrl.verify.check_guarantee import check_epsilon
 from dpftrl.verify import rigorous
+from dpftrl.verify.check_guarantee import check_epsilon
 from dpftrl.verify.clip_norms import AdaptiveRun, check_clip_norms, grid_step
 from dpftrl.verify.epsilon import MOST_DRAWS, MuRange
 from dpftrl.verify.journal import (
@@ -70,6 +70,7 @@ MOST_STANDARD_ERROR: Final = 0.15
 MOST_FAILURE: Final = 1e-6  # a certificate that fails with a larger probability is a warning
 STEPS_PER_DEVIATION: Final = 2**34  # of the grid of sums, at least
 JAX_STEP: Final = 2.0**-24  # the step of the grid of sums in JAX, with adaptive clipping
+MOST_HEADER: Final = 100_000_000  # bytes of the header of a safetensors file, by its format
 MOST_BINS: Final = 4096  # the Gram matrix of more bins would not fit into memory
 # The name of the check of epsilon if it rests on an estimate: nothing is recomputed exactly.
 ESTIMATE: Final = "epsilon estimate"
@@ -108,6 +109,7 @@ class SettingsContent(msgspec.Struct, frozen=True):
     commit_every: int
     clipping: str
     framework: str
+    sharded: bool = False
 
 
 class RunFile(msgspec.Struct, frozen=True):
@@ -374,6 +376,24 @@ class _History:
         self.saves.append(record)
 
 
+def _shards_of(path: Path) -> dict[str, str]:
+    """The shards that the main file of a checkpoint lists, and their SHA-256; empty for a whole."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(min(int.from_bytes(file.read(8), "little"), MOST_HEADER))
+        content = msgspec.json.decode(header, type=_TensorsHeader)
+        text = content.metadata.get("shards", "{}")
+        return msgspec.json.decode(text, type=dict[str, Sha256])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UnsafeState(f"{path.name} cannot be read: {error}") from None
+
+
+class _TensorsHeader(msgspec.Struct):
+    """The part of the header of a safetensors file that is not about tensors."""
+
+    metadata: dict[str, str] = msgspec.field(name="__metadata__", default_factory=dict[str, str])
+
+
 def check_checkpoints(folder: Path, journal: StepJournal) -> str:
     """Compare the digest of every kept checkpoint with the journal.
 
@@ -392,10 +412,18 @@ def check_checkpoints(folder: Path, journal: StepJournal) -> str:
             when = f"it was written after {steps} steps" if steps else "the run was created"
             check_digest(path, sha256, when)
             checked += 1
+            for name, known in _shards_of(path).items():
+                shard = paths.pop(name.removesuffix(".safetensors"), None)
+                if shard is None:
+                    raise UnsafeState(
+                        f"{name} is missing: a shard of the model after {steps} steps"
+                    )
+                check_digest(shard, known, when)
     # A checkpoint is written before its journal line. A process that was killed in between leaves
     # one that no record names; resuming the run removes it.
-    for steps in range(last + 1, journal.steps + 1):
-        paths.pop(f"{steps:08d}", None)
+    for name in list(paths):
+        if name[:8].isdigit() and last < int(name[:8]) <= journal.steps:
+            del paths[name]
     if paths:
         raise UnsafeState(f"{sorted(paths)[0]}.safetensors belongs to no step of the journal")
     return f"{checked} checkpoint(s), the last after {last:,} steps, unchanged since then"
@@ -462,6 +490,11 @@ def expected_hypotheses(files: CentralizedFiles) -> tuple[HypothesisContent, ...
     if unit == "user":
         assumed["users"] = (
             "Every example belongs to one user, and all examples of a user have the same name."
+        )
+    if run.settings.sharded:
+        assumed["ranks"] = (
+            "All ranks run the same code on the same data set, and nobody else reads or changes "
+            "what they send to each other."
         )
     if plan.failure:
         assumed["certificate"] = (
