@@ -243,7 +243,7 @@ def test_sliders_work_with_the_keyboard(visit):
     visit.open(FLEET)
     visit.answered()
     page = visit.page
-    slider = page.get_by_label("Target epsilon, slider")
+    slider = page.locator("#fleet").get_by_label("Target epsilon, slider")
     slider.focus()
 
     def move() -> None:
