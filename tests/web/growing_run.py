@@ -16,7 +16,8 @@ if __name__ == "__main__":
     with create(place, small_plan(ROUNDS), budget=40.0) as server:
         metrics = MetricsFile(place / "run", 0)
         print("ready", flush=True)  # noqa: T201
-        for number, _ in enumerate(sys.stdin):
+        for number in range(ROUNDS):
+            sys.stdin.readline()
             attempt = server.begin(PEOPLE)
             fill(attempt)
             released = server.commit(attempt)

@@ -243,7 +243,7 @@ def test_sliders_work_with_the_keyboard(visit):
     visit.open(FLEET)
     visit.answered()
     page = visit.page
-    slider = page.get_by_label("Target epsilon, slider")
+    slider = page.locator("#fleet").get_by_label("Target epsilon, slider")
     slider.focus()
 
     def move() -> None:
@@ -393,7 +393,6 @@ def test_a_live_run(visit, place):
         assert page.locator("figure .main-svg").count() >= 2
         train(3)
         page.get_by_text("Ended: all 8 rounds are done.").wait_for()
-        training.stdin.close()
         training.wait()
     page.locator("#verify:enabled").wait_for()
     page.locator("#verify").click()

@@ -267,7 +267,10 @@ def test_a_data_set_is_answered_too(client):
     content = ask(client, "dataset", sampling="none", **DATASET).json()
     assert content["answer"]["recommended"]["sampling"] == "none"
     assert {figure["name"] for figure in content["figures"]} >= {"error-per-round"}
-    plan = client.get(
-        "/download/plan.json", params={"mode": "dataset", "sampling": "none", **DATASET}
-    )
+    query = {"mode": "dataset", "sampling": "none", **DATASET}
+    plan = client.get("/download/plan.json", params=query)
     assert plan.json()["format"] == "dpftrl dataset plan"
+    draft = client.get("/download/statement.md", params=query).text
+    assert "This describes a plan. Nothing was trained" in draft
+    assert "enforced |" not in draft
+    assert f"({content['headline']['figures'][0]['value']}, 1e-4)-differentially private" in draft

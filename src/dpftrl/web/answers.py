@@ -15,7 +15,7 @@ from dpftrl._internal.formatting import memory_text, number, rounded_up
 from dpftrl._internal.progress import Progress
 from dpftrl._internal.tables import TextTable
 from dpftrl.accounting import risk_of
-from dpftrl.errors import DpftrlError, InvalidInput
+from dpftrl.errors import DpftrlError
 from dpftrl.mechanisms import save_mechanism
 from dpftrl.plan import (
     DatasetAnswer,
@@ -31,6 +31,8 @@ from dpftrl.plan.candidates import NOT_QUICK
 from dpftrl.plan.request import Effort
 from dpftrl.plan.tables import dataset_tables, epsilon_text, fleet_tables
 from dpftrl.statement import make_statement
+from dpftrl.statement.dataset_plan import draft_statement
+from dpftrl.statement.document import html, markdown
 from dpftrl.web.figures import dataset_figures, fleet_figures
 from dpftrl.web.form import Form
 
@@ -227,9 +229,6 @@ def plan_file(answer: Answer, name: str) -> File:
     """One of `FILES` for the recommended row of an answer.
 
     A mechanism with a large matrix consists of several files, which come as a .zip file.
-
-    Raises:
-        InvalidInput: There is no such file for this answer.
     """
     if name.startswith("statement."):
         return _statement_file(answer, name)
@@ -245,10 +244,7 @@ def plan_file(answer: Answer, name: str) -> File:
         elif isinstance(answer, FleetAnswer):
             save_plan(answer.recommended.plan, path)
         else:
-            chosen = answer.recommended
-            save_dataset_plan(
-                DatasetPlan(chosen.sampling, chosen.guarantee, answer.request.dataset), path
-            )
+            save_dataset_plan(_dataset_plan(answer), path)
         written = sorted(Path(folder).iterdir())
         if len(written) == 1:
             return File(name, FILES[name], path.read_bytes())
@@ -260,12 +256,18 @@ def plan_file(answer: Answer, name: str) -> File:
 
 
 def _statement_file(answer: Answer, name: str) -> File:
-    if not isinstance(answer, FleetAnswer):
-        raise InvalidInput(
-            "a plan for a data set has no statement before the training: use "
-            "`dpftrl statement RUN` after it"
-        )
-    devices = answer.resolved.request.devices
-    statement = make_statement(answer.recommended.plan, devices=None if devices == 1 else devices)
-    text = statement.html() if name.endswith(".html") else statement.markdown()
+    """The draft of the statement, as Markdown or HTML."""
+    if isinstance(answer, FleetAnswer):
+        devices = answer.resolved.request.devices
+        document = make_statement(
+            answer.recommended.plan, devices=None if devices == 1 else devices
+        ).document
+    else:
+        document = draft_statement(_dataset_plan(answer))
+    text = html(document) if name.endswith(".html") else markdown(document)
     return File(name, FILES[name], text.encode())
+
+
+def _dataset_plan(answer: DatasetAnswer) -> DatasetPlan:
+    chosen = answer.recommended
+    return DatasetPlan(chosen.sampling, chosen.guarantee, answer.request.dataset)

@@ -139,10 +139,7 @@ def compute(task: Task, on_progress: OnProgress) -> Any:
     answer = solve_form(form, task["effort"], extrapolate=kind == "job", on_progress=on_progress)
     if kind == "file":
         return _file_as_json(plan_file(answer, task["name"]))
-    files = dict[str, Any]()
-    for name in FILES:
-        with suppress(DpftrlError):  # a plan for a data set has no statement
-            files[name] = _file_as_json(plan_file(answer, name))
+    files = {name: _file_as_json(plan_file(answer, name)) for name in FILES}
     return {**describe(form, answer), "files": files}
 
 

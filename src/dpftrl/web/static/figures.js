@@ -145,6 +145,7 @@ function card(figure) {
   );
   const made = element("figure", { class: "card figure", "data-figure": figure.name }, element("div", { class: "figure-top" }, element("figcaption", {}, figure.title), actions), plot);
   drawn.set(figure.name, { figure, plot, card: made });
+  new ResizeObserver(() => { if (plot.data && plot.isConnected) window.Plotly.Plots.resize(plot); }).observe(plot);
   return made;
 }
 
@@ -156,8 +157,9 @@ export function draw(figures, holder) {
       drawn.delete(name);
     }
   }
+  // All cards come first: a figure is as wide as its card is then.
+  for (const figure of figures) if (!drawn.has(figure.name)) holder.append(card(figure));
   for (const figure of figures) {
-    if (!drawn.has(figure.name)) holder.append(card(figure));
     const { plot } = drawn.get(figure.name);
     drawn.get(figure.name).figure = figure;
     window.Plotly.react(plot, traces(figure), layout(figure), { displayModeBar: false, responsive: true });

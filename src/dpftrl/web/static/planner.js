@@ -219,10 +219,9 @@ function headline(content) {
 
 function downloads(isJob) {
   const names = { "plan.json": "Plan (plan.json)", "mechanism.json": "Mechanism (JSON)", "statement.md": "Draft statement (Markdown)", "statement.html": "Draft statement (HTML)" };
-  const links = Object.entries(names).filter(([name]) => mode === "fleet" || !name.startsWith("statement"));
   const parts = query();
   parts.delete("preset");
-  find("#downloads").replaceChildren(...links.map(([name, label]) => element(
+  find("#downloads").replaceChildren(...Object.entries(names).map(([name, label]) => element(
     "a", { class: "button", href: isJob ? `/api/jobs/${job.job}/${name}` : `/download/${name}?${parts}`, download: name }, label,
   )));
 }
