@@ -11,6 +11,8 @@ import pytest
 from command_line import answer, refused_in_one_line, run
 from safetensors.numpy import load_file
 
+from dpftrl.federated import RunFolder
+
 pytest.importorskip("equinox")
 
 KNOWN = ["i", "you", "we", "they", "see", "know", "like", "want", "the", "a", "dog", "cat"]
@@ -19,7 +21,7 @@ UNKNOWN = ["house", "car", "now", "then"]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """A finished run on a text of which a vocabulary misses a quarter, and its private text gone."""
+    """A finished run on a text whose vocabulary misses a quarter of the words; the text is gone."""
     root = tmp_path_factory.mktemp("predict")
     os.environ["DPFTRL_STATE"] = str(root / "state")
     draws = np.random.default_rng(0)
@@ -154,12 +156,9 @@ def test_a_folder_gets_the_model_and_its_card(place, tmp_path):
 def test_files_of_the_user_are_not_replaced_by_an_export(place, tmp_path):
     (tmp_path / "README.md").write_text("mine")
     assert "README.md exists" in refused_in_one_line("export", place / "run", tmp_path)
-    assert "ends in .safetensors" in refused_in_one_line(
-        "export", place / "run", tmp_path / "m.bin"
-    )
-    assert "is a file" in refused_in_one_line(
-        "export", place / "run", place / "run" / "private" / "lock"
-    )
+    export = ("export", place / "run")
+    assert "ends in .safetensors" in refused_in_one_line(*export, tmp_path / "m.bin")
+    assert "is a file" in refused_in_one_line(*export, place / "run" / "private" / "lock")
     nowhere = tmp_path / "no" / "where"
     assert "there is no folder" in refused_in_one_line("export", place / "run", nowhere)
     assert "holds no run" in refused_in_one_line("export", tmp_path, tmp_path / "new")
@@ -167,9 +166,7 @@ def test_files_of_the_user_are_not_replaced_by_an_export(place, tmp_path):
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
-def test_a_run_of_a_program_is_not_resumed_by_train(place, tmp_path):
-    from dpftrl.federated import RunFolder
-
+def test_a_run_of_a_program_is_not_resumed_by_train(tmp_path):
     (tmp_path / "private").mkdir()
     RunFolder(tmp_path).journal.write_text("")
     assert "dpftrl.simulate" in refused_in_one_line("train", "--resume", "--out", tmp_path)
