@@ -61,6 +61,8 @@ def test_the_operator_sees_where_the_training_stands(place):
     # 32 people are too few, even for this small model.
     assert summary["noise_to_signal"] > 0.5
     assert "warning: the noise drowns the signal" in (place / "errors.txt").read_text()
+    assert (place / "run" / "private" / "curves.png").stat().st_mode & 0o077 == 0
+    assert run("verify", place / "run")[0] == 0
 
 
 def test_nothing_private_is_in_the_files_that_may_be_published(place):
@@ -145,9 +147,11 @@ def test_a_folder_gets_the_model_and_its_card(place, tmp_path):
     card = (place / "hub" / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: dpftrl\n")
     assert "## Privacy statement" in card
+    assert "Attention" not in card
     assert "people.jsonl" not in card
     again = answer("export", place / "run", place / "hub")  # its own files may be replaced
     assert again["card"] == str(place / "hub" / "README.md")
+    assert again["verified"]
     alone = answer("export", place / "run", tmp_path / "m.safetensors", "--card", tmp_path / "c.md")
     assert alone["card"] == str(tmp_path / "c.md")
     assert load_file(alone["model"]).keys() == load_file(again["model"]).keys()
