@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -155,6 +156,14 @@ def test_a_folder_gets_the_model_and_its_card(place, tmp_path):
     alone = answer("export", place / "run", tmp_path / "m.safetensors", "--card", tmp_path / "c.md")
     assert alone["card"] == str(tmp_path / "c.md")
     assert load_file(alone["model"]).keys() == load_file(again["model"]).keys()
+
+
+def test_the_python_example_of_the_page_runs(place, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "using_models.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(place / "hub")
+    exec(compile(example, "using_models.md", "exec"), {})
+    assert len(capsys.readouterr().out.splitlines()) == 4
 
 
 def test_files_of_the_user_are_not_replaced_by_an_export(place, tmp_path):
