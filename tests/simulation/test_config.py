@@ -99,7 +99,7 @@ def test_settings_without_a_value_are_shown_as_comments(config, tmp_path):
 
 
 def test_every_example_belongs_to_a_setting():
-    shown = {key for config in PRESETS.values() for key in _missing(config)}
+    shown = {key for config in (*PRESETS.values(), Config()) for key in _missing(config)}
     without_noise = _missing(read_config(None, ["privacy.noise_multiplier=2.0"]))
     bare = {f"data.{name}" for name, value in msgspec.to_builtins(Data()).items() if value is None}
     assert set(EXAMPLES) == shown | set(without_noise) | bare
