@@ -1,14 +1,14 @@
 """`dpftrl tune`: choose the settings of a training on public text, without spending privacy."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 from rich.table import Table
 
 from dpftrl.cli.files import TUNED as MARK
 from dpftrl.cli.files import check_target, force_option
-from dpftrl.cli.options import json_option
+from dpftrl.cli.options import Count, json_option
 from dpftrl.cli.output import print_json, print_table, progress_bar, say
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ TRANSFERS = (
     type=click.Path(dir_okay=False, path_type=Path),
     help='Public text to tune on: lines of {"user": ..., "text": ...}.',
 )
-@click.option("--population", type=int, help="Clients of the training; by default counted.")
+@click.option("--population", type=Count(), help="Clients of the training; by default counted.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the candidates.")
 @force_option()
 @json_option
@@ -150,7 +150,8 @@ def reasons(choice: "Choice", config: "Config") -> list[str]:
 
 def _value(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {size}" for name, size in value.items())
+        sizes = cast("dict[str, int]", value)
+        return ", ".join(f"{name} {size}" for name, size in sizes.items())
     return f"{value:g}"
 
 
