@@ -92,8 +92,9 @@ def train(clip_norm: str, seed: int) -> Result:
             config, place / "run", state_folder=place / "state", insecure_test_key=seed
         )
         with training:
-            clients = Measured(training._clients)  # pyright: ignore[reportPrivateUsage]
-            training._clients = clients  # pyright: ignore[reportPrivateUsage]
+            loop = training._loop  # pyright: ignore[reportPrivateUsage]
+            clients = Measured(loop._clients)  # pyright: ignore[reportPrivateUsage]
+            loop._clients = clients  # pyright: ignore[reportPrivateUsage]
             result.clip_norms.append(training.server.clip_norm)
 
             def on_round(progress: Any) -> None:

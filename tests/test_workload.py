@@ -59,6 +59,10 @@ def test_the_cooldown_schedule_of_the_paper():
     assert np.all(np.diff(rates[1499:]) < 0)
 
 
+def test_a_constant_schedule_has_the_rate_1():
+    assert Workload.with_schedule("constant", 3).is_toeplitz
+
+
 @pytest.mark.parametrize(
     "mistake",
     [

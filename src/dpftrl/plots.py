@@ -267,8 +267,14 @@ class Panel:
     baseline: float | None = None
 
 
-def plot_training(panels: Sequence[Panel], path: Path) -> None:
-    """Plot curves of a training by round, one beside the other."""
+def plot_training(panels: Sequence[Panel], path: Path, *, private: bool = False) -> None:
+    """Plot curves of a training by round, one beside the other.
+
+    Args:
+        panels: The curves.
+        path: The image to write.
+        private: Whether only the owner may read the image.
+    """
     figure, all_axes = _figure(path, len(panels), height=3.4)
     marks = zip(cycle(COLOURS), cycle(MARKERS), strict=False)
     each: list[Any] = np.ravel(all_axes).tolist()
@@ -284,7 +290,7 @@ def plot_training(panels: Sequence[Panel], path: Path) -> None:
             axes.legend(frameon=False, fontsize="small")
         if min(panel.values, default=0.0) >= 0:
             axes.set_ylim(bottom=0)
-    _save(figure, path)
+    _save(figure, path, private=private)
 
 
 def _plain_log_scale(axis: Any) -> None:
@@ -358,10 +364,10 @@ def _figure(path: Path, columns: int, height: float) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _save(figure: Any, path: Path) -> None:
+def _save(figure: Any, path: Path, *, private: bool = False) -> None:
     """Write a figure; raise `InvalidInput` if that is not possible."""
     content = io.BytesIO()
     # The mark by which the command line knows that it may replace the file.
     mark = {"Software" if path.suffix == ".png" else "Creator": MARK}
     figure.savefig(content, dpi=130, format=path.suffix[1:], metadata=mark)
-    replace_file(path, content.getvalue())
+    replace_file(path, content.getvalue(), private=private)

@@ -25,6 +25,7 @@ COMMANDS = {
     "mechanisms": "--rounds --min-sep",
     "observe": "MECH --rounds --min-sep --max-participations --first-round",
     "optimize": "FAMILY --rounds --min-sep --bands --buffers --objective --out",
+    "predict": "MECH MECH --top",
     "plan": "--population --report-goal --rounds --delta --epsilon --availability --timer-days "
     "--rounds-per-day --plot --out --choose --noise-multiplier",
     "reproduce": "MECH --out",

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 from command_line import answer, refused_in_one_line, run
 from safetensors.numpy import load_file
+
+from dpftrl.federated import RunFolder
 
 pytest.importorskip("equinox")
 
@@ -19,7 +22,7 @@ UNKNOWN = ["house", "car", "now", "then"]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """A finished run on a text of which a vocabulary misses a quarter, and its private text gone."""
+    """A finished run on a text whose vocabulary misses a quarter of the words; the text is gone."""
     root = tmp_path_factory.mktemp("predict")
     os.environ["DPFTRL_STATE"] = str(root / "state")
     draws = np.random.default_rng(0)
@@ -34,7 +37,7 @@ def place(tmp_path_factory) -> Path:
         *('task="jsonl"', f'data.path="{root}/people.jsonl"', "data.heldout_share=0.2"),
         *(f'data.vocabulary="{root}/words.txt"', "model.sizes={embedding=4,hidden=4}"),
         *("model.pretraining_steps=0", "privacy.rounds=2", "privacy.report_goal=4"),
-        *("privacy.epsilon=30.0", "privacy.delta=1e-3", "privacy.availability=0.5"),
+        *("privacy.epsilon=9.0", "privacy.delta=1e-3", "privacy.availability=0.5"),
         *("simulation.least_available=1.0", "simulation.most_available=1.0"),
     ]
     changes = [part for setting in settings for part in ("--set", setting)]
@@ -56,9 +59,11 @@ def test_the_operator_sees_where_the_training_stands(place):
     assert "always guessing the most common word would be right for" in output
     assert "with unknown words counted as wrong, accuracy" in output
     assert (place / "run" / "private" / "curves.png").stat().st_size > 0
-    # 40 people cannot train 150 parameters.
+    # 32 people are too few, even for this small model.
     assert summary["noise_to_signal"] > 0.5
     assert "warning: the noise drowns the signal" in (place / "errors.txt").read_text()
+    assert (place / "run" / "private" / "curves.png").stat().st_mode & 0o077 == 0
+    assert run("verify", place / "run")[0] == 0
 
 
 def test_nothing_private_is_in_the_files_that_may_be_published(place):
@@ -98,7 +103,7 @@ def test_next_words_are_printed_with_probabilities(place):
     assert found["unknown_words"] == ["house"]
     assert sorted(one["word"] for one in found["predictions"]) == sorted(KNOWN)
     assert sum(one["probability"] for one in found["predictions"]) == pytest.approx(1)
-    assert found["epsilon"] == pytest.approx(30, rel=1e-6)
+    assert found["epsilon"] == pytest.approx(9, rel=1e-6)
     _, _, errors = run("predict", place / "hub", "car")
     assert errors == "not in the vocabulary: car\n"
 
@@ -143,23 +148,30 @@ def test_a_folder_gets_the_model_and_its_card(place, tmp_path):
     card = (place / "hub" / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: dpftrl\n")
     assert "## Privacy statement" in card
+    assert "Attention" not in card
     assert "people.jsonl" not in card
     again = answer("export", place / "run", place / "hub")  # its own files may be replaced
     assert again["card"] == str(place / "hub" / "README.md")
+    assert again["verified"]
     alone = answer("export", place / "run", tmp_path / "m.safetensors", "--card", tmp_path / "c.md")
     assert alone["card"] == str(tmp_path / "c.md")
     assert load_file(alone["model"]).keys() == load_file(again["model"]).keys()
 
 
+def test_the_python_example_of_the_page_runs(place, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "using_models.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(place / "hub")
+    exec(compile(example, "using_models.md", "exec"), {})
+    assert len(capsys.readouterr().out.splitlines()) == 4
+
+
 def test_files_of_the_user_are_not_replaced_by_an_export(place, tmp_path):
     (tmp_path / "README.md").write_text("mine")
     assert "README.md exists" in refused_in_one_line("export", place / "run", tmp_path)
-    assert "ends in .safetensors" in refused_in_one_line(
-        "export", place / "run", tmp_path / "m.bin"
-    )
-    assert "is a file" in refused_in_one_line(
-        "export", place / "run", place / "run" / "private" / "lock"
-    )
+    export = ("export", place / "run")
+    assert "ends in .safetensors" in refused_in_one_line(*export, tmp_path / "m.bin")
+    assert "is a file" in refused_in_one_line(*export, place / "run" / "private" / "lock")
     nowhere = tmp_path / "no" / "where"
     assert "there is no folder" in refused_in_one_line("export", place / "run", nowhere)
     assert "holds no run" in refused_in_one_line("export", tmp_path, tmp_path / "new")
@@ -167,9 +179,7 @@ def test_files_of_the_user_are_not_replaced_by_an_export(place, tmp_path):
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
-def test_a_run_of_a_program_is_not_resumed_by_train(place, tmp_path):
-    from dpftrl.federated import RunFolder
-
+def test_a_run_of_a_program_is_not_resumed_by_train(tmp_path):
     (tmp_path / "private").mkdir()
     RunFolder(tmp_path).journal.write_text("")
     assert "dpftrl.simulate" in refused_in_one_line("train", "--resume", "--out", tmp_path)

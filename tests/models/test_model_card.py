@@ -3,8 +3,9 @@
 import pytest
 
 pytest.importorskip("equinox")
-yaml = pytest.importorskip("yaml")
+pytest.importorskip("yaml")
 
+import yaml
 from exported import released_run
 
 from dpftrl.models import load_model, model_card

@@ -17,6 +17,8 @@ from dpftrl.paper.trainings import (
     trainings,
     tunings,
 )
+from dpftrl.simulation import read_config
+from dpftrl.workload import Workload
 
 TINY = replace(QUICK, mechanisms=("BLT(d=2, k=6)",))
 
@@ -92,3 +94,16 @@ def test_the_privacy_spent_grows_along_a_curve():
     spent = [row["rho"] for row in rows]
     assert spent == sorted(spent)
     assert 0 < spent[-1] < 100
+
+
+def test_recipes_do_not_follow_the_defaults_of_a_training():
+    # The settings that the stored results were measured with.
+    config = read_config(None, FULL.settings)
+    assert config.clip_norm == 0.3
+    assert config.data.vocabulary_size == 1000
+    assert config.model.sizes == {"embedding": 16, "words": 3, "hidden": 16}
+    assert (config.model.name, config.model.pretraining_steps) == ("window", 0)
+    assert (config.client.epochs, config.client.batch_size) == (1, 16)
+    assert (config.client.learning_rate, config.client.most_batches) == (1.0, None)
+    rates = Workload.with_schedule(config.server.schedule, 4).rates(4)
+    assert (config.server.momentum, config.server.nesterov, *rates) == (0.9, False, 1, 1, 1, 1)

@@ -18,6 +18,7 @@ from dpftrl.simulation.config import (
     check_beside_plan,
     config_text,
     read_config,
+    read_run_config,
 )
 from dpftrl.simulation.training import make_plan
 
@@ -98,7 +99,7 @@ def test_settings_without_a_value_are_shown_as_comments(config, tmp_path):
 
 
 def test_every_example_belongs_to_a_setting():
-    shown = {key for config in PRESETS.values() for key in _missing(config)}
+    shown = {key for config in (*PRESETS.values(), Config()) for key in _missing(config)}
     without_noise = _missing(read_config(None, ["privacy.noise_multiplier=2.0"]))
     bare = {f"data.{name}" for name, value in msgspec.to_builtins(Data()).items() if value is None}
     assert set(EXAMPLES) == shown | set(without_noise) | bare
@@ -138,3 +139,13 @@ def test_a_short_training_has_fewer_buffers(rounds, buffers):
 def test_more_buffers_than_rounds_are_refused():
     with pytest.raises(InvalidInput, match="buffers must be at most the rounds"):
         make_plan(Privacy(rounds=3, report_goal=2, epsilon=8.0, buffers=4), 100)
+
+
+def test_a_run_is_read_without_the_defaults_of_its_task(tmp_path):
+    # A run of chitchat that was created when its task had no schedule.
+    config = Config(task="chitchat")
+    assert PRESETS["chitchat"].server.schedule is not None
+    path = tmp_path / "config.toml"
+    path.write_text(config_text(config))
+    assert read_run_config(path) == config
+    assert read_config(path) != config  # the defaults of the day fill what has no value

@@ -32,6 +32,15 @@ def test_pretraining_lowers_the_loss_and_reports_progress():
     assert evaluate(MODEL, after, ROWS).accuracy >= 0.75
 
 
+def test_the_learning_rate_cools_down_over_the_second_half():
+    def steps(cooldown: bool, number: int):
+        return pretrain(MODEL, ROWS, 0, steps=number, cooldown=cooldown, **HOW)["output.bias"]
+
+    # Three of five steps have the full rate; the last ones have a smaller one.
+    assert not np.array_equal(steps(True, 5), steps(False, 5))
+    assert np.array_equal(steps(True, 1), steps(False, 1))
+
+
 def test_equal_seeds_give_equal_parameters():
     first, again, other = (pretrain(MODEL, ROWS, seed, steps=5, **HOW) for seed in (1, 1, 2))
     assert all(np.array_equal(first[name], again[name]) for name in first)

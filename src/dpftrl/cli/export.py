@@ -1,5 +1,6 @@
 """`dpftrl export`: write the model of a run, and its model card, to files that can be shared."""
 
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,11 +84,19 @@ def export_command(
 
             text = model_card(load_model(targets.model), statement, targets.model.name)
             replace_file(targets.card, text.encode())
+    verified = None if statement is None else statement.facts.evidence == "verified"
+    _print(targets, summary, verified, as_json)
+    if verified is False:
+        say(f"{run} failed verification, and the card says so; see dpftrl verify {run}", err=True)
+        sys.exit(1)
+
+
+def _print(
+    targets: _Targets, summary: dict[str, str], verified: bool | None, as_json: bool
+) -> None:
     if as_json:
-        paths = {"model": str(targets.model)}
-        if targets.card is not None:
-            paths["card"] = str(targets.card)
-        print_json({**paths, **summary})
+        card = {} if targets.card is None else {"card": str(targets.card), "verified": verified}
+        print_json({"model": str(targets.model), **card, **summary})
         return
     epsilon = rounded_up(float(summary["epsilon"]))
     delta = f"{float(summary['delta']):g}"

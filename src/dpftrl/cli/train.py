@@ -256,10 +256,9 @@ def _print_evaluation(progress: "TrainingProgress") -> None:
 
 
 def _progress_text(progress: "TrainingProgress") -> str:
-    accuracy = progress.accuracy or 0.0  # measured before the first round
     return (
         f"round {progress.point.round:,}/{progress.rounds:,}  {progress.reports:,} clients  "
-        f"accuracy {accuracy:.2%}  epsilon {rounded_up(progress.point.epsilon)}"
+        f"accuracy {progress.accuracy:.2%}  epsilon {rounded_up(progress.point.epsilon)}"
     )
 
 

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from dpftrl.cli.files import TUNED as MARK
 from dpftrl.cli.files import check_target, force_option
-from dpftrl.cli.options import json_option
+from dpftrl.cli.options import Count, json_option
 from dpftrl.cli.output import print_json, print_table, progress_bar, say
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ TRANSFERS = (
     type=click.Path(dir_okay=False, path_type=Path),
     help='Public text to tune on: lines of {"user": ..., "text": ...}.',
 )
-@click.option("--population", type=int, help="Clients of the training; by default counted.")
+@click.option("--population", type=Count(), help="Clients of the training; by default counted.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the candidates.")
 @force_option()
 @json_option

@@ -1,5 +1,6 @@
 """The loop over rounds that every simulated training shares, with metrics, curves and statement."""
 
+import math
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -47,7 +48,7 @@ class TrainingProgress:
         point: Metrics of the last round.
         rounds: Number of planned rounds.
         reports: Reports per round.
-        accuracy: The last accuracy that was measured; None for models that have none.
+        accuracy: The last accuracy that was measured; NaN for models that have none.
         seconds_left: Estimated time to the end, at the current speed.
         evaluation: The last other metrics that were measured, by name.
     """
@@ -55,7 +56,7 @@ class TrainingProgress:
     point: Point
     rounds: int
     reports: int
-    accuracy: float | None
+    accuracy: float
     seconds_left: float
     evaluation: Mapping[str, float] = field(default_factory=dict[str, float])
 
@@ -163,7 +164,7 @@ class TrainingLoop:
             self.points[-1],
             rounds,
             server.plan.fleet.report_goal,
-            accuracy=next(accuracies, None),
+            accuracy=next(accuracies, math.nan),
             seconds_left=(rounds - server.rounds) * seconds_per_round,
             evaluation=next(evaluations, dict[str, float]()),
         )

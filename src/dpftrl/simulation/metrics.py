@@ -55,13 +55,14 @@ class Metrics:
             plot_points(self.points, self._curves)
 
 
-def plot_points(points: Sequence[Point], path: Path, baseline: float | None = None) -> None:
+def plot_points(points: Sequence[Point], path: Path, private_baseline: float | None = None) -> None:
     """Plot the metrics of a run, and epsilon, by round.
 
     Args:
         points: The metrics. Of metrics that a user's function returned, the first three are shown.
         path: The image to write.
-        baseline: An accuracy to compare with, which is drawn as a line.
+        private_baseline: An accuracy to compare with, drawn as a line. Only the owner may then read
+            the image.
     """
     measured = [point for point in points if point.accuracy is not None]
     panels = list[Panel]()
@@ -71,7 +72,7 @@ def plot_points(points: Sequence[Point], path: Path, baseline: float | None = No
                 "accuracy on held-out clients (%)",
                 [point.round for point in measured],
                 [100 * (point.accuracy or 0.0) for point in measured],
-                None if baseline is None else 100 * baseline,
+                None if private_baseline is None else 100 * private_baseline,
             )
         )
     names = dict.fromkeys(name for point in points for name in point.evaluation)
@@ -81,9 +82,8 @@ def plot_points(points: Sequence[Point], path: Path, baseline: float | None = No
         panels.append(Panel(name, rounds, [point.evaluation[name] for point in having]))
     shown = measured or points
     rounds = [point.round for point in shown]
-    plot_training(
-        [*panels, Panel("epsilon of all rounds so far", rounds, [p.epsilon for p in shown])], path
-    )
+    panels.append(Panel("epsilon of all rounds so far", rounds, [p.epsilon for p in shown]))
+    plot_training(panels, path, private=private_baseline is not None)
 
 
 class _Events:

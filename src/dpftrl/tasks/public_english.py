@@ -63,12 +63,14 @@ def public_english(
     if reason := why_not_english(vocabulary):
         raise InvalidInput(f"there is no public text for this vocabulary: {reason}")
     shares: NDArray[np.float64] = np.cumsum(word_frequencies(vocabulary))
+    all_shares = float(shares[-1])
     pairs = _read_pairs(vocabulary)
     draws = np.random.default_rng(seed)
     text = np.full((sentences, length + 1), BEGIN, np.int32)
     for place in range(1, length + 1):
         before = text[:, place - 1]
-        alone = np.searchsorted(shares, draws.random(sentences) * shares[-1], side="right")
+        drawn: NDArray[np.float64] = draws.random(sentences) * all_shares
+        alone = np.searchsorted(shares, drawn, side="right")
         first, last = pairs.starts[before], pairs.starts[before + 1]
         low, high = pairs.total[first], pairs.total[last]
         chosen = np.searchsorted(

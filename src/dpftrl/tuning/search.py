@@ -25,7 +25,7 @@ from dpftrl.errors import DpftrlError, InvalidInput
 from dpftrl.simulation.config import Config
 from dpftrl.tuning.candidates import candidates, with_changes
 from dpftrl.tuning.stand_in import StandIn
-from dpftrl.tuning.trial import TrialResult, pin_to_core, run_trial
+from dpftrl.tuning.trial import TrialResult, prepare_process, run_trial
 
 # Share of the rounds that is trained in each stage.
 STAGES: Final = (0.25, 0.5, 1.0)
@@ -136,7 +136,7 @@ class _Pool:
         for worker in range(self._workers):
             queue.put(cores[worker % len(cores)])
         self._pool = ProcessPoolExecutor(
-            self._workers, mp_context=context, initializer=pin_to_core, initargs=(queue,)
+            self._workers, mp_context=context, initializer=prepare_process, initargs=(queue,)
         )
         self._trial: Callable[..., TrialResult] = _Trial(config, stand_in, folder)
 

@@ -5,6 +5,7 @@ call continues where an earlier one stopped.
 """
 
 import os
+import signal
 import time
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -48,8 +49,12 @@ class TrialResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     failed: str | None = None
 
 
-def pin_to_core(cores: "SimpleQueue[int]") -> None:
-    """Let this process use one core only, so that parallel trials do not share cores."""
+def prepare_process(cores: "SimpleQueue[int]") -> None:
+    """Let this process use one core only, and end quietly on Ctrl-C.
+
+    Parallel trials then do not share cores. A trial that ends in the middle is continued later.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {cores.get()})
 
