@@ -111,11 +111,11 @@ def test_a_round_is_observed_once(tmp_path):
     with create(tmp_path / "run", 200) as server:
         canaries = Canaries.resume(tmp_path / "run", server.plan, 0)
         mean = np.ones(SIZE)
-        canaries.observe(0, mean)
+        canaries.observe(0, 0 * mean, mean)
         canaries.save()
         once, _ = read_seen(tmp_path / "run" / SEEN)
         again = Canaries.resume(tmp_path / "run", server.plan, 1)
-        again.observe(0, mean)
+        again.observe(0, 0 * mean, mean)
         again.save()
         twice, _ = read_seen(tmp_path / "run" / SEEN)
     assert np.array_equal(once, twice)

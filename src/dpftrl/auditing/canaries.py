@@ -156,8 +156,9 @@ class Directions:
 class Canaries:
     """The canaries of a run that is going on: adds them to sums, and keeps what an attack needs.
 
-    The attack needs only one vector: the sum of all released noisy means, each with the weight that
-    the likelihood ratio gives it (`dpftrl.auditing.worst_updates`).
+    The attack needs only one vector: the sum of all released noisy means, each without the mean of
+    everybody else, and with the weight that the likelihood ratio gives it
+    (`dpftrl.auditing.worst_updates`).
     """
 
     def __init__(self, folder: Path, file: CanaryFile, plan: NoisyRun):
@@ -216,11 +217,18 @@ class Canaries:
         """Number of included canaries. It is secret until the audit is done."""
         return int(self._included.sum())
 
-    def observe(self, number: int, mean: NDArray[Any]) -> None:
-        """Note the noisy mean that a round has released; a round that was noted before is not."""
+    def observe(self, number: int, others: NDArray[Any], mean: NDArray[Any]) -> None:
+        """Note what a round has released; a round that was noted before is left out.
+
+        Args:
+            number: Number of the round.
+            others: The mean of the round without noise and canaries. The guarantee holds against
+                attackers who know everybody else's data, so the attack may use it.
+            mean: The noisy mean that was released.
+        """
         if number < self._rounds:  # repeated after a crash
             return
-        self._seen += self._weights[number] * mean
+        self._seen += self._weights[number] * (mean - others)
         self._rounds = number + 1
 
     def save(self) -> None:

@@ -1,7 +1,8 @@
 """The audit of a finished run: guess the coins of its canaries from what was released.
 
-The attack scores each canary by the log-likelihood ratio of the released noisy means: what the
-worst client of the guarantee would have to fear. It guesses that a canary was included if its score
+The attack knows the data of everybody else, as the guarantee allows. It scores each canary by the
+log-likelihood ratio of the released noisy means: what the worst client of the guarantee would have
+to fear. It guesses that a canary was included if its score
 is positive. Two tests use the number of correct guesses:
 
 * *General*: the test of `dpftrl.auditing.one_run`. It assumes nothing but the claimed trade-off

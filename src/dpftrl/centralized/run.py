@@ -44,8 +44,8 @@ class Canaries(Protocol):
         """The sum of the updates of all included canaries in a step; None if it has none."""
         ...
 
-    def observe(self, number: int, mean: NDArray[Any]) -> None:
-        """Note the noisy mean of a step."""
+    def observe(self, number: int, others: NDArray[Any], mean: NDArray[Any]) -> None:
+        """Note the noisy mean of a step, and the mean of the others without noise."""
         ...
 
     def save(self) -> None:
@@ -289,7 +289,9 @@ class TrainingRun:
         with self._all_or_nothing():
             on = grid or self.grid
             recorded = Recorded(self.store, self.steps)
+            others: NDArray[Any] | None = None
             if self.canaries is not None:
+                others = on.values(total, self.plan.dataset.batch_size)
                 units += self._add_canaries(self.canaries, total, on)
             if self.moving is not None:
                 apply(self._joint_step(self.moving, total, on, units, recorded))
@@ -300,8 +302,8 @@ class TrainingRun:
             finally:
                 recorded.wait()
             mean = on.values(total, self.plan.dataset.batch_size, np.empty(total.size, dtype))
-            if self.canaries is not None:
-                self.canaries.observe(self.steps, mean)
+            if self.canaries is not None and others is not None:
+                self.canaries.observe(self.steps, others, mean)
             apply(mean)
             self.steps += 1
 

@@ -147,7 +147,7 @@ def audit_run_command(
 
     RUN is the folder of a run that was trained with canaries: `dpftrl train --canaries 1000`, or
     `canaries=1000` in `make_private`. Each canary was included or not by a secret coin. The attack
-    guesses all coins from the noisy means that the run has released.
+    knows everybody else's data, and guesses all coins from the noisy means that the run released.
 
     The general test assumes nothing but the claimed trade-off curve (f-DP in one run). The test for
     independent noise uses that the noise of different coordinates is claimed to be independent: it

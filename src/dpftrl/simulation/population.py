@@ -297,9 +297,11 @@ def _commit(
         current.report(client, update, current.attempt)
     if canaries is None:
         return server.commit(current)
-    steps = canaries.updates(current.number, current.reports.grid)
+    grid, goal = current.reports.grid, current.reports.goal
+    others = grid.values(current.reports.sum().steps, goal)  # the attack knows everybody else
+    steps = canaries.updates(current.number, grid)
     if steps is not None:
         current.reports.add_canaries(steps.data, canaries.included)
-    released = server.commit(current, partial(canaries.observe, current.number))
+    released = server.commit(current, partial(canaries.observe, current.number, others))
     canaries.save()
     return released
