@@ -26,8 +26,8 @@ from dpftrl._internal.storage import read_json
 from dpftrl.errors import DpftrlError, InvalidInput, UnsafeState
 from dpftrl.mechanisms.registry import MechanismFile, mechanism_from
 from dpftrl.participation import FixedEpochs
-from dpftrl.verify.check_guarantee import check_epsilon
 from dpftrl.verify import rigorous
+from dpftrl.verify.check_guarantee import check_epsilon
 from dpftrl.verify.clip_norms import AdaptiveRun, check_clip_norms, grid_step
 from dpftrl.verify.epsilon import MOST_DRAWS, MuRange
 from dpftrl.verify.journal import (
