@@ -133,10 +133,11 @@ def _clip_after_the_sum() -> None:
 
 
 def _division_by_the_number_of_reports() -> None:
+    from dpftrl.clipping import Grid
     from dpftrl.federated import server
 
     right, used = server.Server._release, []
-    values = server.Grid.values
+    values = Grid.values
 
     def release(self: Any, reports: Any) -> None:
         used[:] = [] if reports is None else [len(reports.counted) - len(reports.unfit_clients)]
@@ -148,7 +149,7 @@ def _division_by_the_number_of_reports() -> None:
     def divided(self: Any, steps: Any, divisor: float = 1.0, *rest: Any, **options: Any) -> Any:
         return values(self, steps, max(1, used[0]) if used else divisor, *rest, **options)
 
-    server.Server._release, server.Grid.values = release, divided
+    server.Server._release, Grid.values = release, divided
 
 
 def _nan_drops_a_client() -> None:
@@ -177,7 +178,7 @@ def _sensitivity_of_another_mechanism() -> None:
     from dpftrl.mechanisms.blt import BLT
     from dpftrl.mechanisms.independent import Independent
 
-    BLT.sensitivity = lambda self, participation: Independent().sensitivity(participation)
+    BLT.sensitivity = lambda _, participation: Independent().sensitivity(participation)
 
 
 def _known_batches() -> None:
