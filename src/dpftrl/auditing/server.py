@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, final
 
 import numpy as np
-from scipy.stats import chi2, f
+from scipy.special import fdtri, gammainccinv, gammaincinv
 
 from dpftrl._internal.arrays import Matrix, Vector
 from dpftrl.accounting import account
@@ -215,7 +215,7 @@ def noise_differs(noise: Matrix, other: Matrix, failure: float) -> bool:
     """
     ratios = np.sum(noise**2, axis=1) / np.sum(other**2, axis=1)
     degrees = noise.shape[1]
-    largest = float(f.isf(failure / (2 * len(noise)), degrees, degrees))
+    largest = 1 / float(fdtri(degrees, degrees, failure / (2 * len(noise))))
     return not bool(np.all((ratios <= largest) & (ratios >= 1 / largest)))
 
 
@@ -231,11 +231,12 @@ def mu_lower_bound(rows: Matrix, failure: float) -> float:
     rounds, coordinates = noise.shape
     covariance = noise @ noise.T / coordinates
     try:
-        square = float(np.sum(shifts * np.linalg.solve(covariance, shifts)))
+        whitened: Matrix = np.linalg.solve(covariance, shifts)
     except np.linalg.LinAlgError:  # some combination of rounds has no noise at all
         return math.inf
+    square = float(np.sum(shifts * whitened))
     if not square >= 0:
         return math.inf
-    spread = float(chi2.ppf(failure / 2, coordinates - rounds + 1)) / coordinates
-    noise_of_shift = float(chi2.isf(failure / 2, 2 * rounds))
+    spread = 2 * float(gammaincinv((coordinates - rounds + 1) / 2, failure / 2)) / coordinates
+    noise_of_shift = 2 * float(gammainccinv(rounds, failure / 2))
     return max(0.0, math.sqrt(square * spread) - math.sqrt(noise_of_shift))
