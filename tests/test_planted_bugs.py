@@ -1,4 +1,4 @@
-"""A quick part of `benchmarks/planted_bugs.py`: two planted bugs are caught, correct code is not."""
+"""A quick part of `benchmarks/planted_bugs.py`: bugs are caught, correct code is not flagged."""
 
 import importlib.util
 import sys

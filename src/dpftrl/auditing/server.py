@@ -30,7 +30,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, final
+from typing import Final, NamedTuple, cast, final
 
 import numpy as np
 from scipy.special import fdtri, gammainccinv, gammaincinv
@@ -231,10 +231,10 @@ def mu_lower_bound(rows: Matrix, failure: float) -> float:
     rounds, coordinates = noise.shape
     covariance = noise @ noise.T / coordinates
     try:
-        whitened: Matrix = np.linalg.solve(covariance, shifts)
+        whitened = cast("Matrix", np.linalg.solve(covariance, shifts))
     except np.linalg.LinAlgError:  # some combination of rounds has no noise at all
         return math.inf
-    square = float(np.sum(shifts * whitened))
+    square = float((shifts * whitened).sum())
     if not square >= 0:
         return math.inf
     spread = 2 * float(gammaincinv((coordinates - rounds + 1) / 2, failure / 2)) / coordinates
