@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpftrl._internal.arrays import Vector
 from dpftrl._internal.formatting import rounded_up
@@ -113,6 +114,35 @@ def _smoothed(axes: Any, curve: Vector, colour: Any) -> tuple[Vector, Vector]:
     low, high = [window.min() for window in windows], [window.max() for window in windows]
     axes.fill_between(middles, low, high, color=colour, alpha=0.15, linewidth=0, zorder=1)
     return middles, np.sqrt([np.mean(window**2) for window in windows])
+
+
+def plot_canary_scores(scores: Vector, included: NDArray[np.bool_], path: Path) -> None:
+    """Plot histograms of the scores of canaries, of included ones and of the others.
+
+    Args:
+        scores: The log-likelihood ratio of each canary.
+        included: Whether each canary was included.
+        path: A .png, .svg or .pdf file.
+    """
+    figure, axes = _figure(path, 1, height=3.6)
+    edges = np.histogram_bin_edges(scores, bins=40)
+    for name, chosen, colour, hatch in (
+        ("not included", ~included, COLOURS[0], ""),
+        ("included", included, COLOURS[1], "//"),
+    ):
+        axes.hist(
+            scores[chosen],
+            edges,
+            label=f"{name} ({np.count_nonzero(chosen):,})",
+            color=colour,
+            alpha=0.55,
+            hatch=hatch,
+        )
+    axes.axvline(0.0, color="#000000", linewidth=1)
+    axes.set_xlabel("score of a canary (log-likelihood ratio); guessed as included right of 0")
+    axes.set_ylabel("number of canaries")
+    axes.legend(frameon=False)
+    _save(figure, path)
 
 
 def plot_coefficients(series: Mapping[str, tuple[Vector, Vector]], path: Path) -> None:

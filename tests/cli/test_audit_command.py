@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from canary_runs import create, divide_noise, train
 from command_line import answer, refused_in_one_line, run
 
 FEW = ("--rounds", 8, "--min-sep", 4, "--noise-multiplier", 2, "--trials", 20_000)
@@ -49,6 +50,36 @@ def test_a_claim_that_is_exceeded_has_exit_code_1(monkeypatch):
     assert found["mu_lower_bound"] > found["mu"]
     code, out, _ = run("audit", "mechanism", "blt-b400", *FEW)
     assert (code, "EXCEEDED" in out) == (1, True)
+
+
+def run_with_canaries(folder, canaries=300):
+    with create(folder, canaries) as server:
+        train(server)
+    return folder
+
+
+def test_a_run_audit(tmp_path):
+    folder, picture = run_with_canaries(tmp_path / "run"), tmp_path / "scores.png"
+    code, out, _ = run("audit", "run", folder, "--plot", picture)
+    assert code == 0
+    for text in ("claimed", "lower bound, general", "independent noise", "coins", "consistent"):
+        assert text in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    found = answer("audit", "run", folder, "--confidence", 0.9)
+    assert found["lower_bound"] < found["epsilon"] == pytest.approx(8, rel=1e-3)
+    assert (found["canaries"], found["confidence"], found["rounds"]) == (300, 0.9, 6)
+
+
+def test_a_run_with_a_quarter_of_its_noise_has_exit_code_1(tmp_path, monkeypatch):
+    divide_noise(monkeypatch, 4)
+    code, out, _ = run("audit", "run", run_with_canaries(tmp_path / "run", 1000))
+    assert (code, "EXCEEDED" in out) == (1, True)
+
+
+def test_a_run_without_canaries_is_refused(tmp_path):
+    folder = run_with_canaries(tmp_path / "run", canaries=0)
+    assert "no canaries" in refused_in_one_line("audit", "run", folder)
+    assert "not the folder of a run" in refused_in_one_line("audit", "run", tmp_path / "none")
 
 
 def test_bad_input_is_one_line():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Literal, Self, final
+from typing import Any, Final, Literal, Protocol, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,27 @@ SMALL: Final = 2_000_000
 CHECK_EVERY: Final = 32
 
 
+class Canaries(Protocol):
+    """The canaries of an audit; `dpftrl.auditing.canaries` implements it."""
+
+    @property
+    def included(self) -> int:
+        """Number of included canaries."""
+        ...
+
+    def updates(self, number: int, grid: Grid) -> Steps | None:
+        """The sum of the updates of all included canaries in a step; None if it has none."""
+        ...
+
+    def observe(self, number: int, others: NDArray[Any], mean: NDArray[Any]) -> None:
+        """Note the noisy mean of a step, and the mean of the others without noise."""
+        ...
+
+    def save(self) -> None:
+        """Write what was observed."""
+        ...
+
+
 @final
 class TrainingRun:
     """A training on a data set: the batch of each step, its noise, and the files of the run.
@@ -54,6 +75,7 @@ class TrainingRun:
         settings: All settings that are not in the plan.
         steps: Number of steps done.
         moving: The clip norm of the next step, with adaptive clipping; else None.
+        canaries: The canaries of an audit, which are added to the sums; usually None.
     """
 
     def __init__(
@@ -87,6 +109,7 @@ class TrainingRun:
             last = None if store is None or not self.steps else store.clipping(self.steps - 1)
             goal = plan.dataset.batch_size
             self.moving = MovingClipNorm(adaptive, self.grid, goal, last)
+        self.canaries: Canaries | None = None
         self._mean: NDArray[Any] = np.empty(0)  # for the noisy mean of each step
         self._process = os.getpid()
         self._poisoned = False
@@ -263,6 +286,10 @@ class TrainingRun:
         with self._all_or_nothing():
             on = grid or self.grid
             recorded = _Recorded(self.store, self.steps)
+            others: NDArray[Any] | None = None
+            if self.canaries is not None:
+                others = on.values(total, self.plan.dataset.batch_size)
+                units += self._add_canaries(self.canaries, total, on)
             if self.moving is not None:
                 apply(self._joint_step(self.moving, total, on, units, recorded))
                 self.steps += 1
@@ -273,8 +300,19 @@ class TrainingRun:
                 recorded.wait()
             if self._mean.dtype != dtype or self._mean.size != total.size:
                 self._mean = np.empty(total.size, dtype)
-            apply(on.values(total, self.plan.dataset.batch_size, self._mean))
+            mean = on.values(total, self.plan.dataset.batch_size, self._mean)
+            if self.canaries is not None and others is not None:
+                self.canaries.observe(self.steps, others, mean)
+            apply(mean)
             self.steps += 1
+
+    def _add_canaries(self, canaries: Canaries, total: Steps, grid: Grid) -> int:
+        """Add the canaries of this step to its sum, and return how many these are."""
+        updates = canaries.updates(self.steps, grid)
+        if updates is None:
+            return 0
+        total += updates
+        return canaries.included
 
     def _joint_step(
         self,
@@ -332,6 +370,8 @@ class TrainingRun:
             return  # the state on the disk is newer
         self.check_open()
         with self._all_or_nothing():
+            if self.canaries is not None:
+                self.canaries.save()  # first: steps that are repeated are not observed twice
             self.store.save(self.steps, checkpoint(), self._noise, self.epsilon)
 
     def saved_checkpoint(self) -> bytes:

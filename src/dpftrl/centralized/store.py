@@ -40,7 +40,7 @@ from dpftrl.plan.dataset import load_dataset_plan
 MOST_CHECKPOINT_BYTES: Final = 2**40
 # Drafts that a killed process may leave: a dot, one of our names, and a random number.
 DRAFT: Final = re.compile(
-    r"\.(run\.json|plan\.json|guarantee\.json|noise\..*|journal\.jsonl|[0-9]+\..*|statement\..*)"
+    r"\.(run\.json|plan\.json|guarantee\.json|noise\..*|journal\.jsonl|[0-9]+\..*|statement\..*|canaries\..*)"
     r"\.[0-9a-f]{16}"
 )
 

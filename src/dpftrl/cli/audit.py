@@ -1,6 +1,9 @@
 """`dpftrl audit`: attack a mechanism or a finished run, and compare that with the claim."""
 
+from pathlib import Path
+
 import click
+from rich.markup import escape
 from rich.table import Table
 
 from dpftrl._internal.checks import fraction
@@ -8,6 +11,7 @@ from dpftrl._internal.formatting import rounded_up
 from dpftrl.accounting.amplification import SampledGuarantee
 from dpftrl.auditing.lower_bounds import DEFAULT_FAILURE
 from dpftrl.auditing.mechanism import MechanismAudit, audit_mechanism
+from dpftrl.auditing.run import DEFAULT_CONFIDENCE, RunAudit, audit_run
 from dpftrl.auditing.sampled import SampledAudit, audit_sampled
 from dpftrl.cli.dataset import (
     DatasetRequest,
@@ -16,7 +20,7 @@ from dpftrl.cli.dataset import (
     refuse_next_to_plan,
     refuse_others,
 )
-from dpftrl.cli.files import read_source
+from dpftrl.cli.files import check_target, force_option, read_source
 from dpftrl.cli.options import Count, json_option, participation_or_source_options
 from dpftrl.cli.output import print_json, print_table, progress_bar, say
 from dpftrl.errors import InvalidInput
@@ -24,6 +28,7 @@ from dpftrl.mechanisms import Mechanism
 from dpftrl.participation import Participation, Sampling
 from dpftrl.plan import load_dataset_plan, mechanism_for_dataset
 from dpftrl.plan import mechanism as mechanism_by_name
+from dpftrl.plots import plot_canary_scores
 
 # Delta of mechanism audits: the default of `--delta`.
 DELTA = 0.01
@@ -115,6 +120,81 @@ def audit_mechanism_command(
         context.exit(1)
 
 
+@audit_command.command("run")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--confidence",
+    type=float,
+    default=DEFAULT_CONFIDENCE,
+    show_default=True,
+    help="Probability that the lower bounds hold.",
+)
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Draw the scores to FILE.png, .svg or .pdf."
+)
+@force_option()
+@json_option
+@click.pass_context
+def audit_run_command(
+    context: click.Context,
+    run: Path,
+    confidence: float,
+    plot: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Guess which canaries were in a run, and compare that with its claim.
+
+    RUN is the folder of a run that was trained with canaries: `dpftrl train --canaries 1000`, or
+    `canaries=1000` in `make_private`. Each canary was included or not by a secret coin. The attack
+    knows everybody else's data, and guesses all coins from the noisy means that the run released.
+
+    The general test assumes nothing but the claimed trade-off curve (f-DP in one run). The test for
+    independent noise uses that the noise of different coordinates is claimed to be independent: it
+    is sharper, and has a confidence of its own of 0.99999.
+
+    The exit code is 1 if a lower bound exceeds the claim.
+    """
+    check_target(plot, "picture", force=force)
+    with progress_bar(f"auditing {run}"):
+        audit = audit_run(run, confidence=confidence)
+    if plot is not None:
+        plot_canary_scores(audit.scores, audit.included, plot)
+    if as_json:
+        print_json(audit.as_json())
+    else:
+        _print_run_audit(run, audit)
+        if plot is not None:
+            say(f"plot: {plot}", err=True)
+    if audit.exceeds_claim:
+        context.exit(1)
+
+
+def _print_run_audit(run: Path, audit: RunAudit) -> None:
+    claim, guesses, found = audit.claim, audit.guesses, audit.as_json()
+    table = Table(title=escape(f"{run}: {guesses.canaries:,} canaries, {audit.rounds:,} rounds"))
+    for heading in ("", "epsilon", "mu"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    claimed = f"{rounded_up(claim.epsilon)} at delta {claim.delta:g}"
+    table.add_row("claimed", claimed, rounded_up(claim.mu))
+    for name, key in (("general", "general"), ("independent noise", "independent")):
+        numbers = (found[f"epsilon_{key}"], found[f"mu_{key}"])
+        table.add_row(f"lower bound, {name}", *(f"{one:.4g}" for one in numbers))
+    print_table(table)
+    say(
+        f"{guesses.correct:,} of {guesses.guesses:,} coins guessed ({int(audit.included.sum()):,} "
+        f"canaries were included); confidence {audit.confidence:g}; p-value of the claim "
+        f"{audit.p_value:.2g}"
+    )
+    say(_verdict(audit.exceeds_claim))
+
+
+def _verdict(exceeds: bool) -> str:
+    if exceeds:
+        return "EXCEEDED: the claim is false, or the trials were not what they should be"
+    return "consistent: the attack did not exceed the claim"
+
+
 def _subject(
     name: str,
     participation: Participation | None,
@@ -184,11 +264,7 @@ def _print_mechanism_audit(
                 f"this target has mu {audit.attained_mu:.4g} at most: the claim is an upper bound",
             )
     print_table(table)
-    say(
-        "EXCEEDED: the claim is false, or the trials were not what they should be"
-        if audit.exceeds_claim
-        else "consistent: the attack did not exceed the claim"
-    )
+    say(_verdict(audit.exceeds_claim))
 
 
 def _rounds_text(audit: MechanismAudit) -> str:

@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from dpftrl._internal.checks import whole_number
 from dpftrl._internal.formatting import in_full, rounded_up
 from dpftrl.cli.files import refuse_centralized
-from dpftrl.cli.options import state_folder_option
+from dpftrl.cli.options import Count, state_folder_option
 from dpftrl.cli.output import print_json, progress_bar, say
 from dpftrl.errors import InvalidInput
 from dpftrl.plan import Plan, load_plan
@@ -47,6 +48,13 @@ if TYPE_CHECKING:
     metavar="NUMBER|adaptive",
     help="Largest norm of an update, or `adaptive`: it follows the median norm of the updates.",
 )
+@click.option(
+    "--canaries",
+    type=Count(),
+    default=0,
+    help="Add so many canaries, for `dpftrl audit run`: artificial clients, each included by a "
+    "secret coin. They replace nobody.",
+)
 @click.option("--show-config", is_flag=True, help="Print all settings and exit without training.")
 @state_folder_option
 @click.option(
@@ -62,6 +70,7 @@ def train_command(
     resume: bool,
     changes: tuple[str, ...],
     clip_norm: str | None,
+    canaries: int,
     show_config: bool,
     state_folder: Path | None,
     trust_folder: bool,
@@ -78,10 +87,10 @@ def train_command(
 
     if clip_norm is not None:
         changes = (_clip_norm_change(clip_norm), *changes)  # --set may add options
-    if resume and (config_or_plan or changes or show_config):
+    if resume and (config_or_plan or changes or show_config or canaries):
         raise InvalidInput(
             "--resume uses the settings that the run was created with: leave out the config, "
-            "--set, --clip-norm and --show-config"
+            "--set, --clip-norm, --canaries and --show-config"
         )
     plan, config_file = None, None
     if config_or_plan and config_or_plan.endswith(".json"):
@@ -111,6 +120,7 @@ def train_command(
                 config,
                 out,
                 plan=plan,
+                canaries=whole_number("--canaries", canaries, at_least=0),
                 state_folder=state_folder,
                 insecure_test_key=insecure_test_key,
                 on_progress=on_progress,

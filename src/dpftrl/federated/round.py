@@ -112,6 +112,16 @@ class Reports:
         except _AddedBefore:
             return
 
+    def add_canaries(self, steps: memoryview, canaries: int) -> None:
+        """Add the updates of canaries of an audit, which count as nobody's report.
+
+        Args:
+            steps: Their sum, in steps of the grid; the caller vouches that each was clipped.
+            canaries: Number of updates in it.
+        """
+        self._sum.check_steps(steps, canaries)
+        self._sum.add_steps(steps, canaries)
+
     def sum(self) -> ExactSum:
         """The exact sum, for adding noise in place; waits for reports that are being added.
 

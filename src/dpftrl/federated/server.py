@@ -9,7 +9,7 @@ over rounds: it sends models to clients and passes their updates to the server.
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, Self, final
@@ -396,8 +396,15 @@ class Server:
         if reason := self._guarantee.over_budget(rounds, exposure):
             raise RunOver(reason)
 
-    def commit(self, open_round: Round) -> Released:
+    def commit(
+        self, open_round: Round, on_mean: Callable[[NDArray[np.float64]], None] | None = None
+    ) -> Released:
         """Close a round: add the noise, apply the server optimizer, and write the result to disk.
+
+        Args:
+            open_round: The round, as `begin` returned it.
+            on_mean: Called with the noisy mean of the round when it is on the disk. The guarantee
+                covers it. Audits use it.
 
         Returns:
             The released model, which may be published.
@@ -405,20 +412,25 @@ class Server:
         with self._lock:
             self._check_open(open_round)
             reports = open_round.reports
-            self._release(reports)
+            mean = self._release(reports)
             self._open_round = None
             unfit = len(reports.unfit_clients)
             attempt, row = open_round.attempt, open_round.number
             entry = {"attempt": attempt, "row": row, "unfit": unfit, "time": time.time()}
             self._waiting_noted = -math.inf
             self._store.tidy({**entry, **self._availability})
+            if on_mean is not None:
+                on_mean(mean)
             return Released(self.rounds, self.epsilon, self.arrays())
 
-    def _release(self, reports: Reports | None) -> None:
+    def _release(self, reports: Reports | None) -> NDArray[np.float64]:
         """Add the noise to a round's sum, step, and write the result to the disk.
 
         Args:
             reports: The reports of the round; None for an empty round, whose sum is zero.
+
+        Returns:
+            The noisy mean.
         """
         store, moving = self._store, self._moving
         if reports is not None:
@@ -438,6 +450,7 @@ class Server:
             store.commit(counted, clipping, *self._stepped(mean), guarantee)
             if moving is not None and clipping is not None:
                 moving.follow(clipping)
+        return mean
 
     def _stepped(self, mean: NDArray[np.float64]) -> tuple[Float32Vector, State]:
         """The model and the state of the optimizer after a step with a round's noisy mean."""

@@ -20,6 +20,7 @@ from safetensors.numpy import save as save_tensors
 
 from dpftrl._internal.progress import Progress
 from dpftrl.adaptive_clipping import AdaptiveClipping, ClipNorm
+from dpftrl.auditing.canaries import attach_canaries
 from dpftrl.centralized import Batch, Settings, TrainingRun, Units
 from dpftrl.centralized.owner import (
     Metrics,
@@ -70,6 +71,7 @@ def make_private(
     examples_per_unit: int = 1,
     micro_batch: int | None = None,
     commit_every: int = 100,
+    canaries: int = 0,
     state_folder: PathLike | None = None,
     trust_folder: bool = False,
     insecure_test_key: int | None = None,
@@ -101,6 +103,8 @@ def make_private(
         examples_per_unit: Largest number of a user's examples in one step.
         micro_batch: Number of units whose gradients are computed at a time.
         commit_every: Number of steps between two checkpoints.
+        canaries: Number of canaries to add, for `dpftrl audit run`; see docs/auditing.md. They
+            need `sampling="none"`.
         state_folder: Folder for the witness of the run, outside `folder`; by default $DPFTRL_STATE,
             or the user's state folder.
         trust_folder: Resume even if the witness is missing.
@@ -140,6 +144,7 @@ def make_private(
         on_progress=on_progress,
     )
     try:
+        attach_canaries(run, canaries)
         if run.store is not None:
             state = _read_checkpoint(run.saved_checkpoint(), state)
         return PrivateTraining(run, gradient_sum, optimizer, state, rows)

@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from dpftrl._internal.arrays import Float32Vector
 from dpftrl._internal.checks import as_float, whole_number
+from dpftrl.auditing.canaries import Canaries
 from dpftrl.errors import InvalidInput, TooFewClients
 from dpftrl.federated import Layout, Released, Round, Server
 
@@ -204,7 +206,11 @@ class PythonClients:
 
 
 def next_round(
-    server: Server, clients: Clients, population: Population, rounds_per_hour: float
+    server: Server,
+    clients: Clients,
+    population: Population,
+    rounds_per_hour: float,
+    canaries: Canaries | None = None,
 ) -> Released:
     """Repeat attempts until a round is committed.
 
@@ -216,6 +222,7 @@ def next_round(
         clients: Computes the updates.
         population: Decides who is available and who reports.
         rounds_per_hour: Speed of the simulated clock.
+        canaries: The canaries of an audit, which are added to the sums.
 
     Raises:
         RunOver: There is no further round.
@@ -230,7 +237,7 @@ def next_round(
                 current, f"{len(reporting)} of {current.reports.goal} would have reported"
             )
             continue
-        return _commit(server, clients, current, reporting)
+        return _commit(server, clients, current, reporting, canaries)
     raise TooFewClients(
         f"{MAX_ABANDONED} attempts in a row had too few reports; contact more clients per report "
         "(over_selection), or simulate fewer drop-outs"
@@ -248,8 +255,23 @@ def _begin(server: Server, population: Population, rounds_per_hour: float) -> Ro
     return server.begin(population.available(now), now)
 
 
-def _commit(server: Server, clients: Clients, current: Round, reporting: Sequence[str]) -> Released:
+def _commit(
+    server: Server,
+    clients: Clients,
+    current: Round,
+    reporting: Sequence[str],
+    canaries: Canaries | None,
+) -> Released:
     """Compute the updates of the reporting clients, report them, and commit the round."""
     for client, update in clients.updates(server.model, reporting, current.number):
         current.report(client, update, current.attempt)
-    return server.commit(current)
+    if canaries is None:
+        return server.commit(current)
+    grid, goal = current.reports.grid, current.reports.goal
+    others = grid.values(current.reports.sum().steps, goal)  # the attack knows everybody else
+    steps = canaries.updates(current.number, grid)
+    if steps is not None:
+        current.reports.add_canaries(steps.data, canaries.included)
+    released = server.commit(current, partial(canaries.observe, current.number, others))
+    canaries.save()
+    return released

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from dpftrl._internal.deprecation import renamed_argument, warn
 from dpftrl._internal.progress import Progress
 from dpftrl.accounting import account, calibrate
+from dpftrl.auditing.canaries import PUBLIC as CANARIES
+from dpftrl.auditing.canaries import Canaries, canary_file
 from dpftrl.errors import InvalidInput, RunOver
 from dpftrl.federated import Layout, RunFolder, Server, Settings, StartModel
 from dpftrl.mechanisms import Mechanism, load_mechanism, mechanism
@@ -87,7 +89,11 @@ class Training:
     """
 
     def __init__(
-        self, config: Config, task: Task, server: Server, state_folder: Path | None = None
+        self,
+        config: Config,
+        task: Task,
+        server: Server,
+        state_folder: Path | None = None,
     ):
         """Use `create` or `resume` instead."""
         local = config.client
@@ -110,6 +116,7 @@ class Training:
             most=config.simulation.most_available,
         )
         self._metrics = Metrics(server.folder.root, server.rounds)
+        self._canaries = Canaries.resume(server.folder.root, server.plan, server.rounds)
 
     @classmethod
     @renamed_argument("report", "on_progress")
@@ -119,6 +126,7 @@ class Training:
         folder: Path,
         *,
         plan: Plan | None = None,
+        canaries: int = 0,
         state_folder: Path | None = None,
         insecure_test_key: int | None = None,
         on_progress: Progress | None = None,
@@ -129,6 +137,8 @@ class Training:
             config: Configuration of the training.
             folder: Folder for the run's files.
             plan: Plan to use instead of one made from the configuration's [privacy] table.
+            canaries: Number of canaries to add, for `dpftrl audit run`; see
+                `dpftrl.auditing.canaries`.
             state_folder: Folder for the witness.
             insecure_test_key: Seed of a noise key that anybody can guess. For tests only.
             on_progress: Called while the work before the first round goes on.
@@ -152,6 +162,9 @@ class Training:
             snapshot_every=config.snapshot_every,
             population=config.population,
         )
+        files = {CONFIG: config_text(config).encode()}
+        if canaries:
+            files[CANARIES] = _canary_file(canaries, plan, settings, model)
         server = Server.create(
             folder,
             plan,
@@ -159,7 +172,7 @@ class Training:
             model,
             state_folder=state_folder,
             insecure_test_key=insecure_test_key,
-            files={CONFIG: config_text(config).encode()},
+            files=files,
         )
         return cls(config, task, server, state_folder)
 
@@ -228,7 +241,7 @@ class Training:
             while not should_stop():
                 try:
                     rate = self.config.simulation.rounds_per_hour
-                    next_round(self.server, self._clients, self._population, rate)
+                    next_round(self.server, self._clients, self._population, rate, self._canaries)
                 except RunOver as reason:
                     return str(reason)
                 self._measure()
@@ -279,6 +292,20 @@ class Training:
                 save_statement(self.statement, folder.root / "statement")
 
 
+def _canary_file(
+    canaries: int, plan: Plan, settings: Settings, model: StartModel | Arrays
+) -> bytes:
+    """The content of `canaries.json`."""
+    if settings.adaptive is not None:
+        raise InvalidInput(
+            "canaries have the full clip norm, which is not fixed in adaptive clipping; give a "
+            "number as clip_norm, or leave out the canaries"
+        )
+    arrays = model.arrays if isinstance(model, StartModel) else model
+    size = Layout.of(arrays).size
+    return canary_file(canaries, plan, plan.participation, size).encoded()
+
+
 def _refuse_other_files(folder: Path) -> None:
     """Refuse a folder with files of the user that a new run would replace.
 
@@ -287,7 +314,7 @@ def _refuse_other_files(folder: Path) -> None:
     if (folder / "private").exists():
         return
     names = (CONFIG, "plan.json", "run.json", "guarantee.json", "metrics.jsonl", "events")
-    names += ("curves.png", "statement.md", "statement.html", "statement.json")
+    names += ("curves.png", "statement.md", "statement.html", "statement.json", CANARIES)
     if present := [name for name in names if (folder / name).exists()]:
         raise InvalidInput(
             f"{folder} holds {present[0]}, which a new run would replace; choose an empty folder"

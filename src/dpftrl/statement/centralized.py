@@ -12,6 +12,7 @@ from dpftrl._internal.formatting import probability_in_words, rounded_down, roun
 from dpftrl._internal.storage import read_json, replace_file
 from dpftrl.accounting.risk import Risk, point_risk, unsampled_risk
 from dpftrl.adaptive_clipping import AdaptiveClipping
+from dpftrl.auditing.canaries import canary_count, canary_sentence
 from dpftrl.centralized import TrainingRun
 from dpftrl.centralized.guarantee import TEST_KEY, GuaranteeFile, epsilon_after
 from dpftrl.centralized.guarantee import guarantee_file as guarantee_of_run
@@ -84,12 +85,14 @@ class CentralizedStatement:
         verdict: The result of verifying the run; None if it kept no private files.
         details: What the publisher says.
         date: The date to print, or None to print no date.
+        canaries: Number of canaries that were added for an audit.
     """
 
     guarantee: GuaranteeFile
     verdict: Verdict | None = None
     details: Details = Details()  # noqa: RUF009 - immutable
     date: str | None = None
+    canaries: int = 0
 
     @property
     def evidence(self) -> Evidence:
@@ -214,6 +217,7 @@ class CentralizedStatement:
             },
             "dpftrl_version": __version__,
             "date": self.date,
+            **({"canaries": self.canaries} if self.canaries else {}),
             **({"publisher": self.details.given()} if self.details.given() else {}),
         }
         return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
@@ -301,6 +305,7 @@ class CentralizedStatement:
         return (
             Table("The numbers behind epsilon.", ("", "value"), tuple(rows)),
             Paragraph(self.formal_sentence),
+            *([Paragraph(canary_sentence(self.canaries))] if self.canaries else []),
         )
 
     def _verification(self) -> tuple[Block, ...]:
@@ -346,7 +351,9 @@ def centralized_statement(
         verdict = verify_run(root, state_folder, witness=witness)
     else:
         _check_with_plan(guarantee, root / "plan.json")
-    return CentralizedStatement(guarantee, verdict, details or Details(), date)
+    return CentralizedStatement(
+        guarantee, verdict, details or Details(), date, canaries=canary_count(root)
+    )
 
 
 def _check_with_plan(guarantee: GuaranteeFile, path: Path) -> None:

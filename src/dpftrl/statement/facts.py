@@ -243,12 +243,14 @@ class RunRecord:
         population: The operator's name for the people in the run, if there is one.
         start: The model file that the run started from, with the private runs that produced it.
         version: The version of `run.json`. Version 1 does not record start models.
+        canaries: Number of canaries that were added for an audit.
     """
 
     run: str
     population: str | None
     start: Start | None
     version: int
+    canaries: int = 0
 
 
 MOST_CHARACTERS: Final = 2000  # of one detail: it is a line of a table, not a document

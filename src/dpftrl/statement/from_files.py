@@ -12,6 +12,7 @@ from dpftrl._internal.progress import Progress
 from dpftrl._internal.storage import read_file, read_json
 from dpftrl.accounting import Guarantee, guarantee_of, load_guarantee
 from dpftrl.accounting.logs import Limits, observe
+from dpftrl.auditing.canaries import canary_count
 from dpftrl.errors import DpftrlError, InvalidInput
 from dpftrl.federated import Start
 from dpftrl.federated.settings import RunFile
@@ -115,7 +116,7 @@ def _record(run: Path) -> RunRecord | None:
         start = None if file.start is None else Start.of_content(file.start, path)
     except DpftrlError:  # verification, if there is one, fails for the same reason
         return None
-    return RunRecord(file.run, file.settings.population, start, file.version)
+    return RunRecord(file.run, file.settings.population, start, file.version, canary_count(run))
 
 
 def _curves(run: Path) -> bytes | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from dpftrl._internal.formatting import percent, percent_up, plain_number, rounded_down, rounded_up
 from dpftrl.accounting import Guarantee, risk_of
+from dpftrl.auditing.canaries import canary_sentence
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import EarlierRun
 from dpftrl.federated.run_guarantee import AGGREGATORS
@@ -473,6 +474,8 @@ def _start_model(facts: Facts) -> Iterator[Block]:
         head = ("earlier run", "population", "rounds", "epsilon by itself", "people")
         caption = "The private runs that produced the start model, as its file states."
         yield Table(caption, head, rows)
+    if record.canaries:
+        yield Paragraph(canary_sentence(record.canaries))
 
 
 def _unit(facts: Facts) -> Iterator[Block]:

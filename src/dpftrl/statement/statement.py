@@ -338,6 +338,7 @@ def _json_content(facts: Facts, summary: str, formal: str) -> dict[str, Any]:
         "run": None if facts.record is None else facts.record.run,
         "population": None if facts.record is None else facts.record.population,
         "start": _start_json(facts),
+        **({"canaries": facts.record.canaries} if facts.record and facts.record.canaries else {}),
         "verification": _verification_json(facts),
         "dpftrl_version": __version__,
         "input_sha256": facts.inputs[0].sha256 if facts.inputs else None,

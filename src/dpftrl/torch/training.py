@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from dpftrl._internal.progress import Progress
 from dpftrl.adaptive_clipping import ClipNorm
+from dpftrl.auditing.canaries import attach_canaries
 from dpftrl.centralized import Settings, TrainingRun, Units
 from dpftrl.centralized.owner import Metrics, PathLike, Target, TrainingOwner, length_of, open_run
 from dpftrl.errors import InvalidInput
@@ -43,6 +44,7 @@ def make_private(
     scheduler: Any = None,
     micro_batch: int | None = None,
     commit_every: int = 100,
+    canaries: int = 0,
     collate_fn: Callable[[list[Any]], Any] = default_collate,
     num_workers: int = 0,
     state_folder: PathLike | None = None,
@@ -81,6 +83,8 @@ def make_private(
         micro_batch: Number of units whose gradients are computed at a time; by default as many as
             fit into the memory.
         commit_every: Number of steps between two checkpoints.
+        canaries: Number of canaries to add, for `dpftrl audit run`; see docs/auditing.md. They
+            need `sampling="none"`.
         collate_fn: Makes a batch of a list of examples.
         num_workers: Number of processes that load examples.
         state_folder: Folder for the witness of the run, outside `folder`; by default $DPFTRL_STATE,
@@ -113,6 +117,7 @@ def make_private(
         on_progress=on_progress,
     )
     try:
+        attach_canaries(run, canaries)
         if run.store is not None:
             extra = read_checkpoint(run.saved_checkpoint(), model, optimizer, scheduler)
             micro_batch = extra["micro_batch"]

@@ -32,7 +32,7 @@ HEADER: Final = "round,client,status\n"  # the first line of a ledger
 # version 0.1, the process id.
 DRAFT = re.compile(
     r"\.(run\.json|plan.*|guarantee.*|ledger\.csv|noise\..*|journal\.jsonl|snapshot\.bin|[0-9]+\.safetensors"
-    r"|config\.toml|metrics\.jsonl|statement\..*|curves\.png)\.([0-9]+|[0-9a-f]{16})"
+    r"|config\.toml|metrics\.jsonl|statement\..*|curves\.png|canaries\..*)\.([0-9]+|[0-9a-f]{16})"
 )
 
 

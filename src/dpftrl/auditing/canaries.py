@@ -1,0 +1,324 @@
+"""Canaries: artificial participants of a run, each included or not by a secret fair coin.
+
+A canary takes part in the rounds of the worst participation of one client, with an update of full
+clip norm: what the guarantee allows at most. Its direction is random, and those of two canaries are
+orthogonal: each canary has coordinates of its own, with random signs. A canary whose coin says no
+contributes nothing, as in the zero-out adjacency of the guarantee.
+
+How canaries count: they are added to the sum of a round, after the updates of clients or examples.
+They take nobody's place: the report goal, the cohort and the batch are those of a run without
+canaries, and sums are divided by the same number. They change nobody's guarantee: they do not
+depend on anybody's data, so that for every real participant they are a part of what is public about
+the sum, and its own update is clipped and covered by noise as before. The model does contain them,
+as a little more noise.
+
+Files: `canaries.json` (how many, in which rounds) may be published; `private/canaries.json` (coins
+and directions) and `private/canaries.safetensors` (what the attack has seen) must not be, before
+the audit is done.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol, final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from dpftrl._internal.arrays import Vector
+from dpftrl._internal.checks import whole_number
+from dpftrl._internal.storage import read_file, read_json, replace_file
+from dpftrl.accounting import Guarantee
+from dpftrl.auditing.worst_updates import information, worst_updates
+from dpftrl.centralized import TrainingRun
+from dpftrl.clipping import Grid
+from dpftrl.errors import InvalidInput, UnsafeState
+from dpftrl.mechanisms import Mechanism
+from dpftrl.participation import Participation
+
+PUBLIC: Final = "canaries.json"
+SECRET: Final = "private/canaries.json"
+SEEN: Final = "private/canaries.safetensors"
+KEY_BYTES: Final = 16  # of the generator of directions
+MOST_SEEN_BYTES: Final = 2**40
+
+
+class NoisyRun(Protocol):
+    """The part of a plan that canaries need."""
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The mechanism that correlates the noise."""
+        ...
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of Z divided by the clip norm."""
+        ...
+
+
+@final
+class CanaryFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`canaries.json`: what may be published.
+
+    Attributes:
+        canaries: Number of canaries.
+        updates: For each round in which a canary takes part, 1 or -1: the sign of its update.
+        rounds: Number of planned rounds.
+        size: Number of coordinates of an update.
+    """
+
+    format: Literal["dpftrl canaries"]
+    version: Literal[1]
+    canaries: int
+    updates: dict[int, int]
+    rounds: int
+    size: int
+
+    def encoded(self) -> bytes:
+        """The content of the file."""
+        return msgspec.json.format(msgspec.json.encode(self)) + b"\n"
+
+    @property
+    def updates_by_round(self) -> Vector:
+        """The sign of a canary's update in every round; 0 where it takes no part."""
+        updates = np.zeros(self.rounds)
+        updates[list(self.updates)] = list(self.updates.values())
+        return updates
+
+
+class SecretFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`private/canaries.json`: the key of the directions, and the coins, in hexadecimal."""
+
+    format: Literal["dpftrl canary secrets"]
+    version: Literal[1]
+    key: str
+    coins: str
+
+
+def canary_file(
+    canaries: int, plan: NoisyRun, participation: Participation, size: int
+) -> CanaryFile:
+    """Describe the canaries of a new run.
+
+    Args:
+        canaries: Number of canaries.
+        plan: Mechanism and noise of the run.
+        participation: The planned participation; canaries take part as it allows at most.
+        size: Number of coordinates of the model.
+
+    Raises:
+        InvalidInput: There are more canaries than coordinates, or too many rounds.
+    """
+    canaries = whole_number("canaries", canaries)
+    if canaries > size:
+        raise InvalidInput(
+            f"each canary has coordinates of its own, and the model has {size:,}; got "
+            f"{canaries:,} canaries"
+        )
+    plan.mechanism.check_dense(participation.rounds)
+    worst = worst_updates(plan.mechanism, participation)
+    updates = {t: int(worst.updates[t]) for t in worst.pattern}
+    return CanaryFile("dpftrl canaries", 1, canaries, updates, participation.rounds, size)
+
+
+@final
+class Directions:
+    """The directions of all canaries: a sign for every coordinate, and whose coordinate it is."""
+
+    def __init__(self, canaries: int, size: int, key: bytes):
+        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+        self.share = size // canaries  # coordinates of one canary
+        order = generator.permutation(size)[: canaries * self.share]
+        self._coordinates: NDArray[np.int64] = order.reshape(canaries, self.share)
+        self._signs = generator.integers(0, 2, (canaries, self.share)) * 2 - 1
+        self._size = size
+
+    def steps(self, included: NDArray[np.bool_], grid: Grid) -> NDArray[np.int64]:
+        """The sum of the updates of some canaries, in steps of a grid.
+
+        Guarantees:
+            The update of every canary has a norm of at most the clip norm of the grid: its
+            coordinates are equal in size, and cut off towards zero.
+        """
+        height = int(grid.clip_norm / self.share**0.5 / grid.step)
+        total = np.zeros(self._size, np.int64)
+        total[self._coordinates[included]] = self._signs[included] * height
+        return total
+
+    def products(self, vector: NDArray[Any]) -> Vector:
+        """The inner products of a vector with the directions of norm 1."""
+        return (vector[self._coordinates] * self._signs).sum(axis=1) / self.share**0.5
+
+
+@final
+class Canaries:
+    """The canaries of a run that is going on: adds them to sums, and keeps what an attack needs.
+
+    The attack needs only one vector: the sum of all released noisy means, each without the mean of
+    everybody else, and with the weight that the likelihood ratio gives it
+    (`dpftrl.auditing.worst_updates`).
+    """
+
+    def __init__(self, folder: Path, file: CanaryFile, plan: NoisyRun):
+        """Call `create` or `resume` instead."""
+        secret = read_json(folder / SECRET, SecretFile, "secrets of canaries")
+        self._path = folder / SEEN
+        self._file = file
+        self._directions = Directions(file.canaries, file.size, bytes.fromhex(secret.key))
+        self._included = coins_of(secret, file.canaries)
+        self._steps = dict[Grid, NDArray[np.int64]]()  # the sum of the included, by its grid
+        self._weights = information(plan.mechanism, file.rounds) @ file.updates_by_round
+        self._seen, self._rounds = np.zeros(file.size), 0
+        if self._path.exists():
+            self._seen, self._rounds = read_seen(self._path)
+
+    @classmethod
+    def create(cls, folder: Path, file: CanaryFile, plan: NoisyRun) -> "Canaries":
+        """Toss the coins of a new run, with the generator of the system, and write them."""
+        secret = SecretFile(
+            "dpftrl canary secrets",
+            1,
+            key=os.urandom(KEY_BYTES).hex(),
+            coins=os.urandom(-(-file.canaries // 8)).hex(),
+        )
+        replace_file(folder / SECRET, msgspec.json.encode(secret), private=True)
+        return cls(folder, file, plan)
+
+    @classmethod
+    def resume(cls, folder: Path, plan: NoisyRun, released: int) -> "Canaries | None":
+        """The canaries of a run that is resumed; None if it has none.
+
+        Args:
+            folder: Folder of the run.
+            plan: Mechanism and noise of the run.
+            released: Number of rounds that were released.
+        """
+        if (file := read_canary_file(folder)) is None:
+            return None
+        if not (folder / SECRET).exists():
+            if released:
+                raise UnsafeState(f"{folder / SECRET} is gone, so the canaries cannot go on")
+            return cls.create(folder, file, plan)  # the run was killed before it was written
+        return cls(folder, file, plan)
+
+    def updates(self, number: int, grid: Grid) -> NDArray[np.int64] | None:
+        """The sum of the updates of all included canaries in a round; None if it has none."""
+        sign = self._file.updates.get(number)
+        if sign is None:
+            return None
+        if grid not in self._steps:
+            self._steps = {grid: self._directions.steps(self._included, grid)}
+        return sign * self._steps[grid]
+
+    @property
+    def included(self) -> int:
+        """Number of included canaries. It is secret until the audit is done."""
+        return int(self._included.sum())
+
+    def observe(self, number: int, others: NDArray[Any], mean: NDArray[Any]) -> None:
+        """Note what a round has released; a round that was noted before is left out.
+
+        Args:
+            number: Number of the round.
+            others: The mean of the round without noise and canaries. The guarantee holds against
+                attackers who know everybody else's data, so the attack may use it.
+            mean: The noisy mean that was released.
+        """
+        if number < self._rounds:  # repeated after a crash
+            return
+        self._seen += self._weights[number] * (mean - others)
+        self._rounds = number + 1
+
+    def save(self) -> None:
+        """Write what was observed."""
+        from safetensors.numpy import save
+
+        content = save({"seen": self._seen}, {"rounds": str(self._rounds)})
+        replace_file(self._path, content, private=True)
+
+
+def attach_canaries(run: TrainingRun, canaries: int) -> None:
+    """Give a centralized run its canaries: new ones before the first step, or those of its files.
+
+    Args:
+        run: The run, created or resumed.
+        canaries: Number of canaries; 0 for none.
+
+    Raises:
+        InvalidInput: The run cannot have canaries, or has another number of them.
+    """
+    canaries = whole_number("canaries", canaries, at_least=0)
+    folder = None if run.store is None else run.store.folder.root
+    file = None if folder is None else read_canary_file(folder)
+    if canaries == 0 and file is None:
+        return
+    if folder is None:
+        raise InvalidInput("canaries need a folder, in which their coins are kept")
+    if file is None and run.released == 0:
+        file = _centralized_file(run, canaries)
+        replace_file(folder / PUBLIC, file.encoded())
+    kept = 0 if file is None else file.canaries
+    if file is None or kept != canaries:
+        raise InvalidInput(
+            f"the run in {folder} has {kept:,} canaries, got canaries={canaries:,}; give the same "
+            "number, or choose another folder"
+        )
+    run.canaries = Canaries.resume(folder, run.plan, run.released)
+
+
+def _centralized_file(run: TrainingRun, canaries: int) -> CanaryFile:
+    plan = run.plan
+    if not isinstance(plan.guarantee, Guarantee):
+        raise InvalidInput(
+            f"canaries need batches in a fixed order (sampling='none'), got {plan.sampling}; audit "
+            "a sampling with `dpftrl audit mechanism --dataset`"
+        )
+    if run.settings.adaptive is not None:
+        raise InvalidInput(
+            "canaries have the full clip norm, which is not fixed in adaptive clipping; give a "
+            "number as clip_norm, or leave out the canaries"
+        )
+    return canary_file(canaries, plan, plan.dataset.in_order, run.settings.size)
+
+
+def coins_of(secret: SecretFile, canaries: int) -> NDArray[np.bool_]:
+    """The coin of every canary: whether it is included."""
+    bits = np.unpackbits(np.frombuffer(bytes.fromhex(secret.coins), np.uint8))
+    return bits[:canaries].astype(np.bool_)
+
+
+def read_canary_file(folder: Path) -> CanaryFile | None:
+    """`canaries.json` of a run; None if the run has no canaries."""
+    path = folder / PUBLIC
+    return read_json(path, CanaryFile, "canaries") if path.exists() else None
+
+
+def canary_count(folder: Path) -> int:
+    """Number of canaries of a run, as `canaries.json` says."""
+    file = read_canary_file(folder)
+    return 0 if file is None else file.canaries
+
+
+def canary_sentence(canaries: int) -> str:
+    """What a privacy statement says about canaries."""
+    return (
+        f"The training contains canaries: {canaries:,} artificial participants, each included or "
+        "not by a secret fair coin, which were added to measure what an attack achieves. They "
+        "depend on nobody's data, took nobody's place, and change nobody's guarantee."
+    )
+
+
+def read_seen(path: Path) -> tuple[Vector, int]:
+    """The weighted sum of released means, and the number of rounds in it."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    content = read_file(path, limit=MOST_SEEN_BYTES)
+    try:
+        header = msgspec.json.decode(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        metadata: Mapping[str, str] = header["__metadata__"]
+        return load(content)["seen"], int(metadata["rounds"])
+    except (SafetensorError, KeyError, ValueError, msgspec.DecodeError) as error:
+        raise InvalidInput(f"{path} is not what a run with canaries writes: {error}") from None
