@@ -19,16 +19,21 @@ where q is the quantile of a chi-square variable with N - n + 1 degrees of freed
 with 2 n, for n rounds and N coordinates of noise (Wishart's theorem). A run with little noise makes
 the second term small next to mu. No mechanism needs to be known: the bound is the same for all
 linear combinations of rounds.
+
+**The noise itself** must not depend on the target: a Gaussian mechanism shifts its noise and does
+nothing else to it. A second run, in which the target sends zeros, has noise to compare with. If a
+round's variance differs between the runs (an F test, with confidence 1 - failure for all rounds
+together), an attacker sees it in every coordinate of a model, whatever the noise multiplier.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import Final, NamedTuple, cast, final
 
 import numpy as np
-from scipy.stats import chi2
+from scipy.special import fdtri, gammainccinv, gammaincinv
 
 from dpftrl._internal.arrays import Matrix, Vector
 from dpftrl.accounting import account
@@ -59,6 +64,7 @@ class ServerAudit:
         mu: The mu that the run states in its guarantee.
         mu_lower_bound: The mu that the attack proves, if the noise is Gaussian.
         confidence: The probability that the lower bound holds.
+        noise_differs: Whether the noise depends on what the target sends.
         participations: The rounds in which the target was contacted.
     """
 
@@ -66,12 +72,13 @@ class ServerAudit:
     mu: float
     mu_lower_bound: float
     confidence: float
+    noise_differs: bool
     participations: tuple[int, ...]
 
     @property
     def exceeds_claim(self) -> bool:
         """Whether the claim is false, at the stated confidence."""
-        return not self.mu_lower_bound <= self.mu
+        return self.noise_differs or not self.mu_lower_bound <= self.mu
 
 
 def _update(position: int, size: float) -> Vector:
@@ -82,6 +89,10 @@ def _update(position: int, size: float) -> Vector:
 
 def _send(open_round: Round, client: str, update: Vector) -> None:
     open_round.report(client, update, open_round.attempt)
+
+
+def _send_zeros(open_round: Round) -> None:
+    _send(open_round, TARGET, _update(0, 0.0))
 
 
 def _send_large(open_round: Round) -> None:
@@ -131,7 +142,34 @@ def audit_server(
     """
     fleet = Fleet(population=100 * GOAL, report_goal=GOAL)
     plan = Plan(fleet, account(mechanism, participation, noise_multiplier, DELTA))
-    place = folder / "run", folder / "state"
+    attacked = _attacked_run(folder, plan, BEHAVIORS[behavior])
+    with_zeros = _attacked_run(folder / "zeros", plan, _send_zeros)
+    return ServerAudit(
+        behavior,
+        attacked.mu,
+        mu_lower_bound(attacked.rows, failure / 2),
+        1 - failure,
+        noise_differs(attacked.rows[:, 2:], with_zeros.rows[:, 2:], failure / 2),
+        attacked.taken_part,
+    )
+
+
+class _AttackedRun(NamedTuple):
+    """A run with a bad client.
+
+    Attributes:
+        rows: What the other clients do not explain of each round's sum, in clip norms.
+        mu: The mu that the run states.
+        taken_part: The rounds in which the target was contacted.
+    """
+
+    rows: Matrix
+    mu: float
+    taken_part: tuple[int, ...]
+
+
+def _attacked_run(folder: Path, plan: Plan, behave: Behavior) -> _AttackedRun:
+    participation, place = plan.participation, (folder / "run", folder / "state")
     start = {"w": np.zeros(COORDINATES + 2)}
     server = Server.create(
         place[0], plan, Settings(clip_norm=CLIP_NORM), start, state_folder=place[1]
@@ -142,15 +180,14 @@ def audit_server(
             server.close()
             server = Server.resume(place[0], state_folder=place[1])
         before = server.model.astype(np.float64)
-        is_in = _run_round(server, number, BEHAVIORS[behavior])
+        is_in = _run_round(server, number, behave)
         taken_part += [number] if is_in else []
         row = (server.model.astype(np.float64) - before) * (GOAL / CLIP_NORM)
         row[1] -= GOAL - 1 if is_in else GOAL  # what the other clients explain
         rows.append(row)
     mu = server.guarantee().mu
     server.close()
-    bound = mu_lower_bound(np.array(rows), failure)
-    return ServerAudit(behavior, mu, bound, 1 - failure, tuple(taken_part))
+    return _AttackedRun(np.array(rows), mu, tuple(taken_part))
 
 
 def _run_round(server: Server, number: int, behave: Behavior) -> bool:
@@ -170,6 +207,18 @@ def _run_round(server: Server, number: int, behave: Behavior) -> bool:
     return is_in
 
 
+def noise_differs(noise: Matrix, other: Matrix, failure: float) -> bool:
+    """Test whether two runs have different noise: one row per round, one column per coordinate.
+
+    Returns:
+        Whether the variance of some round differs; wrong with a probability of at most `failure`.
+    """
+    ratios = np.sum(noise**2, axis=1) / np.sum(other**2, axis=1)
+    degrees = noise.shape[1]
+    largest = 1 / float(fdtri(degrees, degrees, failure / (2 * len(noise))))
+    return not bool(np.all((ratios <= largest) & (ratios >= 1 / largest)))
+
+
 def mu_lower_bound(rows: Matrix, failure: float) -> float:
     """Bound mu from below, from one row per round; see the top of this module.
 
@@ -182,11 +231,12 @@ def mu_lower_bound(rows: Matrix, failure: float) -> float:
     rounds, coordinates = noise.shape
     covariance = noise @ noise.T / coordinates
     try:
-        square = float(np.sum(shifts * np.linalg.solve(covariance, shifts)))
+        whitened = cast("Matrix", np.linalg.solve(covariance, shifts))
     except np.linalg.LinAlgError:  # some combination of rounds has no noise at all
         return math.inf
+    square = float((shifts * whitened).sum())
     if not square >= 0:
         return math.inf
-    spread = float(chi2.ppf(failure / 2, coordinates - rounds + 1)) / coordinates
-    noise_of_shift = float(chi2.isf(failure / 2, 2 * rounds))
+    spread = 2 * float(gammaincinv((coordinates - rounds + 1) / 2, failure / 2)) / coordinates
+    noise_of_shift = 2 * float(gammainccinv(rounds, failure / 2))
     return max(0.0, math.sqrt(square * spread) - math.sqrt(noise_of_shift))

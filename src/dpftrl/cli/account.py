@@ -146,8 +146,8 @@ def account_command(
     secret random batches of a data set, for each example.
 
     With --rigorous, sensitivity, mu, epsilon and delta are computed again in interval arithmetic.
-    Every interval contains the true value for certain, and the stated epsilon is not below its
-    upper end. This does not cover amplification by sampling.
+    Every interval contains the true value for certain, and the stated epsilon is not below the
+    upper end of its interval. This does not cover amplification by sampling.
     """
     if rigorous:
         require_interval_arithmetic()
