@@ -81,6 +81,37 @@ def test_squares_in_another_order_would_differ():
     assert squares_by_tile(values) != squares_by_tile(values[::-1])[::-1]
 
 
+@pytest.mark.parametrize("spread", [0, 30])
+def test_bounds_of_a_sum_that_are_equal_are_the_rounded_exact_sum(spread):
+    random, equal = np.random.default_rng(spread), 0
+    for _ in range(500):
+        size = int(random.integers(1, 600))
+        squares = random.random(size) * 10.0 ** random.uniform(-spread, spread, size)
+        low, high = clipping.bounds_of_sum(squares)
+        assert low <= math.fsum(squares) <= high
+        equal += low == high
+    assert equal > 480
+
+
+@pytest.mark.parametrize(
+    "squares",
+    [
+        [],
+        [0.0],
+        [5e-324] * 3,
+        [math.inf, 1.0],
+        [math.nan],
+        [1e308] * 3,
+        [1.0, 2.0**-53],
+        [1.0, 3 * 2.0**-53],
+    ],
+)
+def test_bounds_of_a_sum_differ_if_the_rounding_is_in_doubt(squares):
+    """In the last two, the exact sum is in the middle between two floats."""
+    low, high = clipping.bounds_of_sum(np.array(squares, np.float64))
+    assert low < high
+
+
 @given(
     size=st.sampled_from([1, 5, TILE + 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7]),
     owners=st.lists(st.integers(0, 4), min_size=1, max_size=12),

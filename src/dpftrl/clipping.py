@@ -10,9 +10,9 @@ no privacy.
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 from queue import LifoQueue
 from threading import Lock
 from typing import Any, Self, cast, final
@@ -58,6 +58,8 @@ EXACT_SHIFT = 2.0**51
 # Coordinates of a sum that a thread locks at a time: 128 kB, which take some microseconds to add.
 # They are whole tiles.
 BLOCK = 16_384
+# Below this, the errors of a sum of squares may be too small for floats.
+SMALLEST_BOUNDED = 2.0**-800
 # Instead of the squares of an update that no other thread can change.
 NO_SQUARES = np.empty(0)
 
@@ -236,7 +238,7 @@ class ExactSum:
             if len(parts) == 1 and _is_plain(parts[0]):
                 values = parts[0].reshape(-1)
                 squares = squares_of_tiles(values)
-                norm = _root_of_sum([squares])
+                norm = _root_of_sum(squares)
             else:
                 norm = copy.fill(parts)
                 values, squares = copy.values, NO_SQUARES
@@ -349,7 +351,7 @@ class _Copy:
         targets = [
             self.values[end - part.size : end] for part, end in zip(parts, ends, strict=True)
         ]
-        return _root_of_sum(map(_copied, parts, targets))
+        return _root_of_sum(np.concatenate([*map(_copied, parts, targets)]))
 
 
 def _is_plain(part: NDArray[Any]) -> bool:
@@ -367,15 +369,39 @@ def _copied(part: NDArray[Any], target: NDArray[Any]) -> NDArray[np.float64]:
 
 def norm_of(parts: Sequence[NDArray[Any]]) -> float:
     """The L2 norm of the concatenated arrays; infinity if the squares overflow."""
-    return _root_of_sum(map(sum_of_squares, parts))
+    return _root_of_sum(np.concatenate([NO_SQUARES, *map(sum_of_squares, parts)]))
 
 
-def _root_of_sum(squares: Iterable[NDArray[np.float64]]) -> float:
-    """The root of the exact sum of squares in some arrays; infinity if it overflows."""
+def _root_of_sum(squares: NDArray[np.float64]) -> float:
+    """The root of the sum of squares, which is rounded once; infinity if it overflows."""
+    low, high = bounds_of_sum(squares)
+    if low == high:
+        return math.sqrt(low)
     try:
-        return math.sqrt(math.fsum(chain.from_iterable(part.tolist() for part in squares)))
+        return math.sqrt(math.fsum(squares.tolist()))
     except OverflowError:  # each square is finite, but their sum is not
         return math.inf
+
+
+@numba.njit(**compiled)
+def bounds_of_sum(squares: Array) -> tuple[float, float]:
+    """Two floats; if they are equal, they are what `math.fsum` returns, in a tenth of its time.
+
+    The rounding error of each addition is itself a float (Knuth's TwoSum). With u = 2^-53, each of
+    these n errors is at most u times the total, so their sum has a rounding error of at most
+    n u (n u total), to first order. The exact sum is between two numbers that are four times as far
+    apart. If both are rounded to the same float, so is the exact sum.
+    """
+    total = error = 0.0
+    for square in squares:
+        larger = total + square
+        added = larger - total
+        error += (total - (larger - added)) + (square - added)
+        total = larger
+    if not SMALLEST_BOUNDED < total < math.inf:  # too small for the bound, too large, or NaN
+        return 0.0, 1.0
+    doubt = 4 * (squares.shape[0] * 2.0**-53) ** 2 * total
+    return total + (error - doubt), total + (error + doubt)
 
 
 @numba.njit(**compiled)
