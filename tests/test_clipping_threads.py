@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dpftrl import clipping
 from dpftrl._internal.compiled import TILE
-from dpftrl.clipping import BLOCK, SLACK, ExactSum, Grid, Steps, add_in_blocks
+from dpftrl.clipping import BLOCK, NO_SQUARES, SLACK, ExactSum, Grid, Steps, add_in_blocks
 from dpftrl.errors import InvalidInput
 
 GRID = Grid(2.0**-30, 1.0)
@@ -71,6 +71,7 @@ def test_squares_of_a_copy_are_those_of_a_plain_loop_to_the_last_bit(dtype, size
     values = np.random.default_rng(size).normal(size=size).astype(dtype)
     values[::7] *= 1e6  # rounding errors that differ with any other order
     copy = np.empty_like(values)
+    assert clipping.squares_of_tiles(values).tolist() == squares_by_tile(values)
     assert clipping.copied_sum_of_squares(values, copy).tolist() == squares_by_tile(values)
     assert copy.tobytes() == values.tobytes()
 
@@ -78,6 +79,37 @@ def test_squares_of_a_copy_are_those_of_a_plain_loop_to_the_last_bit(dtype, size
 def test_squares_in_another_order_would_differ():
     values = np.random.default_rng(0).normal(size=8 * TILE).astype(np.float32)
     assert squares_by_tile(values) != squares_by_tile(values[::-1])[::-1]
+
+
+@pytest.mark.parametrize("spread", [0, 30])
+def test_bounds_of_a_sum_that_are_equal_are_the_rounded_exact_sum(spread):
+    random, equal = np.random.default_rng(spread), 0
+    for _ in range(500):
+        size = int(random.integers(1, 600))
+        squares = random.random(size) * 10.0 ** random.uniform(-spread, spread, size)
+        low, high = clipping.bounds_of_sum(squares)
+        assert low <= math.fsum(squares) <= high
+        equal += low == high
+    assert equal > 480
+
+
+@pytest.mark.parametrize(
+    "squares",
+    [
+        [],
+        [0.0],
+        [5e-324] * 3,
+        [math.inf, 1.0],
+        [math.nan],
+        [1e308] * 3,
+        [1.0, 2.0**-53],
+        [1.0, 3 * 2.0**-53],
+    ],
+)
+def test_bounds_of_a_sum_differ_if_the_rounding_is_in_doubt(squares):
+    """In the last two, the exact sum is in the middle between two floats."""
+    low, high = clipping.bounds_of_sum(np.array(squares, np.float64))
+    assert low < high
 
 
 @given(
@@ -109,7 +141,7 @@ def test_many_threads_that_add_to_the_same_blocks_lose_nothing(size):
     """Without the locks, updates of the larger size are lost in most runs on two cores."""
     each, threads = 200, 8
     steps, locks = np.zeros(size, np.int64), np.zeros(-(-size // BLOCK), np.int64)
-    arguments = (np.ones(size, np.float32), 1.0, 1.0, 1.0, steps, locks, 0)
+    arguments = (np.ones(size, np.float32), NO_SQUARES, 1.0, 1.0, 1.0, steps, locks, 0)
     ready = threading.Barrier(threads)
 
     def work() -> None:
@@ -125,7 +157,7 @@ def test_many_threads_that_add_to_the_same_blocks_lose_nothing(size):
 def test_an_add_leaves_out_a_locked_block_and_comes_back_to_it():
     size = 3 * BLOCK
     locks, steps = np.array([0, 1, 0]), np.zeros(size, np.int64)
-    arguments = (np.ones(size, np.float32), 1.0, 1.0, 1.0, steps, locks, 0)
+    arguments = (np.ones(size, np.float32), NO_SQUARES, 1.0, 1.0, 1.0, steps, locks, 0)
     adding = threading.Thread(target=add_in_blocks, args=arguments)
     adding.start()
     wait_until(lambda: steps[0] == steps[-1] == 1)
@@ -146,7 +178,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def test_copies_of_updates_take_the_memory_of_one_per_core():
     size = 2 * BLOCK
-    total = ExactSum(GRID, size)
+    total, parts = ExactSum(GRID, size), [np.ones(BLOCK, np.float32)] * 2
+    ready = threading.Barrier(12)
     copies = set[int]()
     squares = clipping.copied_sum_of_squares
 
@@ -154,11 +187,44 @@ def test_copies_of_updates_take_the_memory_of_one_per_core():
         copies.add(copy.ctypes.data)
         return squares(part, copy)
 
+    def work() -> None:
+        ready.wait()
+        for _ in range(20):
+            total.add(*parts)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clipping, "copied_sum_of_squares", counted)
-        add_from_threads(total, [[np.ones(size, np.float32)] * 20] * 12)
+        run_all([work] * 12)
     assert total.updates == 240
-    assert 1 <= len(copies) <= (os.cpu_count() or 1)
+    assert 1 <= len(copies) // 2 <= (os.cpu_count() or 1)  # two parts per copy
+
+
+def test_an_update_of_one_contiguous_array_is_not_copied():
+    total, update = ExactSum(GRID, 2 * BLOCK), np.ones(2 * BLOCK, np.float32)
+    total.add(update)
+    assert {copy.values.size for copy in total._copies.queue} == {0}
+    total.add(update[::-1])
+    assert 2 * BLOCK in {copy.values.size for copy in total._copies.queue}
+    assert np.array_equal(total.steps, 2 * plain_steps(GRID, update))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("fineness", [2.0**30, 2.0**55])  # conversions by shift, and plain ones
+@pytest.mark.parametrize("value", [0.0, 1.5, -1e38, math.inf, -math.inf, math.nan])
+def test_what_differs_from_what_the_norm_was_computed_of_is_left_out(dtype, fineness, value):
+    """The first and the last tile are changed between the norm and the sum."""
+    size = BLOCK + 4 * TILE + 100
+    update = np.random.default_rng(0).normal(size=size).astype(dtype) / 1e3
+    update[[1, -1]] = 1e-3  # neither is 0 before
+    squares, expected = clipping.squares_of_tiles(update), np.zeros(size, np.int64)
+    steps, locks = np.full(size, 7, np.int64), np.zeros(2, np.int64)
+    add_in_blocks(update, squares, 0.5, fineness, fineness, expected, locks, 0)
+    update[[1, -1]] = value
+    add_in_blocks(update, squares, 0.5, fineness, fineness, steps, locks, 0)
+    expected[:TILE] = expected[-100:] = 0
+    assert np.array_equal(steps - 7, expected)
+    assert np.count_nonzero(expected[TILE:-100]) > size // 2
+    assert not locks.any()
 
 
 def test_an_update_that_another_thread_keeps_changing_adds_at_most_the_clip_norm():

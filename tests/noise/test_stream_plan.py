@@ -173,14 +173,14 @@ def test_a_state_is_refused_with_another_plan(tmp_path):
 
 def test_a_thread_that_changes_an_update_after_its_norm_was_taken_adds_no_more(monkeypatch):
     """The change is made where a thread would make it: between the norm and the sum."""
-    update, sum_of_squares = np.ones(SIZE), clipping.copied_sum_of_squares
+    update, squares_of_tiles = np.ones(SIZE), clipping.squares_of_tiles
 
-    def squares_then_change(part, copy):
-        squares = sum_of_squares(part, copy)
+    def squares_then_change(values):
+        squares = squares_of_tiles(values)
         update[:] = 1e6
         return squares
 
-    monkeypatch.setattr(clipping, "copied_sum_of_squares", squares_then_change)
+    monkeypatch.setattr(clipping, "squares_of_tiles", squares_then_change)
     grid = Grid.for_noise(PLAN.noise_multiplier, CLIP)
     total = ExactSum(grid, SIZE)
     total.add(update)
