@@ -556,7 +556,7 @@ def add_unchanged(
 
 
 @numba.njit(**compiled)
-def steps_by_shift(value: float, factor: float, steps_per_unit: float) -> int:
+def steps_by_shift(value: float, factor: float, steps_per_unit: float) -> np.int64:
     """Scale a value and cut it off toward zero to whole steps, fewer than 2^51.
 
     The result is that of a conversion to int64, but vectorized: without AVX-512, CPUs convert to
