@@ -385,7 +385,7 @@ def _root_of_sum(squares: NDArray[np.float64]) -> float:
 
 @numba.njit(**compiled)
 def bounds_of_sum(squares: Array) -> tuple[float, float]:
-    """Two floats; if they are equal, they are what `math.fsum` returns, in a tenth of its time.
+    """Two floats; if they are equal, they are what `math.fsum` returns.
 
     The rounding error of each addition is itself a float (Knuth's TwoSum). With u = 2^-53, each of
     these n errors is at most u times the total, so their sum has a rounding error of at most
