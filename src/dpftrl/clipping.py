@@ -385,7 +385,7 @@ def _root_of_sum(squares: NDArray[np.float64]) -> float:
 
 @numba.njit(**compiled)
 def bounds_of_sum(squares: Array) -> tuple[float, float]:
-    """Two floats; if they are equal, they are what `math.fsum` returns, in a tenth of its time.
+    """Two floats; if they are equal, they are what `math.fsum` returns.
 
     The rounding error of each addition is itself a float (Knuth's TwoSum). With u = 2^-53, each of
     these n errors is at most u times the total, so their sum has a rounding error of at most
@@ -556,7 +556,7 @@ def add_unchanged(
 
 
 @numba.njit(**compiled)
-def steps_by_shift(value: float, factor: float, steps_per_unit: float) -> int:
+def steps_by_shift(value: float, factor: float, steps_per_unit: float) -> np.int64:
     """Scale a value and cut it off toward zero to whole steps, fewer than 2^51.
 
     The result is that of a conversion to int64, but vectorized: without AVX-512, CPUs convert to
