@@ -42,8 +42,8 @@ def drawn(monkeypatch, tmp_path):
     figures: list[Any] = []
     save = plots._save
 
-    def keep(figure: Any, path: Path) -> None:
-        save(figure, path)
+    def keep(figure: Any, path: Path, **options: Any) -> None:
+        save(figure, path, **options)
         figures.append(figure)
 
     monkeypatch.setattr(plots, "_save", keep)
