@@ -72,6 +72,18 @@ def test_a_divisor_that_depends_on_data_is_noticed(tmp_path, monkeypatch):
     assert audit(tmp_path, NAN).exceeds_claim
 
 
+def test_a_coordinate_without_noise_is_noticed(tmp_path, monkeypatch):
+    right = NoiseStream.add_to
+
+    def spared(self, total, *rest, **options):
+        first = total.steps[7]
+        right(self, total, *rest, **options)
+        total.steps[7] = first
+
+    monkeypatch.setattr(NoiseStream, "add_to", spared)
+    assert audit(tmp_path, LARGE).noise_is_wrong
+
+
 def test_the_bound_holds_for_simulated_gaussians():
     """With failure 0.1, at most about 0.1 of the bounds exceed the true mu."""
     rng = np.random.default_rng(0)

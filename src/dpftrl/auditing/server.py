@@ -23,7 +23,8 @@ linear combinations of rounds.
 **The noise itself** must not depend on the target: a Gaussian mechanism shifts its noise and does
 nothing else to it. A second run, in which the target sends zeros, has noise to compare with. If a
 round's variance differs between the runs (an F test, with confidence 1 - failure for all rounds
-together), an attacker sees it in every coordinate of a model, whatever the noise multiplier.
+together), an attacker sees it in every coordinate of a model, whatever the noise multiplier. In the
+second run, every coordinate is noise: none may have far less of it than the others.
 """
 
 import math
@@ -64,7 +65,8 @@ class ServerAudit:
         mu: The mu that the run states in its guarantee.
         mu_lower_bound: The mu that the attack proves, if the noise is Gaussian.
         confidence: The probability that the lower bound holds.
-        noise_differs: Whether the noise depends on what the target sends.
+        noise_is_wrong: Whether the noise depends on what the target sends, or a coordinate has
+            almost none.
         participations: The rounds in which the target was contacted.
     """
 
@@ -72,13 +74,13 @@ class ServerAudit:
     mu: float
     mu_lower_bound: float
     confidence: float
-    noise_differs: bool
+    noise_is_wrong: bool
     participations: tuple[int, ...]
 
     @property
     def exceeds_claim(self) -> bool:
         """Whether the claim is false, at the stated confidence."""
-        return self.noise_differs or not self.mu_lower_bound <= self.mu
+        return self.noise_is_wrong or not self.mu_lower_bound <= self.mu
 
 
 def _update(position: int, size: float) -> Vector:
@@ -149,7 +151,8 @@ def audit_server(
         attacked.mu,
         mu_lower_bound(attacked.rows, failure / 2),
         1 - failure,
-        noise_differs(attacked.rows[:, 2:], with_zeros.rows[:, 2:], failure / 2),
+        noise_differs(attacked.rows[:, 2:], with_zeros.rows[:, 2:], failure / 4)
+        or has_bare_coordinate(with_zeros.rows, failure / 4),
         attacked.taken_part,
     )
 
@@ -217,6 +220,23 @@ def noise_differs(noise: Matrix, other: Matrix, failure: float) -> bool:
     degrees = noise.shape[1]
     largest = 1 / float(fdtri(degrees, degrees, failure / (2 * len(noise))))
     return not bool(np.all((ratios <= largest) & (ratios >= 1 / largest)))
+
+
+def has_bare_coordinate(noise: Matrix, failure: float) -> bool:
+    """Test whether a coordinate has far less noise than the others, in all rounds together.
+
+    The squared length of a coordinate's noise, in standard deviations of independent directions, is
+    a chi-square variable with one degree of freedom per round. The covariance comes from all
+    coordinates, to a few percent, which half of the threshold leaves room for.
+    """
+    rounds, coordinates = noise.shape
+    try:
+        factor = cast("Matrix", np.linalg.cholesky(noise @ noise.T / coordinates))
+        whitened = cast("Matrix", np.linalg.solve(factor, noise))
+    except np.linalg.LinAlgError:  # some combination of rounds has no noise at all
+        return True
+    smallest = float(np.min((whitened**2).sum(axis=0)))
+    return not smallest >= float(gammaincinv(rounds / 2, failure / coordinates))
 
 
 def mu_lower_bound(rows: Matrix, failure: float) -> float:
