@@ -21,7 +21,6 @@ from torch.distributed.tensor import Shard as ShardedAlong
 from dpftrl.errors import InvalidInput
 from dpftrl.noise import Shard
 
-
 FSDP: Final = "torch.distributed.fsdp"  # the package whose hooks gather parameters
 
 
