@@ -117,6 +117,10 @@ class Ops(Protocol):
         """Two arrays joined along their first dimension."""
         ...
 
+    def barrier(self, numbers: "Split") -> "Split":
+        """The same numbers, computed before what uses them: compilers choke on longer chains."""
+        ...
+
     def repeat(
         self, times: int, function: Callable[[list[Tensor]], list[Tensor]], state: list[Tensor]
     ) -> list[Tensor]:
@@ -261,10 +265,10 @@ def _polynomial(ops: Ops, x: Split, coefficients: tuple[float, ...]) -> Split:
 def split_normals(ops: Ops, words: list[Tensor]) -> Split:
     """The eight normals of each block of 16 words; they are the first dimension."""
     w0, w1, w2, w3 = (ops.stack(words[first::4]) for first in range(4))
-    radius = _radius(ops, w0, w1, ops.low_bits(w2, 12))
-    cosine, sine = _cosine_and_sine(ops, ops.shift_right(w2, 12), w3)
+    radius = ops.barrier(_radius(ops, w0, w1, ops.low_bits(w2, 12)))
+    cosine, sine = map(ops.barrier, _cosine_and_sine(ops, ops.shift_right(w2, 12), w3))
     pairs = zip(multiply(ops, radius, cosine), multiply(ops, radius, sine), strict=True)
-    return Split(*(ops.concatenate(first, second) for first, second in pairs))
+    return ops.barrier(Split(*(ops.concatenate(first, second) for first, second in pairs)))
 
 
 def _fraction(ops: Ops, w0: Tensor, w1: Tensor, w2: Tensor) -> Split:
@@ -280,9 +284,10 @@ def _fraction(ops: Ops, w0: Tensor, w1: Tensor, w2: Tensor) -> Split:
 
 def _radius(ops: Ops, w0: Tensor, w1: Tensor, w2: Tensor) -> Split:
     """sqrt(-2 log u) for the u of 76 bits of `_fraction`."""
-    u = _fraction(ops, w0, w1, w2)
+    u = ops.barrier(_fraction(ops, w0, w1, w2))
     ones = ops.words(0xFFFFFFFF, w0)
     rest = _fraction(ops, w0 ^ ones, w1 ^ ones, w2 ^ ops.low_bits(ones, 12))  # 1 - u
+    rest = ops.barrier(rest)
     exponent = ops.exponent(u.high)
     mantissa = u.high * ops.power_of_two(-exponent)
     exponent = exponent + ops.where(mantissa > 2 * SQRT_HALF, 1.0, 0.0)
@@ -293,13 +298,13 @@ def _radius(ops: Ops, w0: Tensor, w1: Tensor, w2: Tensor) -> Split:
         ops.where(near_one, -rest.high, difference.high),
         ops.where(near_one, -rest.low, difference.low),
     )
-    s = _divide(ops, difference, add(m, _constant(1.0, m.high)))
+    s = ops.barrier(_divide(ops, difference, add(m, _constant(1.0, m.high))))
     v = multiply(ops, s, s)
     series = add(multiply(ops, v, _polynomial(ops, v, LOG)), _constant(2.0, v.high))
     log_m = multiply(ops, s, series)
     log_2 = _constant(math.log(2), exponent)
     log_u = add(multiply(ops, Split(exponent, exponent * 0.0), log_2), log_m)
-    return _sqrt(ops, _scaled(log_u, -2.0))
+    return _sqrt(ops, ops.barrier(_scaled(log_u, -2.0)))
 
 
 def _cosine_and_sine(ops: Ops, high: Tensor, low: Tensor) -> tuple[Split, Split]:
@@ -313,7 +318,7 @@ def _cosine_and_sine(ops: Ops, high: Tensor, low: Tensor) -> tuple[Split, Split]
         value = ops.to_float(half) * 2.0**place
         x = add(x, Split(value, value * 0.0))
     x = add(x, Split(rest * 0.0 + 2.0**-53, rest * 0.0))
-    x = multiply(ops, x, _constant(2 * math.pi, rest))
+    x = ops.barrier(multiply(ops, x, _constant(2 * math.pi, rest)))
     y = multiply(ops, x, x)
     sine = add(multiply(ops, multiply(ops, x, y), _polynomial(ops, y, SIN)), x)
     inner = add(multiply(ops, y, _polynomial(ops, y, COS)), _constant(-0.5, rest))
@@ -336,7 +341,7 @@ def split_blt_step(
     """The noise of a round, and the buffers after it."""
     noise = z
     for scale, buffer in zip(parameters.scales, buffers, strict=True):
-        noise = add(noise, multiply(ops, buffer, _constant(-scale, z.high)))
+        noise = ops.barrier(add(noise, multiply(ops, buffer, _constant(-scale, z.high))))
     return noise, [
         add(multiply(ops, buffer, _constant(decay, z.high)), noise)
         for decay, buffer in zip(parameters.decays, buffers, strict=True)
