@@ -64,6 +64,8 @@ def correlated_noise(
     max_batch_size: int | None = None,
     mode: Mode = "auto",
     threads: int | None = None,
+    on_device: bool = False,
+    sharding: Any = None,
 ) -> optax.GradientTransformation:
     """Create an optax transformation that adds the correlated noise of the next step.
 
@@ -97,6 +99,12 @@ def correlated_noise(
             larger than that many clip norms is refused. The default is that of a `DatasetPlan`.
         mode: As for `NoiseStream`.
         threads: Number of threads for the noise; by default one per core.
+        on_device: Compute the noise on the device, by operations of JAX, and keep its buffers
+            there. The noise has other bits than on the host, and its rounding is larger:
+            `dpftrl.plan.device.guarantee_on_device` has the guarantee. It needs a sum of
+            `clipped_sum`, and a BLT or independent noise. See docs/large_models.md.
+        sharding: With `on_device`, a pytree of `NamedSharding`, one for each parameter. The state
+            is sharded like the parameters, and no device holds a whole buffer.
 
     Raises:
         InvalidInput: An argument is invalid. Errors of a step, such as a NaN or a step after the
@@ -111,6 +119,16 @@ def correlated_noise(
         raise InvalidInput(
             "batch_size and max_batch_size are needed, since the plan is not for a data set"
         )
+    if sharding is not None and not on_device:
+        raise InvalidInput("sharding is for noise on the device; give on_device=True too")
+    if on_device:
+        from dpftrl.jax.device_noise import noise_on_device
+
+        limit, divisor = (
+            positive_number("clip_norm", clip_norm),
+            positive_number("batch_size", batch_size),
+        )
+        return noise_on_device(plan, key, limit, divisor, sharding)
     settings = _Settings(
         plan,
         positive_number("clip_norm", clip_norm),

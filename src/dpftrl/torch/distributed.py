@@ -55,11 +55,6 @@ LENGTH_BYTES: Final = 8
 MICRO_BATCHES: Final = 8
 
 
-def is_active() -> bool:
-    """Whether this is one of several processes of `torch.distributed`."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
 @final
 class TorchGroup:
     """The processes of a group of `torch.distributed`, such as those that `torchrun` starts."""
@@ -150,8 +145,8 @@ def make_private(
 ) -> "DistributedTraining":
     """Make the training of a model by several processes private. Create the run, or resume it.
 
-    All ranks must call this function, with the same arguments. `dpftrl.torch.make_private` calls it
-    if there are several ranks. The run may be resumed by another number of ranks.
+    All ranks must call this function, with the same arguments. The run may be resumed by another
+    number of ranks, and with DDP in place of FSDP2 or the other way round.
 
     The model is the same on all ranks (then it may be wrapped in `DistributedDataParallel`, which
     is not used), or it was sharded with `fully_shard`. A sharded model is gathered for the

@@ -8,6 +8,7 @@ from typing import Any, cast, final
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader, default_collate
@@ -97,6 +98,12 @@ def make_private(
         InvalidInput: The arguments do not fit together, or not to the run in the folder.
         UnsafeState: The run must not be resumed: it was rolled back, edited or is in use.
     """
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise InvalidInput(
+            f"this is one of {dist.get_world_size()} processes of torch.distributed, which would "
+            "train apart from each other; use dpftrl.torch.distributed.make_private, with the same "
+            "arguments"
+        )
     check_layers(model)
     check_optimizer(model, optimizer, scheduler)
     if isinstance(dataset, DataLoader):
