@@ -12,9 +12,10 @@ depend on anybody's data, so that for every real participant they are a part of 
 the sum, and its own update is clipped and covered by noise as before. The model does contain them,
 as a little more noise.
 
-Files: `canaries.json` (how many, in which rounds) may be published; `private/canaries.json` (coins
-and directions) and `private/canaries.safetensors` (what the attack has seen) must not be, before
-the audit is done.
+Files: `canaries.json` (how many, in which rounds) may be published. `private/canaries.json` (coins
+and directions) must stay secret until the audit is done. `private/canaries.safetensors` (what the
+attack has seen) must never be published: the attack knows the updates of everybody else, and with
+the released models the file shows sums without noise.
 """
 
 import os
