@@ -358,7 +358,7 @@ BUGS = {
     ),
     "adaptive-clip": Bug(
         "the bits of adaptive clipping get no noise",
-        "adaptive_clipping",
+        "noise/stream",
         _adaptive_clip_without_noise,
     ),
     "buffer-rounding": Bug(

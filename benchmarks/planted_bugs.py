@@ -142,7 +142,7 @@ def save(results: dict[str, Any]) -> None:
         tests = result.get("tests")
         lines.append(
             f"| {result['text']} | {_cell(', '.join(result['verify']))} "
-            f"| {_cell(result['white-box audit'] and 'mu')} "
+            f"| {_cell(result['white-box audit'] and 'lower bound')} "
             f"| {_cell(', '.join(result['server audit']))} "
             f"| {'not run' if tests is None else _cell(_test_name(tests))} |"
         )
