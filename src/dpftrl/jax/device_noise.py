@@ -48,6 +48,8 @@ DIGEST_WORDS: Final = DIGEST_BYTES // 4
 KEY_WORDS: Final = KEY_BYTES // 4
 # The largest standard deviation of Z in steps of the grid: the noise fits into two words.
 MOST_STEPS: Final = 2.0**36
+# Blocks of keystream that are computed at once, to limit the memory in between.
+BLOCKS_AT_ONCE: Final = 2**14
 # Most coordinates of one array: their blocks are counted in 32 bits.
 MOST_COORDINATES: Final = 2**34
 
@@ -75,7 +77,14 @@ class DeviceNoiseState(NamedTuple):
 
 @final
 class JaxOps:
-    """The operations of `dpftrl.noise.device.Ops`, by JAX."""
+    """The operations of `dpftrl.noise.device.Ops`, by JAX.
+
+    Args:
+        never: The number 0, as an array whose value the compiler does not know.
+    """
+
+    def __init__(self, never: Any):
+        self._never = never
 
     def words(self, value: int, like: Any) -> Any:
         """An array like another one, filled with one word."""
@@ -122,27 +131,29 @@ class JaxOps:
 
     def stack(self, arrays: list[Any]) -> Any:
         """Arrays of one shape as one array, with a new first dimension."""
-        return jnp.stack(arrays)
+        return self._computed(jnp.stack(arrays))
 
     def concatenate(self, first: Any, second: Any) -> Any:
         """Two arrays joined along their first dimension."""
-        return jnp.concatenate([first, second])
+        return self._computed(jnp.concatenate([first, second]))
 
     def barrier(self, numbers: Split) -> Split:
-        """The same numbers, computed before what uses them.
+        """The same numbers, computed before what uses them."""
+        return self._computed(numbers)
 
-        XLA drops `optimization_barrier` on CPUs before it fuses operations. It keeps a loop whose
-        number of iterations it does not know; this one has none, as no number is so large.
+    def _computed(self, arrays: Any) -> Any:
+        """The same arrays, after a loop that XLA cannot see through.
+
+        XLA drops `optimization_barrier` on CPUs before it fuses operations, and then compiles for
+        minutes. It keeps a loop whose number of iterations it does not know.
         """
-        times = (numbers.high.reshape(-1)[0] > 1e37).astype(jnp.int32)
-        return jax.lax.fori_loop(0, times, lambda _, now: Split(now.low, now.high), numbers)
+        return jax.lax.fori_loop(
+            0, self._never, lambda _, now: jax.tree.map(lambda one: one + one, now), arrays
+        )
 
     def repeat(self, times: int, function: Any, state: list[Any]) -> list[Any]:
         """Apply a function to a list of arrays several times."""
         return jax.lax.fori_loop(0, times, lambda _, now: function(now), state)
-
-
-OPS: Final = JaxOps()
 
 
 def noise_on_device(
@@ -357,7 +368,8 @@ class _Noise:
             row, digest, tag = jax.pure_callback(
                 self._row, results, parts.reshape(-1, DIGEST_WORDS), secret, _bits_of(scale)
             )
-            means, after = self._add(high, low, buffers, row, place, scale, step)
+            ops = JaxOps((secret[0] < 0).astype(jnp.int32))  # no step is negative
+            means, after = self._add(ops, high, low, buffers, row, place, scale, step)
             return means, after, digest, tag
 
         if self.layout.mesh is not None:
@@ -385,6 +397,7 @@ class _Noise:
 
     def _add(
         self,
+        ops: JaxOps,
         high: list[Any],
         low: list[Any],
         buffers: Any,
@@ -393,58 +406,77 @@ class _Noise:
         scale: float,
         step: float,
     ) -> tuple[list[Any], Any]:
-        """The noisy means of the coordinates of this device, and its buffers after the step."""
-        means = list[Any]()
-        after: list[tuple[list[Any], list[Any]]] = [([], []) for _ in buffers]
-        for leaf in range(len(high)):
-            z = self._normals(leaf, row, place)
-            old = [Split(one[0][leaf], one[1][leaf]) for one in buffers]
-            noise, new = split_blt_step(OPS, self._buffers, old, z)
-            for kept, one in zip(after, new, strict=True):
-                kept[0].append(one.high)
-                kept[1].append(one.low)
-            noise_high, noise_low = split_rounded(OPS, noise, scale)
-            sum_low = low[leaf] + noise_low.astype(jnp.int32)
-            sum_high = high[leaf] + noise_high.astype(jnp.int32) + (sum_low >> LOW_BITS)
-            rest = (sum_low & (2**LOW_BITS - 1)).astype(jnp.float32)
-            unit = step / self._batch_size
-            value = sum_high.astype(jnp.float32) * np.float32(unit * 2**LOW_BITS)
-            means.append(value + rest * np.float32(unit))
-        return means, tuple(after)
+        """The noisy means of the coordinates of this device, and its buffers after the step.
 
-    def _normals(self, leaf: int, row: Any, place: dict[str, Any]) -> Split:
-        """The normals of the coordinates of an array that this device holds.
+        All arrays are joined, so that XLA compiles the noise once.
+        """
+        z = self._normals(ops, row, place)
+        old = [Split(_joined(one[0]), _joined(one[1])) for one in buffers]
+        noise, new = split_blt_step(ops, self._buffers, old, z)
+        noise_high, noise_low = split_rounded(ops, noise, scale)
+        sum_low = _joined(low) + noise_low.astype(jnp.int32)
+        sum_high = _joined(high) + noise_high.astype(jnp.int32) + (sum_low >> LOW_BITS)
+        rest = (sum_low & (2**LOW_BITS - 1)).astype(jnp.float32)
+        unit = step / self._batch_size
+        mean = sum_high.astype(jnp.float32) * np.float32(unit * 2**LOW_BITS)
+        mean = mean + rest * np.float32(unit)
+        after = tuple((self._apart(one.high), self._apart(one.low)) for one in new)
+        return self._apart(mean), after
 
-        The blocks of keystream go along the last dimension, so that a device that holds a part of
-        it computes at most two blocks more than it needs.
+    def _apart(self, joined: Any) -> list[Any]:
+        """The arrays of this device that `_joined` has joined."""
+        shapes = [self.layout.local_shape(leaf) for leaf in range(len(self.layout.shapes))]
+        ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1].tolist()
+        parts = jnp.split(joined, ends)
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def _normals(self, ops: JaxOps, row: Any, place: dict[str, Any]) -> Split:
+        """The normals of the coordinates of all arrays that this device holds, joined."""
+        blocks = [self._blocks(leaf, place) for leaf in range(len(self.layout.shapes))]
+        counter = _joined([one.counter for one in blocks])
+        leaves = _joined(
+            [jnp.full(one.counter.shape, leaf, jnp.uint32) for leaf, one in enumerate(blocks)]
+        )
+        at_once = min(counter.size, BLOCKS_AT_ONCE)
+        padding = -counter.size % at_once
+        both = [jnp.pad(one, (0, padding)).reshape(-1, at_once) for one in (counter, leaves)]
+        key, zero = [row[i] for i in range(KEY_WORDS)], jnp.zeros((), jnp.uint32)
+
+        def some(numbers: Any) -> Split:
+            words = chacha20(ops, key, numbers[0], [numbers[1], zero, zero])
+            return Split(*(part.T for part in split_normals(ops, words)))
+
+        drawn = jax.lax.map(some, tuple(both))
+        parts = list[Split]()
+        start = 0
+        for one in blocks:
+            stop = start + one.counter.size
+            flat = (part.reshape(-1, NORMALS_PER_BLOCK)[start:stop] for part in drawn)
+            parts.append(Split(*(one.own(part).reshape(-1) for part in flat)))
+            start = stop
+        return Split(_joined([one.high for one in parts]), _joined([one.low for one in parts]))
+
+    def _blocks(self, leaf: int, place: dict[str, Any]) -> "_Blocks":
+        """The blocks of keystream for the coordinates of an array that this device holds.
+
+        They go along the last dimension. So a device that holds a part of it computes at most one
+        block per row more than it needs.
         """
         shape, local = self.layout.shapes[leaf] or (1,), self.layout.local_shape(leaf) or (1,)
         offsets = self.layout.offsets(leaf, place) or [0]
-        first = offsets[-1] // NORMALS_PER_BLOCK if len(self.layout.shapes[leaf]) else 0
+        first = offsets[-1] // NORMALS_PER_BLOCK
         width = local[-1]
-        is_whole = width == shape[-1]
-        blocks = -(-width // NORMALS_PER_BLOCK) + (0 if is_whole else 1)
+        blocks = -(-width // NORMALS_PER_BLOCK) + (0 if width == shape[-1] else 1)
         per_row = -(-shape[-1] // NORMALS_PER_BLOCK)
         index = jnp.zeros((), jnp.uint32)
         for d, length in enumerate(local[:-1]):
             along = jnp.arange(length, dtype=jnp.uint32) + jnp.asarray(offsets[d], jnp.uint32)
-            stride = np.uint32(math.prod(shape[d + 1 : -1]))
-            index = index[..., None] + along * stride
+            index = index[..., None] + along * np.uint32(math.prod(shape[d + 1 : -1]))
         counter = index[..., None] * np.uint32(per_row) + (
             jnp.arange(blocks, dtype=jnp.uint32) + jnp.asarray(first, jnp.uint32)
         )
-        zero = jnp.zeros((), jnp.uint32)
-        nonce = [jnp.asarray(leaf, jnp.uint32), zero, zero]
-        words = chacha20(OPS, [row[i] for i in range(KEY_WORDS)], counter, nonce)
-        normals = split_normals(OPS, words)
         skip = jnp.asarray(offsets[-1] - first * NORMALS_PER_BLOCK, jnp.int32)
-
-        def joined(parts: Any) -> Any:
-            whole = jnp.moveaxis(parts, 0, -1).reshape(*local[:-1], blocks * NORMALS_PER_BLOCK)
-            own = jax.lax.dynamic_slice_in_dim(whole, skip, width, axis=-1)
-            return own.reshape(self.layout.local_shape(leaf))
-
-        return Split(joined(normals.high), joined(normals.low))
+        return _Blocks(counter.reshape(-1), blocks * NORMALS_PER_BLOCK, skip, width)
 
     # ------------------------------------------------------------------ on the host
 
@@ -506,6 +538,31 @@ class _Noise:
         """The tag of a state with these digests."""
         tag = self._tag_key.derive(b"tag", secret=Secret(digests)).secret_bytes()
         return Secret(tag[:DIGEST_BYTES])
+
+
+class _Blocks(NamedTuple):
+    """The blocks of keystream for a part of an array.
+
+    Attributes:
+        counter: The number of each block.
+        row: Number of normals of all blocks of a row.
+        skip: How many of them come before the first that is needed.
+        width: How many of them are needed.
+    """
+
+    counter: Any
+    row: int
+    skip: Any
+    width: int
+
+    def own(self, normals: Any) -> Any:
+        """Those of the normals of all blocks that are needed."""
+        rows = normals.reshape(-1, self.row)
+        return jax.lax.dynamic_slice_in_dim(rows, self.skip, self.width, axis=1)
+
+
+def _joined(arrays: Sequence[Any]) -> Any:
+    return jnp.concatenate([one.reshape(-1) for one in arrays])
 
 
 def _words(secret: Secret) -> NDArray[np.uint32]:
