@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from dpftrl.cli.main import dpftrl as command_line
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "deploy" / "README.md"]
 # Pages whose Python blocks have a test of their own, with more checks.
-TESTED_ELSEWHERE = {"README.md", "centralised.md"}
+TESTED_ELSEWHERE = {"README.md", "centralised.md", "own_model.md", "using_models.md"}
 # Commands that run for ever, or that only mean something on another machine.
 NOT_RUN = ("make ", "systemctl", "flwr ", "pip ", "source ")
 
@@ -85,10 +86,12 @@ def for_logs() -> dict:
 
 
 def for_flower() -> dict:
-    from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-    from flwr.clientapp import ClientApp
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what Flower imports uses old names of click
+        from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+        from flwr.clientapp import ClientApp
 
-    from dpftrl.flower import DpFtrl, InProcessGrid, client_mod
+        from dpftrl.flower import DpFtrl, InProcessGrid, client_mod
 
     app = ClientApp(mods=[client_mod()])
 
@@ -121,7 +124,6 @@ READERS_PROGRAM: dict[str, Callable[[], dict]] = {
 @pytest.mark.parametrize(
     "page", [p for p in with_blocks("python") if p.name not in TESTED_ELSEWHERE], ids=name_of
 )
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:flwr")
 def test_the_python_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DPFTRL_STATE", str(tmp_path / "state"))

@@ -56,7 +56,7 @@ def test_coefficients_that_overflow(command):
     [
         ('model.name="foo"', "lstm, window"),
         ('server={name="foo"}', "sgd, adam"),
-        ('task="foo"', "chitchat, poetry, stackoverflow, jsonl"),
+        ('task="foo"', "chitchat, jsonl, poetry, stackoverflow"),
     ],
 )
 def test_a_wrong_choice_is_answered_with_the_choices(change, choices):

@@ -12,6 +12,7 @@ from dpftrl.paper.trainings import (
     QUICK,
     Look,
     Trained,
+    all_settings,
     averaged,
     deviation,
     trainings,
@@ -98,7 +99,7 @@ def test_the_privacy_spent_grows_along_a_curve():
 
 def test_recipes_do_not_follow_the_defaults_of_a_training():
     # The settings that the stored results were measured with.
-    config = read_config(None, FULL.settings)
+    config = read_config(None, all_settings(FULL))
     assert config.clip_norm == 0.3
     assert config.data.vocabulary_size == 1000
     assert config.model.sizes == {"embedding": 16, "words": 3, "hidden": 16}

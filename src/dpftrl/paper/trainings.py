@@ -124,11 +124,17 @@ def tunings(recipe: Recipe, on_progress: Progress) -> Iterator[tuple[float, Trai
             yield rate, _run_once(recipe, recipe.tuned_on, epsilon, rate, TUNING_SEED, on_progress)
 
 
+def all_settings(recipe: Recipe) -> tuple[str, ...]:
+    """The settings of a recipe, behind the defaults that its stored results were computed with."""
+    task, *others = recipe.settings
+    return (task, f"clip_norm={CLIP_NORMS[task]}", *DEFAULTS, *others)
+
+
 def _run_once(
     recipe: Recipe, name: str, epsilon: float, rate: float, seed: int, on_progress: Progress
 ) -> Trained:
     """The training with these settings: from the cache, or run (or resumed) now."""
-    settings = (*recipe.settings, f"seed={seed}", f"server.learning_rate={rate}")
+    settings = (*all_settings(recipe), f"seed={seed}", f"server.learning_rate={rate}")
     numbers = (recipe.rounds, recipe.min_sep, recipe.report_goal, recipe.stands_for, recipe.delta)
     folder = _folder(name, epsilon, *numbers, *settings)
     result = folder.with_suffix(".json")
@@ -243,22 +249,23 @@ IDEAL_CLIENTS = (
     "simulation.least_available=1.0",
     "simulation.most_available=1.0",
 )
-# The model, the clipping and the optimizer of the trainings whose results are stored. They do not
-# follow the defaults of `dpftrl train`.
-SMALL_MODEL = (
+# The defaults of `dpftrl train` when the stored results were computed. They come before the
+# settings of a recipe, so that the trainings do not follow newer defaults.
+DEFAULTS = (
+    "data.vocabulary_size=1000",
     'model={name="window",pretraining_steps=0,sizes={embedding=16,words=3,hidden=16}}',
     "client={epochs=1,batch_size=16,learning_rate=1.0}",
     'server={name="sgd",momentum=0.9,nesterov=false,schedule="constant"}',
 )
+CLIP_NORMS = {'task="poetry"': 0.3, 'task="chitchat"': 0.5}
 FULL = Recipe(
     settings=(
         'task="poetry"',
-        "clip_norm=0.3",
-        "data.vocabulary_size=1000",
         "data.sentences_per_user=16",
+        "model.pretraining_steps=0",
         "evaluate_every=10",
-        *SMALL_MODEL,
         *IDEAL_CLIENTS,
+        "server.momentum=0.9",
     ),
     rounds=342,
     min_sep=57,
@@ -275,13 +282,12 @@ FULL = Recipe(
 QUICK = Recipe(
     settings=(
         'task="chitchat"',
-        "clip_norm=0.5",
         "data.vocabulary_size=50",
         "data.sentences_per_user=2",
         "evaluate_every=2",
         "evaluate_sentences=50",
-        *SMALL_MODEL,
         *IDEAL_CLIENTS,
+        "server.momentum=0.9",
     ),
     rounds=24,
     min_sep=4,

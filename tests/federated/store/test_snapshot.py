@@ -133,7 +133,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
 
 def is_used(server: Server) -> bool:
     store = server._store
-    fresh = run_store._eligibility(store.plan, store.settings, store._key)
+    fresh = run_store.eligibility_of(store.plan, store.settings, store._key)
     snapshot = load_snapshot(
         server.folder.snapshot, store._key, server.run_id, run_store.RunState(), fresh
     )
