@@ -230,6 +230,7 @@ def test_a_mechanism_that_fails_is_left_out_and_the_others_stay(monkeypatch):
     monkeypatch.setattr(candidates, "optimize_band_toeplitz", refuse)
     missing = left_out()
     assert missing == dict.fromkeys(["blt-robust", "band-toeplitz"], "too much of a good thing")
+    candidates.optimized_blt.cache_clear()
     monkeypatch.setattr(candidates, "optimize_blt", refuse)
     with pytest.raises(TooLarge):
         list(options(QUICK))

@@ -230,9 +230,7 @@ class ShardedRun(TrainingRun):
                     recorded.wait()
 
             self.ranks.together(add_noise)  # the record of rank 0 is on the disk after this
-            if self._mean.dtype != dtype or self._mean.size != total.size:
-                self._mean = np.empty(total.size, dtype)
-            apply(on.values(total, self.plan.dataset.batch_size, self._mean))
+            apply(on.values(total, self.plan.dataset.batch_size, np.empty(total.size, dtype)))
             self.steps += 1
 
     def _exchange(self, own: Secret) -> list[Secret]:

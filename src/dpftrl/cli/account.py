@@ -177,7 +177,7 @@ def account_command(
                 "--delta": delta,
                 "--epsilon": epsilon,
                 "--devices": devices,
-                "--rigorous": rigorous,
+                "--rigorous": rigorous or None,
                 "--out": out,
             },
             name,
