@@ -6,17 +6,17 @@ gradients and independent noise, as its documentation has it.
 
 import json
 import sys
-import time
 from functools import partial
+from itertools import repeat
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from _central_jax_models import MODELS, SEQUENCE, VOCABULARY, WARM_UP
+from _central_jax_models import MODELS, SEQUENCE, VOCABULARY
 from jax_privacy import noise_addition
 from jax_privacy.clipping import clipped_grad
-from process_memory import memory, memory_from_here
+from timed_steps import timed
 
 rng = np.random.default_rng(0)
 
@@ -50,15 +50,14 @@ def measure(name, batch_size, steps, micro_batch):
         updates, optimizer_state = optimizer.update(noisy, optimizer_state, params)
         return optax.apply_updates(params, updates), (noise_state, optimizer_state)
 
-    before = memory_from_here()
     state = (privatizer.init(params), optimizer.init(params))
-    seconds = []
-    for _ in range(WARM_UP + steps):
-        start = time.perf_counter()
+
+    def one(batch):
+        nonlocal params, state
         params, state = step(params, state, batch)
         jax.block_until_ready((params, state))
-        seconds.append(time.perf_counter() - start)
-    return {"seconds": seconds[WARM_UP:], "extra_bytes": memory("VmHWM") - before}
+
+    return timed(one, repeat(batch), steps)
 
 
 def main():

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 SEQUENCE, VOCABULARY, WIDTH, HEADS = 32, 1000, 128, 4
-WARM_UP = 3
 rng = np.random.default_rng(0)
 
 

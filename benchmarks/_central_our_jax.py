@@ -5,14 +5,13 @@ The models are those of `_central_jax.py`; the step is that of `dpftrl.jax.make_
 
 import json
 import sys
-import time
 import warnings
 
 import jax
 import numpy as np
 import optax
-from _central_jax_models import MODELS, SEQUENCE, VOCABULARY, WARM_UP
-from process_memory import memory, memory_from_here
+from _central_jax_models import MODELS, SEQUENCE, VOCABULARY
+from timed_steps import WARM_UP, timed
 
 import dpftrl.jax as dj
 from dpftrl import account, mechanism
@@ -36,22 +35,18 @@ def main() -> None:
         scores, labels = apply(params, batch[0]), batch[1]
         return optax.softmax_cross_entropy_with_integer_labels(scores, labels).mean()
 
-    dataset = Dataset(batch_size, batch_size, steps + WARM_UP + 1)
+    dataset = Dataset(batch_size, batch_size, steps + WARM_UP)
     chosen = mechanism("blt", dataset.in_order)
     plan = DatasetPlan("none", account(chosen, dataset.in_order, 1.0, 1e-5), dataset)
     private = dj.make_private(
         loss_fn, params, optax.sgd(0.1), data, folder=None, clip_norm=1.0, plan=plan
     )
-    before = memory_from_here()
-    seconds: list[float] = []
-    for batch in private.loader:
-        start = time.perf_counter()
+
+    def step(batch) -> None:
         private.step(batch)
         jax.block_until_ready(private.params)
-        seconds.append(time.perf_counter() - start)
-        if len(seconds) == steps + WARM_UP:
-            break
-    print(json.dumps({"seconds": seconds[WARM_UP:], "extra_bytes": memory("VmHWM") - before}))
+
+    print(json.dumps(timed(step, iter(private.loader), steps)))
 
 
 if __name__ == "__main__":

@@ -12,17 +12,17 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, repeat
 from typing import Any
 
 import torch
-from process_memory import memory, memory_from_here
+from timed_steps import WARM_UP, timed
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu
 from torch.utils.data import TensorDataset
 
 SEQUENCE, VOCABULARY, HEADS = 32, 1000, 4
-WARM_UP = 3
 CLIP_NORM, NOISE = 1.0, 1.0
 
 
@@ -108,27 +108,16 @@ def loss_of(scores: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(scores.flatten(0, -2), labels.flatten())
 
 
-def timed(step: Callable[[], object], steps: int) -> dict[str, Any]:
-    """Seconds of every step after some that are not counted, and the peak memory."""
-    before = memory_from_here()
-    seconds: list[float] = []
-    for _ in range(WARM_UP + steps):
-        start = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - start)
-    return {"seconds": seconds[WARM_UP:], "extra_bytes": memory("VmHWM") - before}
-
-
 def plain(model: nn.Module, batch: tuple[Tensor, Tensor], steps: int) -> dict[str, Any]:
     """Without privacy."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def step() -> None:
+    def step(batch: tuple[Tensor, Tensor]) -> None:
         optimizer.zero_grad()
         loss_of(model(batch[0]), batch[1]).backward()
         optimizer.step()
 
-    return timed(step, steps)
+    return timed(step, repeat(batch), steps)
 
 
 def opacus(model: nn.Module, batch: tuple[Tensor, Tensor], steps: int, ghost: bool) -> Any:
@@ -165,12 +154,12 @@ def opacus(model: nn.Module, batch: tuple[Tensor, Tensor], steps: int, ghost: bo
             wrapped, optimizer, _Criterion(len(batch[0])), loss_reduction="mean"
         )
 
-    def step() -> None:
+    def step(batch: tuple[Tensor, Tensor]) -> None:
         optimizer.zero_grad()
         loss(wrapped(batch[0]), batch[1]).backward()
         optimizer.step()
 
-    return timed(step, steps)
+    return timed(step, repeat(batch), steps)
 
 
 class _Criterion(nn.Module):
@@ -195,7 +184,7 @@ def ours(model: nn.Module, data: tuple[Tensor, Tensor], steps: int, durable: boo
     from dpftrl.plan import Dataset, DatasetPlan
 
     batch_size = len(data[0])
-    dataset = Dataset(batch_size, batch_size, steps + WARM_UP + 1)
+    dataset = Dataset(batch_size, batch_size, steps + WARM_UP)
     chosen = mechanism("blt", dataset.in_order)
     plan = DatasetPlan("none", account(chosen, dataset.in_order, NOISE, 1e-5), dataset)
     noise: list[float] = []
@@ -217,29 +206,15 @@ def ours(model: nn.Module, data: tuple[Tensor, Tensor], steps: int, durable: boo
             clip_norm=CLIP_NORM,
             plan=plan,
         )
-        batches = iter(private.loader)
-        batch = next(batches)
 
         def loss_fn(model: nn.Module, batch: Any) -> Tensor:
             return loss_of(model(batch[0]), batch[1])
 
-        def step() -> None:
-            private.step(loss_fn, batch)
-
-        before = memory_from_here()
-        seconds: list[float] = []
-        for _ in range(WARM_UP + steps):
-            start = time.perf_counter()
-            step()
-            seconds.append(time.perf_counter() - start)
-            batch = next(batches)
-        extra = memory("VmHWM") - before
+        found = timed(partial(private.step, loss_fn), iter(private.loader), steps)
         private.close()
-    share = sum(noise[WARM_UP:]) / sum(seconds[WARM_UP:])
     return {
-        "seconds": seconds[WARM_UP:],
-        "extra_bytes": extra,
-        "noise_share": share,
+        **found,
+        "noise_share": sum(noise[WARM_UP:]) / sum(found["seconds"]),
         "cipher_s": cipher_seconds(sum(p.numel() for p in model.parameters())),
     }
 

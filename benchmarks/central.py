@@ -3,8 +3,9 @@
 Every engine takes the same model, batch and clip norm, and runs in a fresh process; the engines
 take turns. `ratio` is our steps per second over those of the fastest peer, each at its best turn.
 The peers are Opacus with hooks, Opacus with ghost clipping, and jax_privacy with the faster of
-two micro-batches. The peers add independent noise, ours is correlated (a BLT). Memory is what a
-process needed beyond what it had before the first step.
+two micro-batches. An engine takes 100 steps, or as many as fit in 6 seconds. The peers add
+independent noise, ours is correlated (a BLT). Memory is what a process needed beyond what it had
+before the first step.
 """
 
 import statistics
@@ -18,6 +19,7 @@ BATCHES = (128, 512)
 OPACUS = ("opacus-hooks", "opacus-ghost")
 OURS = ("dpftrl", "dpftrl-durable")
 MICRO_BATCHES = (0, 16)
+STEPS = 100
 # Models with ten million parameters, and batch sizes.
 LARGE = (("mlp-10M", 128), ("mlp-10M", 512), ("transformer-10M", 128))
 
@@ -83,8 +85,10 @@ def noise_share(model: str, batch: int, steps: int) -> dict[str, Any]:
 
 def measure(quick: bool) -> dict[str, list[dict[str, Any]]]:
     """All tables."""
-    batches, steps, turns = ((128,), 5, 1) if quick else (BATCHES, 10, 2)
-    rows = [row(model, batch, steps, turns) for model in MODELS for batch in batches]
+    batches, turns = ((128,), 1) if quick else (BATCHES, 3)
+    rows = [
+        row(model, batch, 5 if quick else STEPS, turns) for model in MODELS for batch in batches
+    ]
     ratios = [one[key] for one in rows for key in ("ratio", "ratio_durable")]
     summary = [
         {
@@ -96,7 +100,7 @@ def measure(quick: bool) -> dict[str, list[dict[str, Any]]]:
     return {
         "private steps": rows,
         "summary": summary,
-        "noise at ten million parameters": [noise_share(*large, steps=4) for large in LARGE],
+        "noise at ten million parameters": [noise_share(*large, steps=10) for large in LARGE],
     }
 
 
