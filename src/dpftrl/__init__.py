@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from dpftrl.verify import verify_run
     from dpftrl.workload import Workload
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BLT",
