@@ -3,7 +3,7 @@
 Every engine takes the same model, batch and clip norm, and runs in a fresh process; the engines
 take turns. `ratio` is our steps per second over those of the fastest peer, each at its best turn.
 The peers are Opacus with hooks, Opacus with ghost clipping, and jax_privacy with the faster of
-two micro-batches. An engine takes 100 steps, or as many as fit in 6 seconds. The peers add
+two micro-batches. An engine takes 100 steps, or as many as fit in 4 seconds. The peers add
 independent noise, ours is correlated (a BLT). Memory is what a process needed beyond what it had
 before the first step.
 """

@@ -8,7 +8,7 @@ from process_memory import memory, memory_from_here
 
 WARM_UP = 3
 # A slow engine takes fewer steps than asked: it stops after so many seconds.
-LONGEST, FEWEST = 6.0, 5
+LONGEST, FEWEST = 4.0, 4
 
 
 def timed(step: Callable[[Any], object], batches: Iterator[Any], steps: int) -> dict[str, Any]:
