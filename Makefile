@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint types imports pytest format lock clean
+.PHONY: demo test test-slow lint types imports pytest docs coverage check-install format lock clean
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
@@ -26,6 +26,20 @@ imports: .venv/ready
 pytest: .venv/ready
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
+# The documentation site, in docs/_build/html. It works offline, its search too.
+docs: .venv/ready
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs/*.md docs/adr
+	@echo "open docs/_build/html/index.html"
+
+# Which lines of src the tests run, as a table and in out/coverage; slower than `make test`.
+coverage: .venv/ready
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal --cov=dpftrl --cov-report=term --cov-report=html:out/coverage
+
+# The wheel in clean environments: the base and the light extras; `--all` tries every extra.
+check-install: .venv/ready
+	$(BIN)/python scripts/clean_install.py
+
 format: .venv/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -47,4 +61,4 @@ lock:
 	touch $@
 
 clean:
-	rm -rf .venv out build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv out build dist docs/_build docs/api .pytest_cache .ruff_cache .hypothesis

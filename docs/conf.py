@@ -41,6 +41,7 @@ napoleon_use_ivar = True
 PUBLIC = {
     "dpftrl": "What most programs need. Each name is loaded when it is first used.",
     "dpftrl.torch": "Private training in a PyTorch loop. Extra: `torch`.",
+    "dpftrl.torch.distributed": "The same with DDP and FSDP2, over several processes.",
     "dpftrl.torch.opacus": "Correlated noise for users of Opacus. Extra: `opacus`.",
     "dpftrl.jax": "Private training in a JAX loop. Extra: `jax`.",
     "dpftrl.flower": "A fleet of clients on Flower. Extra: `flower`.",
@@ -57,6 +58,9 @@ PUBLIC = {
     "dpftrl.noise": "The noise itself.",
     "dpftrl.statement": "What may be published.",
     "dpftrl.verify": "A second computation of the guarantee of a run.",
+    "dpftrl.auditing": "Attacks on a mechanism or a run, beside its claim. Extra: `audit`.",
+    "dpftrl.models": "Released models: load them, use them, describe them.",
+    "dpftrl.tuning": "Settings of a training, chosen on public text. Extra: `train`.",
     "dpftrl.status": "How a run is doing.",
     "dpftrl.paper": "The paper, recomputed.",
     "dpftrl.errors": "What can go wrong.",
