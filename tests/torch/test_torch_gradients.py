@@ -19,9 +19,12 @@ from torch.utils import _pytree as pytree  # noqa: E402
 
 from dpftrl.clipping import Grid  # noqa: E402
 from dpftrl.errors import InvalidInput  # noqa: E402
+from dpftrl.torch import _products  # noqa: E402
 from dpftrl.torch import _taps as taps  # noqa: E402
 from dpftrl.torch import gradients as gradients_module  # noqa: E402
-from dpftrl.torch.gradients import ClippedSums, check_gradients, check_layers  # noqa: E402
+from dpftrl.torch._modules import check_layers  # noqa: E402
+from dpftrl.torch.gradient_check import check_gradients  # noqa: E402
+from dpftrl.torch.gradients import ClippedSums  # noqa: E402
 
 # A remark of vmap about operations that it runs one example at a time.
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
@@ -675,7 +678,7 @@ def test_chunks_and_pieces_do_not_change_the_sum(monkeypatch: pytest.MonkeyPatch
     results = []
     for size in (2**24, 1):
         monkeypatch.setattr(gradients_module, "CHUNK_BYTES", size)
-        monkeypatch.setattr(gradients_module, "PIECE_BYTES", size)
+        monkeypatch.setattr(_products, "PIECE_BYTES", size)
         monkeypatch.setattr(gradients_module, "SMALL", min(size, 4096))
         sums = make(model, micro_batch=4)
         sums.add(loss_fn, batch)
@@ -685,7 +688,8 @@ def test_chunks_and_pieces_do_not_change_the_sum(monkeypatch: pytest.MonkeyPatch
 
 
 def test_threads_do_not_change_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradients_module, "WORK_PER_THREAD", 1)
+    for module in (gradients_module, _products):
+        monkeypatch.setattr(module, "WORK_PER_THREAD", 1)
     make_model, make_batch, loss_fn = MODELS["tied transformer"]
     for cost in (0, 10**6):
         monkeypatch.setattr(gradients_module, "WRITTEN_OUT_COST", cost)

@@ -36,15 +36,12 @@ from dpftrl.errors import InvalidInput
 from dpftrl.noise import Shard
 from dpftrl.plan import DatasetPlan, SamplingName
 from dpftrl.torch._fsdp import GatheredModel, is_sharded, like, shard_of
+from dpftrl.torch._micro_batches import LossFn
+from dpftrl.torch._modules import check_layers
 from dpftrl.torch._sharded_checkpoint import read_shards, write_shard
 from dpftrl.torch.checkpoint import write_checkpoint
-from dpftrl.torch.gradients import (
-    BatchStats,
-    ClippedSums,
-    LossFn,
-    check_gradients,
-    check_layers,
-)
+from dpftrl.torch.gradient_check import check_gradients
+from dpftrl.torch.gradients import BatchStats, ClippedSums
 from dpftrl.torch.loader import Request, Rows, plain_batch, seeded, tensors_of
 from dpftrl.torch.training import check_optimizer, trainable
 

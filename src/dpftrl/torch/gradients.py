@@ -9,9 +9,8 @@ layer's input and of the gradient at its output, and so are its norm and the sum
 """
 
 import math
-import random
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import get_ident
@@ -28,24 +27,29 @@ from dpftrl._internal.threads import parallel_map
 from dpftrl.clipping import SLACK, Grid, JointClip, Steps
 from dpftrl.errors import InvalidInput
 from dpftrl.torch import _kernels as kernels
+from dpftrl.torch._micro_batches import LossFn, MicroBatch, UnitRows, leaves_of
+from dpftrl.torch._modules import RandomState, check_layers, modules_of, slots_of
+from dpftrl.torch._products import (
+    ROUNDING,
+    TINY,
+    WORK_PER_THREAD,
+    FloatVector,
+    Memory,
+    Pass,
+    Products,
+    add_squares,
+    rows_of,
+    split,
+)
 from dpftrl.torch._taps import (
     PlanMismatch,
     Recorder,
     Use,
     gradient,
     positions,
-    unpadded,
     vectorized,
 )
 
-# The loss of a batch of any size: the mean over the rows, or one loss per row.
-LossFn = Callable[[nn.Module, Any], Tensor]
-FloatVector = NDArray[np.float64]
-
-BATCH_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-ROUNDING: Final = 2.0**-53  # the largest relative rounding error of a float64 operation
-# Added to every norm. It exceeds what is lost if squares of tiny numbers underflow to zero.
-TINY: Final = 2.0**-480
 # The clipped gradient of a unit is a sum of products whose norms add up to at most this many clip
 # norms. Only a unit whose products cancel almost completely is scaled down further by this.
 MOST_CANCELLATION: Final = 1000.0
@@ -55,16 +59,12 @@ LARGEST_MARGIN: Final = 0.01
 MICRO_BATCH_BYTES: Final = 256 * 2**20
 # Memory for the large written-out gradients of a few units: they should stay in the CPU's cache.
 CHUNK_BYTES: Final = 16 * 2**20
-# Memory for copies in float64 when products are summed.
-PIECE_BYTES: Final = 64 * 2**20
 # Parameters up to this size are small: their gradients are written out for a whole micro-batch.
 SMALL: Final = 4096
 # The time to take the norm of a written-out coordinate and to add it, in float32 multiply-adds.
 WRITTEN_OUT_COST: Final = 30
 # Plans that are kept; there is one for each shape of the batches and each loss function.
 MOST_PLANS: Final = 256
-# Coordinates times units that a thread should at least have to work on.
-WORK_PER_THREAD: Final = 1_000_000
 
 
 @final
@@ -116,16 +116,6 @@ class _Plan:
     def uses_of(self, parameter: int) -> list[Use]:
         """The uses of one parameter."""
         return [use for use in self.uses if use.parameter == parameter]
-
-
-@dataclass(frozen=True, repr=False)
-class _Pass:
-    """The forward and backward pass of a micro-batch. The examples of a unit are neighbours."""
-
-    losses: Tensor
-    records: Sequence[Tensor]
-    signals: Sequence[Tensor]
-    explicit: Sequence[Tensor]
 
 
 @final
@@ -224,13 +214,13 @@ class ClippedSums:
         self.joint: JointClip | None = None
         self.bits = 0
         self.margin = 0.0
-        self._slots = list(_slots(model, self._parameters))
+        self._slots = list(slots_of(model, self._parameters))
         self._longest = max(max(p.shape, default=1) for p in self._parameters)
         self._plans: dict[Any, _Plan] = {}
         self._worked = set[Any]()  # the keys of plans that could be run
         self._recorder: Recorder | None = None
-        self._memory = _Memory()
-        self._sums_of_threads = list[tuple[_Memory, Steps]]()  # those that no thread uses now
+        self._memory = Memory()
+        self._sums_of_threads = list[tuple[Memory, Steps]]()  # those that no thread uses now
         self._warned = False
 
     def __repr__(self) -> str:
@@ -259,8 +249,8 @@ class ClippedSums:
         Raises:
             InvalidInput: The batch is not valid, or the model changes its buffers.
         """
-        leaves, structure = _leaves(batch)
-        rows = _UnitRows.of(leaves[0].shape[0], counts, self.examples_per_unit)
+        leaves, structure = leaves_of(batch)
+        rows = UnitRows.of(leaves[0].shape[0], counts, self.examples_per_unit)
         if rows.units > self.largest_batch:
             raise InvalidInput(
                 f"the batch has {rows.units:,} units, and largest_batch is {self.largest_batch:,}"
@@ -273,7 +263,7 @@ class ClippedSums:
         try:
             with self._swapped() as modes:
                 while start < rows.units:
-                    task = _Task(loss_fn, leaves, structure, rows, start, modes)
+                    task = MicroBatch(loss_fn, leaves, structure, rows, start, modes)
                     plan, result, size = self._differentiate(task)
                     real = min(size, rows.units - start)
                     own = slice(start, start + real)
@@ -348,7 +338,7 @@ class ClippedSums:
         }
         return [tensors[parameter] for parameter in range(len(self.names))]
 
-    def _differentiate(self, task: "_Task") -> tuple[_Plan, _Pass, int]:
+    def _differentiate(self, task: MicroBatch) -> tuple[_Plan, Pass, int]:
         """Differentiate a micro-batch: the plan, the results, and the number of units."""
         key = task.key()
         detached = self._current()
@@ -359,7 +349,7 @@ class ClippedSums:
             self.margin = plan.margin
             size = cast("int", self.micro_batch)
             leaves, weights = task.examples(size)
-            state = _RandomState()
+            state = RandomState()
             try:
                 if plan.loop:
                     return plan, self._loop(task, leaves, weights), size
@@ -387,7 +377,7 @@ class ClippedSums:
             "its gradients cannot be planned"
         )
 
-    def _plan(self, key: Any, task: "_Task", forced: frozenset[int]) -> _Plan:
+    def _plan(self, key: Any, task: MicroBatch, forced: frozenset[int]) -> _Plan:
         """The plan for batches of a shape; one with forced parameters is for one batch only.
 
         So a plan does not depend on earlier batches, and a repeated step has the same bits.
@@ -413,7 +403,7 @@ class ClippedSums:
             )
             self._warned = True
 
-    def _loss(self, task: "_Task", leaves: Sequence[Tensor]) -> Tensor:
+    def _loss(self, task: MicroBatch, leaves: Sequence[Tensor]) -> Tensor:
         """The loss of one row, as a number."""
         row = pytree.tree_unflatten([leaf.unsqueeze(0) for leaf in leaves], task.structure)
         loss = task.loss_fn(self.model, row)
@@ -425,8 +415,8 @@ class ClippedSums:
         return loss.reshape(())
 
     def _vmap(
-        self, plan: _Plan, task: "_Task", leaves: list[Tensor], weights: list[Tensor]
-    ) -> _Pass:
+        self, plan: _Plan, task: MicroBatch, leaves: list[Tensor], weights: list[Tensor]
+    ) -> Pass:
         """Differentiate all examples of a micro-batch at once."""
         examples = leaves[0].shape[0]
         tensors = self._current()
@@ -466,9 +456,9 @@ class ClippedSums:
                 gradients = [torch.zeros_like(value) for value in inputs]
         wide = [_at_least_float32(value) for value in gradients]
         records = [_at_least_float32(value) for value in records]
-        return _Pass(losses.detach(), records, wide[: len(taps)], wide[len(taps) :])
+        return Pass(losses.detach(), records, wide[: len(taps)], wide[len(taps) :])
 
-    def _loop(self, task: "_Task", leaves: list[Tensor], weights: list[Tensor]) -> _Pass:
+    def _loop(self, task: MicroBatch, leaves: list[Tensor], weights: list[Tensor]) -> Pass:
         """Differentiate the examples of a micro-batch one by one, by autograd alone."""
         detached = self._current()
         losses: list[Tensor] = []
@@ -487,14 +477,14 @@ class ClippedSums:
                     rows.append([torch.zeros_like(tensor) for tensor in own])
             losses.append(loss.detach())
         explicit = [_at_least_float32(torch.stack(column)) for column in zip(*rows, strict=True)]
-        return _Pass(torch.stack(losses), [], [], explicit)
+        return Pass(torch.stack(losses), [], [], explicit)
 
     # ------------------------------------------------------------------ planning
 
     def _loop_plan(self) -> _Plan:
         return _Plan(explicit=tuple(range(len(self.names))), loop=True)
 
-    def _make_plan(self, task: "_Task", forced: frozenset[int]) -> _Plan:
+    def _make_plan(self, task: MicroBatch, forced: frozenset[int]) -> _Plan:
         """Run the model on one example, and decide how to compute the gradient of each parameter.
 
         A parameter is explicit if the loss still depends on it when all supported uses are taken
@@ -564,13 +554,15 @@ class ClippedSums:
         most = max(1, MICRO_BATCH_BYTES // max(1, bytes_per_unit))
         return -(-expected // -(-expected // most))
 
-    def _dry_run(self, task: "_Task", explicit: frozenset[int]) -> tuple[frozenset[int], Recorder]:
+    def _dry_run(
+        self, task: MicroBatch, explicit: frozenset[int]
+    ) -> tuple[frozenset[int], Recorder]:
         """Run the model on one example.
 
         Returns:
             The parameters on which the loss depends other than by supported uses, and the uses.
         """
-        state = _RandomState()
+        state = RandomState()
         detached = self._current()
         own = [tensor.detach().requires_grad_() for tensor in detached]
         tapped = {
@@ -625,7 +617,7 @@ class ClippedSums:
     # ------------------------------------------------------------------ clipping and summing
 
     def _sum(
-        self, plan: _Plan, result: _Pass, units: int, real: int, is_first: bool
+        self, plan: _Plan, result: Pass, units: int, real: int, is_first: bool
     ) -> tuple[FloatVector, FloatVector]:
         """Add the clipped gradients of a micro-batch to `steps`.
 
@@ -645,19 +637,19 @@ class ClippedSums:
                     self._steps(k)[:] = 0
         squares, products = np.zeros(units), np.zeros(units)
         small = [
-            (k, _rows(_per_unit(value, units), units))
+            (k, rows_of(_per_unit(value, units), units))
             for k, value in zip(plan.explicit, result.explicit, strict=True)
         ]
         every = slice(0, units)
         small += [
             (k, self._gradient(plan, result, k, units, every, self._memory)) for k in plan.small
         ]
-        _add_squares([rows for _, rows in small], squares)
+        add_squares([rows for _, rows in small], squares)
         embeddings = [(k, *_embedding_rows(plan, result, k, units)) for k in plan.sparse]
         for _, tokens, rows in embeddings:
-            _split(units, rows.size, kernels.merge_rows, (tokens, rows), (squares,))
+            split(units, rows.size, kernels.merge_rows, (tokens, rows), (squares,))
         pairs = [
-            (k, _Products.of(plan.uses_of(k), self._parameters[k], result, units))
+            (k, Products.of(plan.uses_of(k), self._parameters[k], result, units))
             for k in plan.factored
         ]
         for _, pair in pairs:
@@ -668,18 +660,18 @@ class ClippedSums:
         for k, tokens, rows in embeddings:
             steps = self._steps(k).reshape(self._parameters[k].shape)
             work = (tokens, rows, factors, scale)
-            _split(rows.shape[2], rows.size, kernels.add_rows, work, (steps,))
+            split(rows.shape[2], rows.size, kernels.add_rows, work, (steps,))
         for k, pair in pairs:
             total = pair.weighted_sum(factors, self._memory)
             most = 2 * units * self.grid.clip_norm * scale  # with room for rounding
             work = (total, scale, most, is_first)
-            _split(total.size, total.size, kernels.add_rounded, work, (self._steps(k),))
+            split(total.size, total.size, kernels.add_rounded, work, (self._steps(k),))
         return squares, factors
 
     def _add_large(
         self,
         plan: _Plan,
-        result: _Pass,
+        result: Pass,
         squares: FloatVector,
         products: FloatVector,
         real: int,
@@ -701,7 +693,7 @@ class ClippedSums:
         factors = np.zeros(units)
         threads = torch.get_num_threads()
         chunk = min(plan.chunk, -(-units // threads))
-        own_sums = dict[int, tuple[_Memory, Steps]]()  # by thread
+        own_sums = dict[int, tuple[Memory, Steps]]()  # by thread
 
         def work(start: int) -> None:
             if get_ident() not in own_sums:
@@ -709,7 +701,7 @@ class ClippedSums:
             memory, steps = own_sums[get_ident()]
             own = slice(start, min(start + chunk, units))
             large = [(k, self._gradient(plan, result, k, units, own, memory)) for k in plan.large]
-            _add_squares([rows for _, rows in large], squares[own])
+            add_squares([rows for _, rows in large], squares[own])
             factors[own] = self._factors(squares[own], products[own], plan.margin)
             if own.stop > real:
                 factors[max(start, real) : own.stop] = 0
@@ -718,7 +710,7 @@ class ClippedSums:
         while len(self._sums_of_threads) < threads:
             is_first = not self._sums_of_threads
             steps = self.steps if is_first else np.zeros(self.size, dtype=np.int64)
-            self._sums_of_threads.append((_Memory(), steps))
+            self._sums_of_threads.append((Memory(), steps))
         starts = range(0, units, chunk)
         if threads == 1:
             parallel_map(work, starts, 1)
@@ -784,11 +776,11 @@ class ClippedSums:
     def _gradient(
         self,
         plan: _Plan,
-        result: _Pass,
+        result: Pass,
         parameter: int,
         units: int,
         own: slice,
-        reused: "_Memory",
+        reused: "Memory",
     ) -> NDArray[Any]:
         """The written-out gradients of some units, one per row."""
         shape = tuple(self._parameters[parameter].shape)
@@ -802,7 +794,7 @@ class ClippedSums:
                 memory = reused.get(str(parameter), (count, *shape), signal.dtype)
             value = gradient(use, shape, record, signal, count, memory)
             total = value if total is None else total + value  # not in place: it may be a view
-        return _rows(cast("Tensor", total), count)
+        return rows_of(cast("Tensor", total), count)
 
     def _add_rows(
         self,
@@ -829,227 +821,9 @@ class ClippedSums:
         parallel_map(work, pieces, threads if size > WORK_PER_THREAD else 1)
 
 
-@dataclass(frozen=True, repr=False)
-class _UnitRows:
-    """Which rows of a batch belong to which unit.
-
-    Attributes:
-        units: The number of units.
-        index: For each unit, `examples_per_unit` rows; rows are repeated to fill up.
-        weights: The weight of each of these rows: 1 / (rows of the unit), and 0 for repetitions.
-    """
-
-    units: int
-    index: NDArray[np.int64]
-    weights: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, rows: int, counts: Sequence[int] | None, most: int) -> "_UnitRows":
-        if counts is None and most == 1:
-            return cls(rows, np.arange(rows)[:, None], np.ones((rows, 1)))
-        if counts is None:
-            sizes = np.ones(rows, dtype=np.int64)
-        else:
-            sizes = np.array([whole_number("counts", count) for count in counts], dtype=np.int64)
-            if sizes.size and sizes.max() > most:
-                raise InvalidInput(
-                    f"a unit has {sizes.max():,} examples, and examples_per_unit is {most:,}"
-                )
-            if sizes.sum() != rows:
-                raise InvalidInput(
-                    f"counts add up to {sizes.sum():,}, and the batch has {rows:,} rows"
-                )
-        place = np.arange(most)
-        first = np.cumsum(sizes) - sizes
-        index = first[:, None] + np.minimum(place, sizes[:, None] - 1)
-        weights = (place < sizes[:, None]) / sizes[:, None]
-        return cls(sizes.size, index, weights)
-
-
-@dataclass(frozen=True, repr=False)
-class _Task:
-    """A micro-batch: the units of a batch from `start` on.
-
-    `modes` says of each module of the model whether it is in training mode.
-    """
-
-    loss_fn: LossFn
-    leaves: Sequence[Tensor]
-    structure: Any
-    rows: _UnitRows
-    start: int
-    modes: tuple[bool, ...]
-
-    def key(self) -> Any:
-        """What a plan depends on. The forward pass is compared with the plan each time."""
-        code = getattr(self.loss_fn, "__code__", self.loss_fn)
-        shapes = tuple((leaf.shape[1:], leaf.dtype) for leaf in self.leaves)
-        return code, shapes, self.modes
-
-    def examples(self, units: int) -> tuple[list[Tensor], list[Tensor]]:
-        """The rows of the next `units` units, filled up with copies, and their weights, if any."""
-        index = self.rows.index[self.start : self.start + units]
-        weights = self.rows.weights[self.start : self.start + units]
-        missing = units - len(index)
-        if index.shape[1] == 1 and not missing:
-            return [leaf[self.start : self.start + units] for leaf in self.leaves], []
-        if missing:
-            index = np.concatenate([index, np.repeat(index[:1], missing, axis=0)])
-            weights = np.concatenate([weights, np.zeros((missing, weights.shape[1]))])
-        places = torch.as_tensor(np.ascontiguousarray(index.reshape(-1)))
-        chosen = [leaf.index_select(0, places) for leaf in self.leaves]
-        if index.shape[1] == 1:
-            return chosen, []
-        return chosen, [torch.as_tensor(weights.reshape(-1)).to(torch.float32)]
-
-
-@dataclass(frozen=True, repr=False)
-class _Products:
-    """Gradients of a weight matrix, each a sum of products that is never written out.
-
-    The gradient of unit u is the sum over positions t of the outer products of `left[u, t]` and
-    `right[u, t]`, plus `rows[u, s]` at row `tokens[u, s]` for each s.
-    """
-
-    shape: tuple[int, ...]
-    left: Tensor
-    right: Tensor
-    tokens: Tensor
-    rows: Tensor
-
-    @classmethod
-    def of(cls, uses: Sequence[Use], parameter: Tensor, result: _Pass, units: int) -> "_Products":
-        shape = tuple(parameter.shape)
-        left: list[Tensor] = []
-        right: list[Tensor] = []
-        tokens: list[Tensor] = []
-        rows: list[Tensor] = []
-        for use in uses:
-            record, signal = result.records[use.record], result.signals[use.tap]
-            if use.kind == "embedding":
-                tokens.append(record.reshape(units, -1).long())
-                rows.append(positions(unpadded(use, record, signal), units, shape[1]))
-            else:
-                first, second = (signal, record) if use.kind == "linear" else (record, signal)
-                left.append(positions(first, units, shape[0]))
-                right.append(positions(second, units, shape[1]))
-        none = right[0][:, :0]
-        return cls(
-            shape,
-            _joined(left),
-            _joined(right),
-            _joined(tokens) if tokens else none[..., 0].long(),
-            _joined(rows) if rows else none,
-        )
-
-    def pieces(self) -> Iterator[slice]:
-        """Slices of units whose copies in float64 have a limited size."""
-        per_unit = 8 * (self.left[0].numel() + self.right[0].numel() + self.rows[0].numel())
-        length = max(1, PIECE_BYTES // per_unit)
-        for start in range(0, self.left.shape[0], length):
-            yield slice(start, start + length)
-
-    def add_squares(self, squares: FloatVector, products: FloatVector) -> None:
-        """Add upper bounds of the squared norms, and the squared sums of the products' norms."""
-        length = self.left.shape[1] + self.rows.shape[1]
-        if length == 1:
-            left, right = np.zeros_like(squares), np.zeros_like(squares)
-            _add_squares([_rows(self.left, left.size)], left)
-            _add_squares([_rows(self.right, right.size)], right)
-            squares += (left + TINY**2) * (right + TINY**2)
-            return
-        for piece in self.pieces():
-            left, right = self.left[piece].double(), self.right[piece].double()
-            rows, tokens = self.rows[piece].double(), self.tokens[piece]
-            left_gram = torch.bmm(left, left.transpose(1, 2))
-            square = (left_gram.mul_(torch.bmm(right, right.transpose(1, 2)))).sum((1, 2))
-            norms = (_squares(left) * _squares(right)).sqrt().sum(1)
-            if rows.shape[1]:
-                equal = tokens[:, :, None] == tokens[:, None, :]
-                gram = torch.bmm(rows, rows.transpose(1, 2))
-                square += (gram * equal).sum((1, 2))
-                places = tokens[:, None, :].expand(-1, left.shape[1], -1)
-                crossing = left.gather(2, places)
-                square += 2 * (crossing * torch.bmm(right, rows.transpose(1, 2))).sum((1, 2))
-                norms += _squares(rows).sqrt().sum(1)
-            # The rounding errors of scalar products of vectors, and of their sum.
-            error = 4 * (sum(self.shape) + length**2) * ROUNDING
-            spread = norms.square_()
-            squares[piece] += (square.clamp_(min=0) + error * spread).numpy()
-            products[piece] += spread.numpy()
-
-    def weighted_sum(self, factors: FloatVector, memory: "_Memory") -> FloatVector:
-        """The sum of the gradients times their factors, raveled; factor 0 leaves a unit out."""
-        total = memory.get("total", self.shape, torch.float64)
-        kept = (factors != 0).astype(np.float64)
-        for piece in self.pieces():
-            left = _widened(self.left[piece], factors[piece], memory, "left")
-            right = _widened(self.right[piece], kept[piece], memory, "right")
-            if piece.start == 0:
-                torch.mm(left.T, right, out=total)
-            else:
-                total.addmm_(left.T, right)
-            if self.rows.shape[1]:
-                rows = _widened(self.rows[piece], factors[piece], memory, "rows")
-                total.index_add_(0, self.tokens[piece].reshape(-1), rows)
-        return total.view(-1).numpy()
-
-
-class _RandomState:
-    """The states of the generators that a model or a loss may use, to draw the same again."""
-
-    def __init__(self) -> None:
-        self._torch = torch.get_rng_state()
-        self._python = random.getstate()
-        self._numpy = np.random.get_state()  # noqa: NPY002
-
-    def restore(self) -> None:
-        """Put all generators back to these states."""
-        torch.set_rng_state(self._torch)
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)  # noqa: NPY002
-
-
-class _Memory:
-    """Memory that is used again and again: getting new memory often takes longer than its use."""
-
-    def __init__(self) -> None:
-        self._tensors: dict[tuple[str, torch.dtype], Tensor] = {}
-
-    def get(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Memory for one tensor. Its content is that of the last tensor with this name."""
-        size = math.prod(shape)
-        tensor = self._tensors.get((name, dtype))
-        if tensor is None or tensor.numel() < size:
-            tensor = self._tensors[name, dtype] = torch.empty(size, dtype=dtype)
-        return tensor[:size].view(*shape)
-
-
-def _widened(values: Tensor, factors: FloatVector, memory: _Memory, name: str) -> Tensor:
-    """The values of each unit times its factor in float64, as one vector per position."""
-    rows = _rows(values, factors.size)
-    scaled = memory.get(name, rows.shape, torch.float64)
-    _split(factors.size, rows.size, kernels.widen, (rows, factors), (scaled.numpy(),))
-    return scaled.view(-1, values.shape[-1])
-
-
-def _squares(vectors: Tensor) -> Tensor:
-    """Squared norms of float64 vectors, from above if squares underflow."""
-    return vectors.square().sum(-1) + TINY**2
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts), 1)
-
-
 def _at_least_float32(values: Tensor) -> Tensor:
     low = values.is_floating_point() and values.dtype.itemsize < 4
     return values.float() if low else values
-
-
-def _rows(values: Tensor, units: int) -> NDArray[Any]:
-    """The values as a contiguous array with one row per unit."""
-    return values.reshape(units, -1).contiguous().numpy()
 
 
 def _per_unit(values: Tensor, units: int) -> Tensor:
@@ -1070,7 +844,7 @@ def _unit_losses(losses: Tensor, units: int) -> FloatVector:
 
 
 def _embedding_rows(
-    plan: _Plan, result: _Pass, parameter: int, units: int
+    plan: _Plan, result: Pass, parameter: int, units: int
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """The tokens of each unit, -1 for padding, and the gradients of their rows; both are copies."""
     tokens: list[Tensor] = []
@@ -1083,201 +857,3 @@ def _embedding_rows(
         tokens.append(ids)
         rows.append(positions(signal, units, signal.shape[-1]))
     return torch.cat(tokens, 1).numpy(), torch.cat(rows, 1).contiguous().numpy()
-
-
-def _add_squares(gradients: Sequence[NDArray[Any]], squares: FloatVector) -> None:
-    """Add the squared norms of written-out gradients, one per row."""
-
-    def work(own: tuple[int, int]) -> None:
-        for rows in gradients:
-            kernels.add_squares(rows, *own, squares)
-
-    size = sum(rows.size for rows in gradients)
-    _run(work, _ranges(squares.size, size))
-
-
-def _split(
-    length: int,
-    size: int,
-    kernel: Callable[..., None],
-    inputs: tuple[Any, ...],
-    outputs: tuple[Any, ...],
-) -> None:
-    """Call a kernel with ranges of 0..length, on several threads if `size` is large."""
-    _run(lambda own: kernel(*inputs, *own, *outputs), _ranges(length, size))
-
-
-def _run(work: Callable[[tuple[int, int]], None], ranges: list[tuple[int, int]]) -> None:
-    """Work on ranges, each on a thread of its own."""
-    if len(ranges) == 1:
-        work(ranges[0])
-    else:
-        parallel_map(work, ranges, len(ranges))
-
-
-def _ranges(length: int, size: int) -> list[tuple[int, int]]:
-    """0..length as one range, or as one range per thread if there is enough work."""
-    threads = torch.get_num_threads() if size > WORK_PER_THREAD else 1
-    width = max(1, -(-length // threads))
-    return [(start, min(start + width, length)) for start in range(0, length, width)]
-
-
-def modules_of(model: nn.Module) -> list[nn.Module]:
-    """All modules of a model, each once: the same as `model.modules()`, in less time."""
-    found = {id(model): model}
-    waiting = [model]
-    while waiting:
-        children = waiting.pop()._modules  # pyright: ignore[reportPrivateUsage]
-        for child in children.values():
-            if child is not None and id(child) not in found:
-                found[id(child)] = child
-                waiting.append(child)
-    return list(found.values())
-
-
-def _slots(
-    model: nn.Module, parameters: Sequence[Tensor]
-) -> Iterator[tuple[dict[str, Any], str, int]]:
-    """The places of parameters in a model; a shared parameter has several."""
-    numbers = {id(parameter): k for k, parameter in enumerate(parameters)}
-    for module in model.modules():
-        own = cast("dict[str, Any]", module._parameters)  # pyright: ignore[reportPrivateUsage]
-        for key, parameter in own.items():
-            if id(parameter) in numbers:
-                yield own, key, numbers[id(parameter)]
-
-
-def _with_dicts(batch: Any) -> Any:
-    """The batch with dicts in place of other mappings, such as those of `transformers`."""
-    if isinstance(batch, Mapping):
-        items = cast("Mapping[Any, Any]", batch).items()
-        return {key: _with_dicts(value) for key, value in items}
-    if type(batch) in {list, tuple}:
-        return type(batch)(_with_dicts(value) for value in batch)
-    return batch
-
-
-def _leaves(batch: Any) -> tuple[list[Tensor], Any]:
-    """The tensors of a batch and their structure."""
-    values, structure = pytree.tree_flatten(_with_dicts(batch))
-    for value in values:
-        if not isinstance(value, Tensor) or value.dim() == 0:
-            raise InvalidInput(
-                "a batch consists of tuples, lists and dicts of tensors with a first dimension, "
-                f"got {type(value).__name__}"
-            )
-    rows = {value.shape[0] for value in values}
-    if len(rows) != 1:
-        raise InvalidInput(
-            "all tensors of a batch must have the same first dimension, "
-            f"got {sorted(rows) if rows else 'no tensor'}"
-        )
-    return [value.detach() for value in values], structure
-
-
-def check_layers(model: nn.Module) -> None:
-    """Refuse layers that mix the examples of a batch or keep statistics of them.
-
-    Raises:
-        InvalidInput: There is such a layer. The message says where, and what to use instead.
-    """
-    modules = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
-    for path, module in modules:
-        running = [key for key, _ in module.named_buffers(recurse=False) if "running_" in key]
-        batch_norm = isinstance(module, BATCH_NORMS)
-        if batch_norm or running:
-            what = "mixes the examples of a batch" if batch_norm else f"keeps {running[0]!r}"
-            raise InvalidInput(
-                f"layer {path or type(module).__name__!r} ({type(module).__name__}) {what}, so one "
-                "example changes the gradients of others; use nn.GroupNorm or nn.LayerNorm"
-            )
-
-
-def check_gradients(sums: ClippedSums, loss_fn: LossFn, batch: Any) -> bool:
-    """Compare the per-unit gradients of the first two rows of a batch with those of autograd.
-
-    The model is in evaluation mode meanwhile, so that dropout does not disturb the comparison.
-
-    Args:
-        sums: Computes the gradients; its own sum stays as it is.
-        loss_fn: The loss.
-        batch: A batch of at least two rows that are not equal. If the gradient of one of the first
-            two is not finite, nothing is compared: an error would reveal the row.
-
-    Returns:
-        Whether the gradients were compared.
-
-    Raises:
-        InvalidInput: The gradients differ, or the loss of both rows together is not a weighted mean
-            of their losses, for example since the model or the loss mixes examples.
-    """
-    leaves, structure = _leaves(batch)
-    if leaves[0].shape[0] < 2:
-        raise InvalidInput("the check needs a batch of at least two rows")
-    modes = [(module, module.training) for module in sums.model.modules()]
-    state = _RandomState()
-    try:
-        sums.model.eval()
-        return _check_gradients(sums, loss_fn, leaves, structure)
-    finally:
-        state.restore()
-        for module, training in modes:
-            module.training = training
-
-
-def _check_gradients(
-    sums: ClippedSums, loss_fn: LossFn, leaves: Sequence[Tensor], structure: Any
-) -> bool:
-    parameters = dict(sums.model.named_parameters())
-    trainable = [parameters[name] for name in sums.names]
-
-    def batch_of(start: int, stop: int) -> Any:
-        return pytree.tree_unflatten([leaf[start:stop] for leaf in leaves], structure)
-
-    def autograd(start: int, stop: int) -> FloatVector:
-        with torch.enable_grad():
-            loss = loss_fn(sums.model, batch_of(start, stop)).mean()
-            found = torch.autograd.grad(loss, trainable, allow_unused=True, materialize_grads=True)
-        return torch.cat([value.reshape(-1).double() for value in found]).numpy()
-
-    single = [autograd(0, 1), autograd(1, 2)]
-    tolerance = 0.0
-    for row, expected in enumerate(single):
-        norm = float(np.linalg.norm(expected))
-        if not math.isfinite(norm):
-            return False  # no error: it would reveal the row
-        clip_norm = 2.0 ** math.ceil(math.log2(max(norm, 2.0**-100)) + 1)
-        own = ClippedSums(
-            sums.model,
-            Grid(clip_norm * 2.0**-45, clip_norm),
-            largest_batch=2,
-            examples_per_unit=sums.examples_per_unit,
-            micro_batch=2,
-        )
-        own.add(loss_fn, batch_of(row, row + 1))
-        actual = own.grid.values(own.steps)
-        tolerance = max(tolerance, own.tolerance)
-        for name, (start, stop) in zip(sums.names, sums.spans, strict=True):
-            difference = float(np.linalg.norm(actual[start:stop] - expected[start:stop]))
-            size = float(np.linalg.norm(expected[start:stop]))
-            if not difference <= tolerance * size + 0.01 * tolerance * norm:
-                raise InvalidInput(
-                    f"the gradient of {name!r} for one row differs from that of autograd by "
-                    f"{difference:.3g}, where its norm is {size:.3g}; the model or the loss must "
-                    "give the same result each time"
-                )
-    together = autograd(0, 2)
-    first, second = single
-    # The loss may weight rows, such as a mean over all tokens; so find the weights.
-    apart = first - second
-    share = float(apart @ (together - second) / max(apart @ apart, 1e-300))
-    share = min(max(share, 0.0), 1.0)
-    difference = float(np.linalg.norm(together - share * first - (1 - share) * second))
-    size = max(float(np.linalg.norm(first)), float(np.linalg.norm(second)))
-    if not difference <= 10 * tolerance * size:
-        raise InvalidInput(
-            "the gradient for two rows together is not a mean of their gradients (it differs by "
-            f"{difference:.3g}, where the larger one has norm {size:.3g}); the model or the loss "
-            "mixes examples, or the loss is not a mean over rows"
-        )
-    return True

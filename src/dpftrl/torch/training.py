@@ -20,8 +20,11 @@ from dpftrl.centralized import Settings, TrainingRun, Units
 from dpftrl.centralized.owner import Metrics, PathLike, Target, TrainingOwner, length_of, open_run
 from dpftrl.errors import InvalidInput
 from dpftrl.plan import DatasetPlan, SamplingName
+from dpftrl.torch._micro_batches import LossFn
+from dpftrl.torch._modules import check_layers, modules_of
 from dpftrl.torch.checkpoint import read_checkpoint, write_checkpoint
-from dpftrl.torch.gradients import ClippedSums, LossFn, check_gradients, check_layers, modules_of
+from dpftrl.torch.gradient_check import check_gradients
+from dpftrl.torch.gradients import ClippedSums
 from dpftrl.torch.loader import PrivateLoader, plain_batch, seeded
 
 
