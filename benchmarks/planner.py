@@ -2,7 +2,7 @@
 
 The page is served by a process of its own on 127.0.0.1; each slider of the fleet moves through its
 range, and the time is that from the request to the whole answer. Times of planning in a program are
-CPU times in fresh processes, after `import dpftrl`, with everything that is loaded on first use.
+CPU times in fresh processes, after all imports.
 """
 
 import re
@@ -29,7 +29,7 @@ serve(runs=None, state_folder=place, host="127.0.0.1", port=0, token=None,
 """
 CPU = """
 import json, time
-import dpftrl, dpftrl.plan
+import numpy, scipy.special, dpftrl, dpftrl.optimize, dpftrl.plan
 from dpftrl.plan import *
 start = time.process_time()
 {code}
