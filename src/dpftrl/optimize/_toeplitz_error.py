@@ -84,27 +84,42 @@ class ScheduleRows:
 
 # Up to this many coefficients, sums of products are faster than Fourier transforms.
 SHORT = 64
+LARGE_BAND = 4_000_000  # entries of the band of a system that is solved by a filter
 
 
 def reciprocal(c: Vector, terms: int) -> Vector:
     """The first `terms` coefficients of the series 1 / c."""
-    from scipy import signal
-
     unit = np.zeros(terms)
     unit[0] = 1.0
-    return cast(Vector, cast(Any, signal).lfilter([1.0], c, unit))
+    return divide(unit, c)
 
 
 def reciprocal_pull_back(by_inverse: Vector, c: Vector, inverse: Vector) -> Vector:
     """Derivatives by c, from derivatives by the series 1 / c, since d(1/c) = -(1/c)^2 dc."""
     if len(c) > SHORT:
         return -correlate(by_inverse, multiply(inverse, inverse))[: len(c)]
-    from scipy import signal
-
     # Dividing by a short c costs less than multiplying by its long inverse.
-    divided = cast(Vector, cast(Any, signal).lfilter([1.0], c, by_inverse[::-1]))[::-1]
+    divided = divide(by_inverse[::-1], c)[::-1]
     rounds = len(inverse)
     return np.array([-divided[lag:] @ inverse[: rounds - lag] for lag in range(len(c))])
+
+
+def divide(values: Vector, c: Vector) -> Vector:
+    """The series `values` divided by the series c: y[t] = (values[t] - sum_i c[i] y[t-i]) / c[0].
+
+    This is a triangular system with the band c, for BLAS. Importing `scipy.signal`, which has such
+    filters, takes more than a second; it is worth it if the band is large.
+    """
+    c = c[: len(values)]
+    if len(c) * len(values) > LARGE_BAND:
+        from scipy import signal
+
+        return cast(Vector, cast(Any, signal).lfilter([1.0], c, values))
+    from scipy.linalg import blas
+
+    band = np.empty((len(c), len(values)), order="F")
+    band[:] = c[:, None]
+    return cast(Vector, cast(Any, blas).dtbsv(len(c) - 1, band, values, lower=1))
 
 
 def multiply(left: Vector, right: Vector) -> Vector:
@@ -124,9 +139,7 @@ def geometric(values: Vector, decay: float) -> Vector:
         return values
     if decay == 1:
         return np.cumsum(values)
-    from scipy import signal
-
-    return cast(Vector, cast(Any, signal).lfilter([1.0], [1.0, -decay], values))
+    return divide(values, np.array([1.0, -decay]))
 
 
 def geometric_transposed(values: Vector, decay: float) -> Vector:

@@ -89,7 +89,10 @@ def _logistic(x: FloatArray) -> FloatArray:
 # Up to this many buffers, fixed starts usually find the best BLT.
 DIRECT = 4
 # A search has converged if no derivative of the log loss is larger than this.
-CONVERGED = 1e-6
+CONVERGED = 1e-4
+# A search ends when a step improves the log loss by less than this; the best end is then polished.
+TOLERANCE = 1e-8
+POLISHED = 1e-10
 # The number of starts with the smallest losses that the search continues from, times the number of
 # free numbers: with few buffers, steps cost less and there are more poor local optima.
 SELECTED = 112
@@ -163,7 +166,9 @@ def optimize_blt(
         if buffers == "auto"
         else search(participation, objective, check_buffers(buffers, participation))
     )
-    if not workload.is_prefix_sum:
+    if workload.is_prefix_sum:
+        best = _polished(best, BltObjective(participation, objective))
+    else:
         best = _adapted(best, BltWorkloadObjective(participation, objective, workload))
     mechanism = finished(best.slow, best.fast)
     return Optimized(
@@ -178,9 +183,15 @@ def optimize_blt(
 
 def _adapted(best: Chain, objective: BltWorkloadObjective) -> Chain:
     """The best chain for a workload, searched from the best chain for the prefix sum."""
-    end = minimize(free_function(objective), _free(best), FINEST, 1e-10)
+    end = minimize(free_function(objective), _free(best), FINEST, TOLERANCE)
     slow, fast = chain(end.points)
     return Chain(slow[0], fast[0], float(end.values[0]), float(np.abs(end.gradients).max()))
+
+
+def _polished(best: Chain, objective: BltObjective) -> Chain:
+    """The best chain again, after more steps, if these make it better."""
+    end = minimize(free_function(objective), _free(best), FINEST, POLISHED)
+    return min(best, _best_of(end), key=lambda chain: (chain.value, chain.gradient_norm))
 
 
 def _free(blt: Chain) -> FloatArray:
@@ -260,10 +271,10 @@ def _with_top_at_one(function: BatchFunction, end: Minimum) -> Minimum:
     if best.shape[1] > 2 and best[0, -2] > 0:
         there = best.copy()
         there[0, -2] = FAR
-        finished_there = minimize(function, there, FINEST, 1e-10)
+        finished_there = minimize(function, there, FINEST, TOLERANCE)
         if finished_there.values[0] <= end.values.min():
             return finished_there
-    return minimize(function, best, FINEST, 1e-10)
+    return minimize(function, best, FINEST, TOLERANCE)
 
 
 def _best_of(end: Minimum) -> Chain:
@@ -291,8 +302,8 @@ def minimize_in_stages(function: BatchFunction, points: FloatArray) -> Minimum:
     if len(points) > selected:
         points = points[np.argsort(function(points)[0], kind="stable")[:selected]]
     for steps, kept in STAGES:
-        points = _most_promising(minimize(function, points, steps, 1e-10), kept)
-    return minimize(function, points, FINE, 1e-10)
+        points = _most_promising(minimize(function, points, steps, TOLERANCE), kept)
+    return minimize(function, points, FINE, TOLERANCE)
 
 
 def free_function(objective: ChainFunction) -> BatchFunction:
