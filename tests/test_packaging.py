@@ -45,12 +45,8 @@ def copy(tmp_path_factory) -> Path:
     for name in ("src", "docs"):
         ignored = shutil.ignore_patterns("__pycache__", "api", "_build")
         shutil.copytree(ROOT / name, folder / name, copy_function=shutil.copy, ignore=ignored)
-    for file in (
-        *ROOT.glob("*.md"),
-        ROOT / "pyproject.toml",
-        ROOT / "LICENSE",
-        ROOT / "CITATION.cff",
-    ):
+    others = (ROOT / name for name in ("pyproject.toml", "LICENSE", "CITATION.cff", ".gitignore"))
+    for file in (*ROOT.glob("*.md"), *others):
         shutil.copy(file, folder)
     return folder
 
@@ -66,7 +62,8 @@ def test_two_builds_have_the_same_bits(package, copy, tmp_path):
 
 
 def test_a_changed_source_is_noticed(package, copy, tmp_path):
-    (copy / "src/dpftrl/errors.py").open("a").write("# changed\n")
+    changed = copy / "src/dpftrl/errors.py"
+    changed.write_text(changed.read_text() + "# changed\n")
     assert not set(digests(build(copy, tmp_path)).values()) & set(digests(package).values())
 
 
