@@ -31,7 +31,7 @@ LOG = "printf 'client,round\\na,0\\nb,1\\na,3\\n' > log.csv && "
 # For each extra, a shell command that needs it.
 TRIALS = {
     "": f"dpftrl --version && {ACCOUNT} && dpftrl plan --population 1M --report-goal 1000 --rounds "
-    "100 --epsilon 4 --delta 1e-7 --timer-days 1 --json",
+    "100 --epsilon 4 --delta 1e-7 --json",
     "audit": f"{ACCOUNT} --rigorous",
     "dp-accounting": "dpftrl account banded --dataset 1000 --batch-size 10 --epochs 1 --sampling "
     "poisson --noise-multiplier 2 --delta 1e-5 --json",

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch._functorch.predispatch import lazy_load_decompositions
-from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -561,34 +559,6 @@ METADATA: frozenset[Any] = frozenset(
     )]
     + [torch.numel, torch.is_floating_point, torch.is_complex]
 )  # fmt: skip
-
-
-_functorch: Any = torch._C._functorch  # pyright: ignore
-
-
-def vectorized(
-    one_example: Callable[..., tuple[Tensor, list[Tensor]]], examples: int, *arguments: list[Tensor]
-) -> tuple[Tensor, list[Tensor]]:
-    """What `torch.func.vmap` computes, for lists of tensors, without its work per call.
-
-    Args:
-        one_example: A function of one example.
-        examples: The number of examples.
-        arguments: Lists of tensors, each with one row per example.
-    """
-    lazy_load_decompositions()
-    with disable_saved_tensors_hooks("gradients per example do not support saved tensor hooks"):
-        level = _functorch._vmap_increment_nesting(examples, "different")
-        try:
-            first, rest = one_example(
-                *([_functorch._add_batch_dim(one, 0, level) for one in each] for each in arguments)
-            )
-            outputs = [
-                _functorch._remove_batch_dim(one, level, examples, 0) for one in (first, *rest)
-            ]
-        finally:
-            _functorch._vmap_decrement_nesting()
-    return outputs[0], outputs[1:]
 
 
 def gradient(

@@ -47,7 +47,6 @@ from dpftrl.torch._taps import (
     Use,
     gradient,
     positions,
-    vectorized,
 )
 
 # The clipped gradient of a unit is a sum of products whose norms add up to at most this many clip
@@ -446,7 +445,8 @@ class ClippedSums:
             return loss * weights[0] if weights else loss, recorder.records
 
         with torch.enable_grad():
-            losses, records = vectorized(one_example, examples, leaves, weights, taps, explicit)
+            over_examples = torch.func.vmap(one_example, randomness="different")
+            losses, records = over_examples(leaves, weights, taps, explicit)
             inputs = [*taps, *explicit]
             if losses.requires_grad:
                 gradients = torch.autograd.grad(
