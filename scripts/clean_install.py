@@ -33,7 +33,7 @@ TRIALS = {
     "": f"dpftrl --version && {ACCOUNT} && dpftrl plan --population 1M --report-goal 1000 --rounds "
     "100 --epsilon 4 --delta 1e-7 --json",
     "audit": f"{ACCOUNT} --rigorous",
-    "dp-accounting": "dpftrl account banded --dataset 1000 --batch-size 10 --epochs 1 --sampling "
+    "dp-accounting": "dpftrl account independent --dataset 1000 --batch-size 10 --epochs 1 --sampling "
     "poisson --noise-multiplier 2 --delta 1e-5 --json",
     "flower": "python -c 'from dpftrl.flower import DpFtrl, client_mod'",
     "jax": f"""python -W ignore -c '
@@ -55,8 +55,8 @@ for batch in private.loader:
     private.step(lambda m, b: torch.nn.functional.cross_entropy(m(b[0]), b[1]), batch)
 print(private.epsilon)'""",
     "opacus": "python -W ignore -c 'from dpftrl.torch.opacus import DPFTRLOptimizer'",
-    "train": "dpftrl train chitchat --rounds 2 --report-goal 4 --population 40 --out run --quiet "
-    "&& dpftrl verify run",
+    "train": "dpftrl train --set privacy.rounds=2 --set privacy.report_goal=20 --out run && "
+    "dpftrl verify run",
 }
 LIGHT = ("", "audit", "dp-accounting", "logs", "metrics", "plot", "web")
 
@@ -90,6 +90,7 @@ def tried(wheel: Path, extra: str, folder: Path) -> None:
     target = f"dpftrl[{extra}] @ {wheel.as_uri()}" if extra else str(wheel)
     subprocess.run([*pip, "--constraint", folder / "pins.txt", target], check=True)
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    variables["DPFTRL_STATE"] = str(folder / "state")
     variables["PATH"] = f"{programs}{os.pathsep}{variables['PATH']}"
     subprocess.run(
         ["bash", "-euo", "pipefail", "-c", TRIALS[extra]],
