@@ -33,8 +33,8 @@ TRIALS = {
     "": f"dpftrl --version && {ACCOUNT} && dpftrl plan --population 1M --report-goal 1000 --rounds "
     "100 --epsilon 4 --delta 1e-7 --json",
     "audit": f"{ACCOUNT} --rigorous",
-    "dp-accounting": "dpftrl account independent --dataset 1000 --batch-size 10 --epochs 1 --sampling "
-    "poisson --noise-multiplier 2 --delta 1e-5 --json",
+    "dp-accounting": "dpftrl account independent --dataset 1000 --batch-size 10 --epochs 1 "
+    "--sampling poisson --noise-multiplier 2 --delta 1e-5 --json",
     "flower": "python -c 'from dpftrl.flower import DpFtrl, client_mod'",
     "jax": f"""python -W ignore -c '
 {DATA}
