@@ -203,6 +203,15 @@ class Mechanism(ABC):
         """Parameters for the fused noise kernel; None if the buffers do not decay independently."""
         return None
 
+    def buffered_noise(self, rounds: int) -> float:
+        """Bound on sum_j scales[j] * |buffer_j| of `decaying_buffers`, if no |Z| exceeds 1.
+
+        This bounds what the buffers add to the noise of a round, whatever the signs. It is 0 if no
+        buffers decay.
+        """
+        self.check_rounds(rounds)
+        return 0.0
+
     def rounding_gain(self, rounds: int) -> float:
         """How far rounding in the stream's buffers can shift Z, in units of the rounding.
 

@@ -1,0 +1,362 @@
+"""Correlated noise on the device with JAX: on one device, and sharded over 4 virtual ones."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from device_pieces import (
+    ROUNDS,
+    SUPPORTED,
+    DevicePlan,
+    check_keystream,
+    check_many_normals,
+    check_normals,
+    check_rounds,
+    float64_normals,
+    keystream,
+    random_words,
+)
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from noise_pieces import KEY, OTHER_KEY
+
+import dpftrl
+from dpftrl.errors import InvalidInput
+from dpftrl.jax import ExactGradientSum, clipped_sum, correlated_noise
+from dpftrl.jax.device_noise import JaxOps, _Layout, _Noise
+from dpftrl.noise import Grid
+from dpftrl.noise.device import SPLIT, Split, chacha20, split_normals
+from dpftrl.noise.key import Secret, row_key
+from dpftrl.plan import Dataset, make_dataset_plan
+from dpftrl.plan.device import noise_multiplier_on_device
+
+HERE = Path(__file__).parent
+CLIP, BATCH = 0.5, 4
+# JAX reports an error of a callback as one or the other.
+CALLBACK_ERRORS = (jax.errors.JaxRuntimeError, ValueError)
+GRID = Grid.for_noise(2.0, CLIP)
+SHAPES = {"b": (7,), "one": (), "w": (5, 12)}
+SIZE = 7 + 1 + 60
+PLAN = DevicePlan(SUPPORTED["blt-3"])
+PARAMS = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
+# The mean is rounded to float32: twice, relative to the largest noise.
+STEP_OF_MEAN = GRID.step / BATCH
+
+
+def make(plan=PLAN, **options):
+    known = {"max_batch_size": 100, "on_device": True}
+    return correlated_noise(plan, options.pop("key", KEY), CLIP, BATCH, **{**known, **options})
+
+
+def sums(step, shapes=None, change=0):
+    rng = np.random.default_rng(step)
+    shapes = shapes or SHAPES
+    high = {name: rng.integers(-9, 9, shape, np.int32) for name, shape in shapes.items()}
+    low = {name: rng.integers(0, 2**16, shape, np.int32) for name, shape in shapes.items()}
+    low[max(shapes)].reshape(-1)[-1] ^= change
+    return ExactGradientSum(high, low, jnp.int32(100), GRID)
+
+
+@pytest.fixture(scope="module")
+def update():
+    """One compiled transformation, for all tests of the plan."""
+    return jax.jit(make().update)
+
+
+def run(update, state, steps, change_in=None):
+    means, states = [], []
+    for step in steps:
+        mean, state = update(sums(step, change=int(step == change_in)), state)
+        means.append(mean)
+        states.append(state)
+    return means, states
+
+
+def flat(tree):
+    return np.concatenate([np.asarray(leaf, np.float64).reshape(-1) for leaf in tree.values()])
+
+
+def rows_of(states, plan=PLAN):
+    """The rows of Z, by the ChaCha20 of `cryptography` and NumPy: blocks along the last axis."""
+    noise = _Noise(plan, KEY, CLIP, BATCH, _Layout.of(tuple(SHAPES.values()), None))
+    rows = []
+    for row, state in enumerate(states):
+        digest = Secret(np.asarray(state.digests)[row].tobytes())
+        key = row_key(noise._row_keys, row, digest).secret_bytes()
+        parts = []
+        for leaf, shape in enumerate(SHAPES.values()):
+            lines = int(np.prod(shape[:-1], dtype=int))
+            width = shape[-1] if shape else 1
+            blocks = np.arange(lines * -(-width // 8))
+            nonce = leaf.to_bytes(4, "little") + bytes(8)
+            z = float64_normals(keystream(key, blocks, nonce)).T.reshape(lines, -1)
+            parts.append(z[:, :width].reshape(-1))
+        rows.append(np.concatenate(parts))
+    return rows
+
+
+def scale_of(plan=PLAN):
+    return noise_multiplier_on_device(plan, SIZE) * CLIP / GRID.step
+
+
+# --- Parts ----------------------------------------------------------------------------------------
+
+
+def test_the_keystream_is_chacha20():
+    @jax.jit
+    def blocks_of(key, counters, nonce):
+        ops = JaxOps(jnp.int32(0))
+        return jnp.stack(chacha20(ops, list(key), counters, list(nonce)))
+
+    check_keystream(blocks_of)
+
+
+def test_normals_are_within_the_claimed_bound_and_look_like_normals():
+    @jax.jit
+    def compiled(words, never):
+        return split_normals(JaxOps(never), list(words))
+
+    def normals_of(words):
+        return Split(*(np.asarray(part) for part in compiled(words, jnp.int32(0))))
+
+    check_normals(normals_of, SPLIT)
+    words = random_words(25_000, seed=3)
+    check_many_normals(normals_of(words), words, SPLIT)
+
+
+# --- The transformation on one device -------------------------------------------------------------
+
+
+def check_means(means, rows, plan, scale):
+    """Whether noisy means are sums plus noise; the noise is read from means of float32."""
+    added = []
+    for step, mean in enumerate(means):
+        noisy = flat(mean) / STEP_OF_MEAN
+        total = np.concatenate([leaf.reshape(-1) for leaf in sums(step).steps().values()])
+        added.append((noisy, total))
+    # Float32 has 24 bits, and the noise about 28 in steps: compare with that tolerance.
+    from device_pieces import noise_of
+
+    for (noisy, total), noise in zip(added, noise_of(plan.mechanism, rows), strict=True):
+        wanted = total + np.rint(scale * noise)
+        np.testing.assert_allclose(noisy, wanted, rtol=2.0**-23, atol=1.0)
+
+
+def test_means_are_sums_plus_the_noise_of_the_mechanism(update):
+    means, states = run(update, make().init(PARAMS), range(ROUNDS))
+    rows = rows_of(states)
+    check_means(means, rows, PLAN, scale_of())
+    assert int(states[-1].step) == ROUNDS
+    for wrong in (scale_of() / 2, scale_of() * 1.001):
+        with pytest.raises(AssertionError):
+            check_means(means, rows, PLAN, wrong)
+    other = replace(PLAN, mechanism=dpftrl.BLT([0.9, 0.5, 0.98], [0.2, 0.3, 0.1]))
+    with pytest.raises(AssertionError):
+        check_means(means, rows, other, scale_of())
+    with pytest.raises(AssertionError):
+        check_means(means, [np.roll(row, 8) for row in rows], PLAN, scale_of())
+
+
+def test_exact_noise_in_steps():
+    """The same without float32 means: what is added to the words of the sum."""
+    noise = _Noise(PLAN, KEY, CLIP, BATCH, _Layout.of(tuple(SHAPES.values()), None))
+    scale = scale_of()
+
+    @jax.jit
+    def step(row, buffers, never):
+        from dpftrl.noise.device import split_blt_step, split_rounded
+
+        ops = JaxOps(never)
+        z = noise._normals(ops, row, {})
+        added, buffers = split_blt_step(ops, noise._buffers, buffers, z)
+        return split_rounded(ops, added, scale), z, buffers
+
+    zeros = jnp.zeros(SIZE, jnp.float32)
+    buffers, added, rows = [Split(zeros, zeros)] * 3, [], []
+    for number in range(ROUNDS):
+        row = np.random.default_rng(number).integers(0, 2**32, 8, np.uint32)
+        (high, low), z, buffers = step(row, buffers, jnp.int32(0))
+        added.append(np.asarray(high, np.int64) * 2**16 + np.asarray(low, np.int64))
+        rows.append(np.asarray(z.high, np.float64) + np.asarray(z.low, np.float64))
+    check_rounds(added, rows, PLAN.mechanism, scale, SPLIT)
+
+
+def test_the_same_sums_get_the_same_bits_and_another_sum_gets_other_noise(update):
+    first, states = run(update, make().init(PARAMS), range(4))
+    again, _ = run(update, make().init(PARAMS), range(4))
+    for one, other in zip(first, again, strict=True):
+        np.testing.assert_array_equal(flat(one), flat(other))
+    changed, _ = run(update, make().init(PARAMS), range(4), change_in=2)
+    for step, (one, other) in enumerate(zip(first, changed, strict=True)):
+        assert (flat(one) == flat(other)).mean() == 1.0 if step < 2 else pytest.approx(0, abs=0.1)
+    # Going back to an earlier state with the same sums gives the same noise, with another it does
+    # not.
+    back, _ = run(update, states[1], range(2, 4))
+    np.testing.assert_array_equal(flat(back[-1]), flat(first[-1]))
+    other, _ = run(update, states[1], range(2, 4), change_in=2)
+    assert (flat(other[-1]) == flat(first[-1])).mean() < 0.1
+
+
+def test_models_of_other_shapes_share_no_noise():
+    """The same flat sum, key and plan: the rows of Z must differ."""
+    plan = DevicePlan(SUPPORTED["independent"])
+    drawn = []
+    for shapes in ({"w": (4, 8)}, {"w": (8, 4)}, {"w": (32,)}):
+        total = sums(0, shapes)
+        flat_sum = np.concatenate([leaf.reshape(-1) for leaf in total.steps().values()])
+        noise = make(plan)
+        mean, _ = noise.update(total, noise.init({"w": jnp.zeros(shapes["w"])}))
+        drawn.append(np.sort(flat(mean) / STEP_OF_MEAN - flat_sum))
+    for one in range(3):
+        for other in range(one):
+            # Equal normals in another order would be equal after sorting.
+            assert not np.allclose(drawn[one], drawn[other], rtol=1e-4, atol=64.0)
+
+
+def test_it_trains_with_the_exact_sum_of_clipped_gradients():
+    plan = DevicePlan(SUPPORTED["independent"])
+    noise = make(plan)
+    params = jnp.zeros(3)
+    summed = clipped_sum(lambda p, x: jnp.sum(p * x), CLIP, noise_multiplier=2.0)
+    total, _ = jax.jit(summed)(params, jnp.ones((4, 3)))
+    mean, state = jax.jit(noise.update)(total, noise.init(params))
+    assert mean.shape == (3,)
+    assert int(state.step) == 1
+
+
+# --- Refusals -------------------------------------------------------------------------------------
+
+
+def refused(match):
+    return pytest.raises(InvalidInput, match=match)
+
+
+@pytest.mark.parametrize(
+    "mechanism", [dpftrl.BinaryTree(), dpftrl.SquareRoot(), dpftrl.Banded.square_root(3, ROUNDS)]
+)
+def test_other_mechanisms_are_refused_by_name(mechanism):
+    with refused(f"BLTs and independent noise, not {mechanism.name}"):
+        make(DevicePlan(mechanism))
+
+
+def test_a_plan_for_sampled_batches_is_refused():
+    plan = make_dataset_plan(
+        Dataset(1000, 100, 2), mechanism="independent", sampling="poisson", epsilon=4.0, delta=1e-5
+    )
+    with refused("does not cover the rounding of noise on a device"):
+        correlated_noise(plan, KEY, CLIP, on_device=True)
+
+
+def test_wrong_sums_are_refused(update):
+    noise = make()
+    state = noise.init(PARAMS)
+    with refused("exact sum"):
+        noise.update(PARAMS, state)
+    with refused("clipped to 0.6"):
+        noise.update(replace(sums(0), grid=Grid.for_noise(2.0, 0.6)), state)
+    with refused("at most 2\\^36"):
+        noise.update(replace(sums(0), grid=replace(GRID, step=GRID.step * 2.0**-20)), state)
+    with pytest.raises(CALLBACK_ERRORS, match="too large for 0 gradients"):
+        jax.block_until_ready(update(replace(sums(0), count=jnp.int32(0)), state))
+
+
+def test_states_of_another_key_or_step_are_refused(update):
+    other = make(key=OTHER_KEY).init(PARAMS)
+    with pytest.raises(CALLBACK_ERRORS, match="another key, plan, clip norm or model"):
+        jax.block_until_ready(update(sums(0), other))
+    _, states = run(update, make().init(PARAMS), range(2))
+    moved = states[1]._replace(step=jnp.int32(1))
+    with pytest.raises(CALLBACK_ERRORS, match="or it was changed"):
+        jax.block_until_ready(update(sums(1), moved))
+
+
+def test_a_step_after_the_last_is_refused(update):
+    _, states = run(update, make().init(PARAMS), range(ROUNDS))
+    with pytest.raises(CALLBACK_ERRORS, match="all 6 steps of the plan are done"):
+        jax.block_until_ready(update(sums(9), states[-1]))
+
+
+def test_wrong_shardings_are_refused():
+    mesh = Mesh(np.array(jax.devices()[:1]), ("a",))
+    spec = NamedSharding(mesh, PartitionSpec("a"))
+    with refused("give on_device=True too"):
+        correlated_noise(PLAN, KEY, CLIP, BATCH, max_batch_size=9, sharding=spec)
+    with refused("one jax.sharding.NamedSharding for each parameter"):
+        make(sharding=[spec]).init(PARAMS)
+    with refused("one jax.sharding.NamedSharding for each parameter"):
+        make(sharding=jax.devices()[0]).init(jnp.zeros(3))
+
+
+def test_arrays_that_need_too_many_blocks_or_cannot_be_divided_are_refused():
+    with refused("counts up to 2\\^32"):  # one block for each row
+        _Layout([(2**33, 1)], [PartitionSpec()], None)
+    _Layout([(2**32, 8)], [PartitionSpec()], None)
+
+    class FourDevices:
+        shape = {"a": 4}  # noqa: RUF012 - a stand-in for a mesh of other hardware
+
+    with refused("6 is not a multiple of 4"):
+        _Layout([(6, 4)], [PartitionSpec("a")], FourDevices())
+
+
+def test_the_state_and_the_noise_are_secret():
+    noise = make()
+    assert repr(noise.init(PARAMS)) == "DeviceNoiseState(secret)"
+    inner = _Noise(PLAN, KEY, CLIP, BATCH, _Layout.of(((3,),), None))
+    assert repr(inner) == "Noise(blt, size=3, secret)"
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(inner)
+
+
+# --- Sharded over 4 virtual devices ---------------------------------------------------------------
+
+
+def sharded(*layouts):
+    paths = [HERE, HERE.parent / "noise", os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+    }
+    program = str(HERE / "sharded_device_noise.py")
+    done = subprocess.run(
+        [sys.executable, program, *layouts], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def check_layouts(answers, layouts):
+    reference = answers["reference"]
+    for name in layouts:
+        for key in ("means", "buffers", "digests"):
+            assert answers[name][key] == reference[key], (name, key)
+        # Digests are all that devices give one another: 4 words each.
+        assert set(answers[name]["gathered"]) <= {"u32[4,4]", "u32[2,2,4]", "u32[1,4,4]"}, name
+
+
+def test_sharded_noise_has_the_bits_of_one_device_and_no_device_holds_the_whole():
+    layouts = ["rows over 4", "rows and columns over 2x2"]
+    answers = sharded(*layouts)
+    check_layouts(answers, layouts)
+    for name in layouts:  # a quarter, and the one scalar parameter
+        assert answers[name]["largest_share"] <= 0.26
+    # One coordinate of the last device changes in step 1: the noise changes from there on.
+    assert answers["changed"]["means"][0] == answers["reference"]["means"][0]
+    assert answers["changed"]["digests"] != answers["reference"]["digests"]
+
+
+@pytest.mark.slow
+def test_every_layout_has_the_bits_of_one_device():
+    answers = sharded()
+    layouts = [name for name in answers if name not in ("reference", "changed")]
+    assert len(layouts) == 5
+    check_layouts(answers, layouts)
