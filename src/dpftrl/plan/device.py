@@ -11,6 +11,8 @@ from dpftrl.noise.device import ARITHMETIC, ArithmeticName, decaying_buffers
 from dpftrl.noise.stream import NoisePlan
 from dpftrl.plan.dataset import DatasetPlan
 
+__all__ = ["noise_multiplier_on_device"]
+
 # The largest ratio of the noise multiplier on a device to that of the plan.
 MOST_MORE_NOISE: Final = 1.1
 # It exceeds all rounding errors of `noise_multiplier_on_device`.

@@ -37,6 +37,8 @@ from dpftrl.noise.key import DIGEST_BYTES, Secret, digest_of_update, row_key
 from dpftrl.noise.stream import MOST_DRAWS, NORM_SLACK, NoisePlan, stream_identity
 from dpftrl.plan.device import noise_multiplier_on_device
 
+__all__ = ["DeviceNoise"]
+
 # Coordinates that are computed at a time: a multiple of the normals of a block.
 CHUNK: Final = 2**18
 # The largest standard deviation of Z in steps of the grid: the noise fits into the words used.

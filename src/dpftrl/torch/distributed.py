@@ -48,6 +48,8 @@ from dpftrl.torch.gradients import (
 from dpftrl.torch.loader import Request, Rows, plain_batch, seeded, tensors_of
 from dpftrl.torch.training import check_optimizer, trainable
 
+__all__ = ["DistributedTraining", "ShareLoader", "TorchGroup", "make_private"]
+
 # Bytes of a short message: its length, and its content.
 FRAME: Final = 512
 LENGTH_BYTES: Final = 8
