@@ -30,7 +30,7 @@ from noise_pieces import KEY, OTHER_KEY
 import dpftrl
 from dpftrl.errors import InvalidInput
 from dpftrl.jax import ExactGradientSum, clipped_sum, correlated_noise
-from dpftrl.jax.device_noise import JaxOps, _Layout, _Noise
+from dpftrl.jax.device_noise import JaxOps, _Layout, _Noise, _rounded
 from dpftrl.noise import Grid
 from dpftrl.noise.device import SPLIT, Split, chacha20, split_normals
 from dpftrl.noise.key import Secret, row_key
@@ -188,6 +188,17 @@ def test_exact_noise_in_steps():
     check_rounds(added, rows, PLAN.mechanism, scale, SPLIT)
 
 
+@pytest.mark.parametrize("bits", [0, 1, 8, 15, 16, 17, 20])
+def test_low_bits_of_fine_grids_are_rounded_away(bits):
+    rng = np.random.default_rng(bits)
+    whole = rng.integers(-(2**40), 2**40, 1000)
+    high, low = _rounded(bits, (whole >> 16).astype(np.int32), (whole & 0xFFFF).astype(np.int32))
+    found = np.asarray(high, np.int64) * 2**16 + np.asarray(low)
+    assert (found % 2**bits == 0).all()
+    assert np.abs(found - whole).max() <= 2**bits // 2
+    assert (found != whole).any() == (bits > 0)
+
+
 def test_the_same_sums_get_the_same_bits_and_another_sum_gets_other_noise(update):
     first, states = run(update, make().init(PARAMS), range(4))
     again, _ = run(update, make().init(PARAMS), range(4))
@@ -224,7 +235,7 @@ def test_it_trains_with_the_exact_sum_of_clipped_gradients():
     plan = DevicePlan(SUPPORTED["independent"])
     noise = make(plan)
     params = jnp.zeros(3)
-    summed = clipped_sum(lambda p, x: jnp.sum(p * x), CLIP, noise_multiplier=2.0)
+    summed = clipped_sum(lambda p, x: jnp.sum(p * x), CLIP)
     total, _ = jax.jit(summed)(params, jnp.ones((4, 3)))
     mean, state = jax.jit(noise.update)(total, noise.init(params))
     assert mean.shape == (3,)

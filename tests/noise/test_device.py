@@ -37,6 +37,7 @@ from dpftrl.noise.device import (
     split_normals,
     split_of,
     split_rounded,
+    surplus_bits,
 )
 
 OPS = NumpyOps()
@@ -253,6 +254,13 @@ def test_a_wrong_decay_a_halved_scale_or_shifted_words_are_noticed():
     for changed, factor in ((bad, 1.0), (added, 0.5), ([np.roll(a, 1) for a in added], 1.0)):
         with pytest.raises(AssertionError):
             check_rounds(changed, rows, mechanism, factor * scale, SPLIT)
+
+
+def test_a_standard_deviation_has_24_bits_in_what_is_released():
+    for scale in (0.1, 2.0**24, 2.0**25 * 0.99):
+        assert surplus_bits(scale) == 0
+    assert surplus_bits(2.0**25) == 1
+    assert surplus_bits(2.0**36) == 12
 
 
 # --- Bounds of mechanisms -------------------------------------------------------------------------

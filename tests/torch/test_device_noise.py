@@ -184,6 +184,20 @@ def test_the_same_sums_get_the_same_bits_and_another_sum_gets_other_noise(arithm
         assert (one == another).mean() < 0.01
 
 
+@each
+def test_low_bits_of_fine_grids_are_rounded_away(arithmetic):
+    """On a grid that is 64 times finer, the noisy sum is a multiple of 64 steps."""
+    fine, noise = Grid.for_noise(2.0, CLIP, 2**30), make("independent", arithmetic)
+    total = sums(1)[0]
+    given = total.clone()
+    noise.add_to(given, fine, updates=100)
+    assert (given % 64 == 0).all()
+    assert (total % 64 != 0).any()
+    (row,) = rows_of(noise, [noise.last_digest()])
+    wanted = noise.noise_multiplier * CLIP / fine.step * row + total.numpy()
+    assert np.abs(given.numpy() - wanted).max() <= 32 + 1
+
+
 def test_streams_share_no_noise():
     """Another key, clip norm, size, plan or arithmetic has other rows, for the same sum."""
     zeros = torch.zeros(1, SIZE, dtype=torch.int64)

@@ -40,6 +40,7 @@ from dpftrl.noise.device import (
     split_blt_step,
     split_normals,
     split_rounded,
+    surplus_bits,
 )
 from dpftrl.noise.key import DIGEST_BYTES, KEY_BYTES, Secret, row_key
 from dpftrl.noise.sharding import ShardDigest
@@ -426,7 +427,8 @@ class _Noise:
         noise_high, noise_low = split_rounded(ops, noise, scale)
         sum_low = _joined(low) + noise_low.astype(jnp.int32)
         sum_high = _joined(high) + noise_high.astype(jnp.int32) + (sum_low >> LOW_BITS)
-        rest = (sum_low & (2**LOW_BITS - 1)).astype(jnp.float32)
+        sum_high, sum_low = _rounded(surplus_bits(scale), sum_high, sum_low & (2**LOW_BITS - 1))
+        rest = sum_low.astype(jnp.float32)
         unit = step / self._batch_size
         mean = sum_high.astype(jnp.float32) * np.float32(unit * 2**LOW_BITS)
         mean = mean + rest * np.float32(unit)
@@ -569,6 +571,16 @@ class _Blocks(NamedTuple):
         """Those of the normals of all blocks that are needed."""
         rows = normals.reshape(-1, self.row)
         return jax.lax.dynamic_slice_in_dim(rows, self.skip, self.width, axis=1)
+
+
+def _rounded(bits: int, high: Any, low: Any) -> tuple[Any, Any]:
+    """High * 2^16 + low, rounded to a multiple of a power of two. Low is from 0 to 2^16."""
+    if bits == 0:
+        return high, low
+    if bits <= LOW_BITS:
+        return high, ((low + 2 ** (bits - 1)) >> bits) << bits
+    above = bits - LOW_BITS
+    return ((high + 2 ** (above - 1)) >> above) << above, low * 0
 
 
 def _blocks_per_row(shape: tuple[int, ...]) -> int:

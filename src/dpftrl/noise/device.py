@@ -41,6 +41,8 @@ QUARTERS: Final = (
 )  # fmt: skip
 # The high 12 of the 24 bits of a float32: products of two such halves are exact.
 HIGH_HALF: Final = 0xFFFFF000
+# A standard deviation of Z has at least 2^24 steps, and less than 2^25, in what is released.
+RELEASED_BITS: Final = 24
 # A mechanism that keeps nothing for so many rounds has a diagonal C.
 MANY_ROUNDS: Final = 2**20
 SQRT_HALF: Final = math.sqrt(0.5)
@@ -401,6 +403,18 @@ def split_rounded(ops: Ops, noise: Split, scale: float) -> tuple[Tensor, Tensor]
     low = ops.round(rest.high)
     left = (rest.high - low) + rest.low
     return high, low + ops.where(left > 0.5, 1.0, 0.0) - ops.where(left < -0.5, 1.0, 0.0)
+
+
+def surplus_bits(scale: float) -> int:
+    """The number of low bits by which a noisy sum is rounded, so that they are not released.
+
+    A grid may be finer than the arithmetic of the noise. Bits below 2^-24 standard deviations of Z
+    are of no use for training.
+
+    Args:
+        scale: Standard deviation of Z in steps of the grid.
+    """
+    return max(0, math.floor(math.log2(scale)) - RELEASED_BITS)
 
 
 def decaying_buffers(mechanism: Mechanism) -> DecayingBuffers:

@@ -32,6 +32,7 @@ from dpftrl.noise.device import (
     split_blt_step,
     split_normals,
     split_rounded,
+    surplus_bits,
 )
 from dpftrl.noise.key import DIGEST_BYTES, Secret, digest_of_update, row_key
 from dpftrl.noise.stream import MOST_DRAWS, NORM_SLACK, NoisePlan, stream_identity
@@ -206,6 +207,9 @@ class DeviceNoise:
     def add_to(self, total: Tensor, grid: Grid, *, updates: int) -> None:
         """Add the noise of the next round to a sum of clipped updates, in place.
 
+        The noisy sum is rounded to a multiple of a power of two steps, if the grid has more than
+        2^25 steps per standard deviation of Z.
+
         Args:
             total: The sum in steps of the grid: a flat tensor of int64 on the device.
             grid: The grid of the sum.
@@ -266,9 +270,16 @@ class DeviceNoise:
             )
             if total is not None:
                 total[start:stop] += noise
+                _round_to(surplus_bits(scale), total[start:stop])
         self._last = digest
         self.round += 1
         self._interrupted = False
+
+
+def _round_to(bits: int, values: Tensor) -> None:
+    """Round whole numbers to multiples of a power of two, in place."""
+    if bits > 0:
+        values.add_(2 ** (bits - 1)).bitwise_right_shift_(bits).bitwise_left_shift_(bits)
 
 
 def _keystream(key: Tensor, counter: Tensor) -> list[Tensor]:
