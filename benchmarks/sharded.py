@@ -6,7 +6,10 @@ fewer cores than ranks, the time of a step is that of all ranks, one after anoth
 of a rank is measured beside it.
 
 `--size` is the number of coordinates that is measured. For a billion coordinates the table is on
-paper: bytes per parameter times their number.
+paper: bytes per parameter times their number. Buffers of trees and banded matrices fill up during a
+run, so a measurement of a few steps shows less than the table.
+
+Noise on a device is timed beside it, on the CPU backends of PyTorch and JAX.
 """
 
 import argparse
@@ -16,9 +19,10 @@ import os
 import platform
 import resource
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +36,7 @@ ROUNDS = 2000
 BANDS = 16
 BILLION = 10**9
 RANKS = (1, 2, 4)
+DEVICE_STEPS = 5
 
 
 def mechanisms() -> dict[str, Any]:
@@ -76,6 +81,7 @@ def work(
         {
             "seconds_per_step": float(np.median(walls[1:])),
             "cpu_seconds_per_step": float(np.median(cpus[1:])),
+            "cpu_seconds_of_last_step": cpus[-1],
             "state_bytes": stream.memory_bytes,
             "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             "last": int(total[-1]) if total.size else 0,
@@ -104,6 +110,73 @@ def measure(name: str, size: int, ranks: int, steps: int, mode: str = "buffered"
     return answers
 
 
+class SmallPlan(NamedTuple):
+    """A plan of a few steps."""
+
+    mechanism: Any
+    noise_multiplier: float = 1.0
+    participation: Any = dpftrl.MinSep.once(DEVICE_STEPS + 1)
+    buffers: Any = "float64"
+
+
+def device_times(size: int) -> dict[str, float]:
+    """Nanoseconds of CPU time per coordinate and step, with a BLT of 4 buffers."""
+    plan, key = SmallPlan(mechanisms()["blt, d = 4"]), NoiseKey.insecure_for_tests(1)
+    stream = NoiseStream(plan, size, key=key, clip_norm=1.0, threads=1)
+    total = np.zeros(size, np.int64)
+
+    def step_of_stream() -> None:
+        total[:] = 0
+        stream.add_to(total, GRID, updates=1)
+
+    times = {"NoiseStream": _timed(step_of_stream, size)}
+    try:
+        import torch
+
+        from dpftrl.torch.device_noise import DeviceNoise
+    except ImportError:
+        pass
+    else:
+        torch.set_num_threads(1)
+        for arithmetic in ("float64", "split"):
+            on_torch = DeviceNoise(plan, size, key=key, clip_norm=1.0, arithmetic=arithmetic)
+            given = torch.zeros(size, dtype=torch.int64)
+
+            def step(on_torch: Any = on_torch, given: Any = given) -> None:
+                given.zero_()
+                on_torch.add_to(given, GRID, updates=1)
+
+            times[f"DeviceNoise (PyTorch), {arithmetic}"] = _timed(step, size)
+    try:
+        import jax
+        import jax.numpy as jnp
+
+        from dpftrl.jax import ExactGradientSum, correlated_noise
+    except ImportError:
+        return times
+    noise = correlated_noise(plan, key, 1.0, 1.0, max_batch_size=1, on_device=True)
+    zeros = jnp.zeros(size, jnp.int32)
+    update, state = jax.jit(noise.update), [noise.init(jnp.zeros(size))]
+
+    def step_of_jax() -> None:
+        mean, state[0] = update(ExactGradientSum(zeros, zeros, jnp.int32(1), GRID), state[0])
+        jax.block_until_ready(mean)
+
+    times["correlated_noise (JAX), split"] = _timed(step_of_jax, size)
+    return times
+
+
+def _timed(step: Callable[[], None], size: int) -> float:
+    """The median CPU time of a step per coordinate, in nanoseconds, after one to warm up."""
+    step()
+    times = list[float]()
+    for _ in range(DEVICE_STEPS):
+        before = time.process_time()
+        step()
+        times.append(time.process_time() - before)
+    return float(np.median(times)) / size * 1e9
+
+
 def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -112,13 +185,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     known = mechanisms()
-    chosen = ["blt, d = 1", "blt, d = 2", "blt, d = 4", "blt, d = 8", "tree (TreeAgg)"]
     NoiseStream.unchecked(  # compiles before the processes are forked
         dpftrl.BLT([0.9], [0.1]), 10, noise_multiplier=1.0, key=NoiseKey.insecure_for_tests(1),
         clip_norm=1.0, shard=Shard.whole(10),
     ).add_to(np.zeros(10, np.int64), GRID, exchange=lambda own: [own])  # fmt: skip
     measured = list[dict[str, Any]]()
-    for name in chosen:
+    for name in known:
         rows: dict[int, Any] = {}
         for ranks in RANKS:
             rows[ranks] = measure(name, options.size, ranks, options.steps)
@@ -147,12 +219,13 @@ def main() -> None:
             "mechanism": "blt, d = 4",
             "steps": steps,
             "size": small,
-            "seconds_of_last_step": measure("blt, d = 4", small, 1, steps, "regenerating")[0][
-                "cpu_seconds_per_step"
+            "cpu_seconds_of_last_step": measure("blt, d = 4", small, 1, steps, "regenerating")[0][
+                "cpu_seconds_of_last_step"
             ],
         }
-        for steps in (10, 100)
+        for steps in (2, 10, 100)
     ]
+    on_device = device_times(small)
     paper = [
         {
             "mechanism": name,
@@ -169,7 +242,8 @@ def main() -> None:
         "steps": options.steps,
         "rounds": ROUNDS,
         "measured": measured,
-        "regenerating_median_step": regenerating,
+        "regenerating": regenerating,
+        "on_device": on_device,
         "on_paper": paper,
     }
     RESULTS.parent.mkdir(exist_ok=True)
@@ -185,9 +259,11 @@ def main() -> None:
             )
         for row in regenerating:
             print(
-                f"regenerating, {row['steps']} steps of {small:,} coordinates: median step "
-                f"{row['seconds_of_last_step']:.3f} s"
+                f"regenerating, step {row['steps']} of {small:,} coordinates: "
+                f"{row['cpu_seconds_of_last_step']:.3f} s of CPU"
             )
+        for name, nanoseconds in on_device.items():
+            print(f"{name:34} {nanoseconds:6.1f} ns of CPU per coordinate and step")
 
 
 if __name__ == "__main__":
