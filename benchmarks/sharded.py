@@ -29,6 +29,7 @@ import numpy as np
 import dpftrl
 from dpftrl.noise import Grid, NoiseKey, NoiseStream, Shard
 from dpftrl.noise.key import Secret
+from dpftrl.plan.device import noise_multiplier_on_device
 
 RESULTS = Path(__file__).parent / "results" / "sharded.json"
 GRID = Grid.for_noise(1.0, 1.0)
@@ -37,6 +38,8 @@ BANDS = 16
 BILLION = 10**9
 RANKS = (1, 2, 4)
 DEVICE_STEPS = 5
+NOISE_MULTIPLIER = 7.379
+MODELS = ((6_400_000, 2_000), (100_000_000, 2_000), (10**9, 1_000), (100_000_000, 10_000))
 
 
 def mechanisms() -> dict[str, Any]:
@@ -166,6 +169,24 @@ def device_times(size: int) -> dict[str, float]:
     return times
 
 
+def more_noise() -> list[dict[str, Any]]:
+    """How much more noise a device needs, for blt-b400 at the noise multiplier of the paper."""
+    rows = list[dict[str, Any]]()
+    for size, steps in MODELS:
+        row: dict[str, Any] = {"size": size, "steps": steps}
+        for name in ("blt-b400", "independent"):
+            once = dpftrl.MinSep.once(steps)
+            plan = SmallPlan(dpftrl.mechanism(name), NOISE_MULTIPLIER, once)
+            for arithmetic in ("float64", "split"):
+                try:
+                    found = noise_multiplier_on_device(plan, size, arithmetic)
+                    row[f"{name}, {arithmetic}"] = found / NOISE_MULTIPLIER - 1
+                except dpftrl.InvalidInput:
+                    row[f"{name}, {arithmetic}"] = "refused"
+        rows.append(row)
+    return rows
+
+
 def _timed(step: Callable[[], None], size: int) -> float:
     """The median CPU time of a step per coordinate, in nanoseconds, after one to warm up."""
     step()
@@ -244,6 +265,7 @@ def main() -> None:
         "measured": measured,
         "regenerating": regenerating,
         "on_device": on_device,
+        "more_noise_on_device": more_noise(),
         "on_paper": paper,
     }
     RESULTS.parent.mkdir(exist_ok=True)
