@@ -14,7 +14,6 @@ from device_pieces import (
     check_rounds,
     exact_normals,
     extreme_words,
-    largest_error,
     random_words,
     value_of,
 )
@@ -98,10 +97,8 @@ def test_many_normals_are_right_and_look_like_normals():
     ],
 )
 def test_wrong_normals_are_noticed(change):
-    words = random_words(20)
     with pytest.raises(AssertionError):
         check_normals(lambda words: change(normals_of(words)), SPLIT)
-    assert largest_error(normals_of(words), exact_normals(words)) <= SPLIT.normal
 
 
 # --- Split arithmetic -----------------------------------------------------------------------------
@@ -172,14 +169,14 @@ def test_storing_a_buffer_is_within_the_claimed_rounding(decay):
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_the_noise_of_a_round_is_within_the_claimed_error(name):
     """The buffers of the stream are given; the noise is compared with exact numbers."""
-    mechanism, rounds = SUPPORTED[name], 25
+    mechanism, rounds, blocks = SUPPORTED[name], 12, 3
     parameters = decaying_buffers(mechanism)
-    zeros = np.zeros(8 * 10, np.float32)
+    zeros = np.zeros(8 * blocks, np.float32)
     buffers = [Split(zeros, zeros) for _ in parameters.decays]
     scale, worst = 2.0**24 * 1.3, 0.0
     bound = SPLIT.noise_error(mechanism, rounds, FARTHEST_NORMAL)
     for step in range(rounds):
-        words = random_words(10, seed=step)
+        words = random_words(blocks, seed=step)
         exact_z = exact_normals(words).reshape(-1)
         z = Split(*(part.reshape(-1) for part in normals_of(words)))
         before = [fractions(buffer) for buffer in buffers]

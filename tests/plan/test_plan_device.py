@@ -106,11 +106,11 @@ def test_other_mechanisms_are_refused_by_name(mechanism):
 def test_a_guarantee_for_sampled_batches_is_refused():
     dataset = Dataset(size=1000, batch_size=100, epochs=2)
     plan = make_dataset_plan(
-        dataset, mechanism="independent", sampling="poisson", epsilon=4.0, delta=1e-5
+        dataset, mechanism_name="independent", sampling="poisson", epsilon=4.0, delta=1e-5
     )
     with pytest.raises(InvalidInput, match="for poisson sampling, and does not cover"):
         noise_multiplier_on_device(plan, SIZE)
     in_order = make_dataset_plan(
-        dataset, mechanism="independent", sampling="none", epsilon=4.0, delta=1e-5
+        dataset, mechanism_name="independent", sampling="none", epsilon=4.0, delta=1e-5
     )
     assert noise_multiplier_on_device(in_order, 1000) >= in_order.noise_multiplier

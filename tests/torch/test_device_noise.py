@@ -271,7 +271,11 @@ def test_other_mechanisms_are_refused_by_name(mechanism):
 
 def test_a_plan_for_sampled_batches_is_refused():
     plan = make_dataset_plan(
-        Dataset(1000, 100, 2), mechanism="independent", sampling="poisson", epsilon=4.0, delta=1e-5
+        Dataset(1000, 100, 2),
+        mechanism_name="independent",
+        sampling="poisson",
+        epsilon=4.0,
+        delta=1e-5,
     )
     with refused("does not cover the rounding of noise on a device"):
         DeviceNoise(plan, SIZE, key=KEY, clip_norm=CLIP)
