@@ -23,6 +23,7 @@ from device_pieces import (
     keystream,
     noise_of,
     random_words,
+    sampled_plan,
 )
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from noise_pieces import KEY, OTHER_KEY
@@ -35,7 +36,6 @@ from dpftrl.jax.device_noise import JaxOps, _Layout, _Noise, _rounded
 from dpftrl.noise import Grid
 from dpftrl.noise.device import SPLIT, Split, chacha20, split_normals
 from dpftrl.noise.key import Secret, row_key
-from dpftrl.plan import Dataset, make_dataset_plan
 from dpftrl.plan.device import noise_multiplier_on_device
 
 HERE = Path(__file__).parent
@@ -233,15 +233,8 @@ def test_other_mechanisms_are_refused_by_name(mechanism):
 
 
 def test_a_plan_for_sampled_batches_is_refused():
-    plan = make_dataset_plan(
-        Dataset(1000, 100, 2),
-        mechanism_name="independent",
-        sampling="poisson",
-        epsilon=4.0,
-        delta=1e-5,
-    )
     with refused("does not cover the rounding of noise on a device"):
-        correlated_noise(plan, KEY, CLIP, on_device=True)
+        correlated_noise(sampled_plan(), KEY, CLIP, on_device=True)
 
 
 def test_wrong_sums_are_refused(update):

@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dpftrl import BLT, Independent, Mechanism
+from dpftrl.accounting.amplification import believe_sampled
 from dpftrl.accounting.gaussian import FARTHEST_NORMAL
 from dpftrl.noise.device import HIGH_HALF, Arithmetic, Split
 from dpftrl.participation import MinSep
+from dpftrl.plan import Dataset, DatasetPlan
 
 Words = NDArray[np.uint32]
 Vector = NDArray[np.float64]
@@ -35,6 +37,14 @@ class DevicePlan:
     noise_multiplier: float = 2.0
     participation: MinSep = MinSep.once(ROUNDS)  # noqa: RUF009 - an immutable value
     buffers: str = "float64"
+
+
+def sampled_plan() -> DatasetPlan:
+    """A plan whose guarantee is for Poisson sampling; its epsilon is not computed."""
+    dataset = Dataset(1000, 100, 2)
+    drawn = dataset.sampling("poisson", 1)
+    believed = believe_sampled(Independent(), drawn, 1.0, 8.0, 1e-5, failure=0.0)
+    return DatasetPlan("poisson", believed, dataset)
 
 
 SUPPORTED = {

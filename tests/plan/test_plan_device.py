@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from device_pieces import SUPPORTED, DevicePlan
+from device_pieces import SUPPORTED, DevicePlan, sampled_plan
 
 import dpftrl
 from dpftrl.accounting.gaussian import FARTHEST_NORMAL, mu_with_rounding
@@ -104,13 +104,13 @@ def test_other_mechanisms_are_refused_by_name(mechanism):
 
 
 def test_a_guarantee_for_sampled_batches_is_refused():
-    dataset = Dataset(size=1000, batch_size=100, epochs=2)
-    plan = make_dataset_plan(
-        dataset, mechanism_name="independent", sampling="poisson", epsilon=4.0, delta=1e-5
-    )
     with pytest.raises(InvalidInput, match="for poisson sampling, and does not cover"):
-        noise_multiplier_on_device(plan, SIZE)
+        noise_multiplier_on_device(sampled_plan(), SIZE)
     in_order = make_dataset_plan(
-        dataset, mechanism_name="independent", sampling="none", epsilon=4.0, delta=1e-5
+        Dataset(1000, 100, 2),
+        mechanism_name="independent",
+        sampling="none",
+        epsilon=4.0,
+        delta=1e-5,
     )
     assert noise_multiplier_on_device(in_order, 1000) >= in_order.noise_multiplier

@@ -19,6 +19,7 @@ from device_pieces import (
     float64_normals,
     keystream,
     random_words,
+    sampled_plan,
 )
 from noise_pieces import KEY, OTHER_KEY
 
@@ -27,7 +28,6 @@ from dpftrl.errors import InvalidInput, RoundsExceeded
 from dpftrl.noise import Grid
 from dpftrl.noise.device import ARITHMETIC, FLOAT64, SPLIT, Split, chacha20, split_normals
 from dpftrl.noise.key import Secret, row_key
-from dpftrl.plan import Dataset, make_dataset_plan
 from dpftrl.plan.device import noise_multiplier_on_device
 from dpftrl.torch import device_noise
 from dpftrl.torch.device_noise import OPS, DeviceNoise
@@ -270,15 +270,8 @@ def test_other_mechanisms_are_refused_by_name(mechanism):
 
 
 def test_a_plan_for_sampled_batches_is_refused():
-    plan = make_dataset_plan(
-        Dataset(1000, 100, 2),
-        mechanism_name="independent",
-        sampling="poisson",
-        epsilon=4.0,
-        delta=1e-5,
-    )
     with refused("does not cover the rounding of noise on a device"):
-        DeviceNoise(plan, SIZE, key=KEY, clip_norm=CLIP)
+        DeviceNoise(sampled_plan(), SIZE, key=KEY, clip_norm=CLIP)
 
 
 def test_wrong_sums_are_refused_and_change_nothing():
