@@ -14,6 +14,7 @@ PAGE = (Path(__file__).parents[1] / "docs" / "large_models.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
+@pytest.mark.slow  # starts three processes that import PyTorch
 def test_two_processes_train_a_sharded_model(tmp_path):
     (tmp_path / "train.py").write_text(BLOCKS[0])
     environment = {
@@ -31,7 +32,7 @@ def test_two_processes_train_a_sharded_model(tmp_path):
     assert verify_run(tmp_path / "run", state_folder=tmp_path / "state").passed
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_noise_on_a_device(number):
     assert len(BLOCKS) == 3
     names: dict = {}
