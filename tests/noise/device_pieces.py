@@ -50,6 +50,7 @@ def sampled_plan() -> DatasetPlan:
 SUPPORTED = {
     "independent": Independent(),
     "blt-1": BLT([0.9], [0.25]),
+    "blt-2": BLT([0.9, 0.99], [0.3, 0.1]),
     "blt-3": BLT([0.9, 0.5, 0.99], [0.2, 0.3, 0.1]),
     "blt-8": BLT(np.linspace(0.5, 0.999, 8), np.full(8, 0.1)),
 }
