@@ -232,6 +232,7 @@ def test_replayed_rounds_leave_the_same_buffers(arithmetic):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # of PyTorch
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 @each
 def test_compiled_noise_is_the_reference(arithmetic):
