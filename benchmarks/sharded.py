@@ -204,6 +204,8 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=100_000_000, help="coordinates to measure")
     parser.add_argument("--steps", type=int, default=3, help="steps per measurement")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--only", action="append", help="measure this mechanism; may be repeated")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where to save the results")
     options = parser.parse_args()
     known = mechanisms()
     NoiseStream.unchecked(  # compiles before the processes are forked
@@ -211,7 +213,7 @@ def main() -> None:
         clip_norm=1.0, shard=Shard.whole(10),
     ).add_to(np.zeros(10, np.int64), GRID, exchange=lambda own: [own])  # fmt: skip
     measured = list[dict[str, Any]]()
-    for name in known:
+    for name in options.only or known:
         rows: dict[int, Any] = {}
         for ranks in RANKS:
             rows[ranks] = measure(name, options.size, ranks, options.steps)
@@ -268,8 +270,8 @@ def main() -> None:
         "more_noise_on_device": more_noise(),
         "on_paper": paper,
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+    options.out.parent.mkdir(exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=2) + "\n")
     if options.json:
         print(json.dumps(result, indent=2))
     else:

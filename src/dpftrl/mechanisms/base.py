@@ -204,10 +204,10 @@ class Mechanism(ABC):
         return None
 
     def buffered_noise(self, rounds: int) -> float:
-        """Bound on sum_j scales[j] * |buffer_j| of `decaying_buffers`, if no |Z| exceeds 1.
+        """Bound on what `decaying_buffers` add to the noise of a round, whatever their signs.
 
-        This bounds what the buffers add to the noise of a round, whatever the signs. It is 0 if no
-        buffers decay.
+        It is the sum over buffers of the scale times the largest absolute value, if all entries of
+        Z are from -1 to 1. It is 0 if no buffers decay.
         """
         self.check_rounds(rounds)
         return 0.0

@@ -303,7 +303,7 @@ class BLT(ToeplitzMechanism):
         return math.fsum(map(operator.mul, self._responses.scales, contents)) * ROUNDING_MARGIN
 
     def _contents(self, rounds: int) -> list[float]:
-        """Bounds on the absolute value of each buffer, if no |Z| exceeds 1.
+        """Bounds on the absolute value of each buffer, if all entries of Z are from -1 to 1.
 
         The code uses plain floats: accounting calls it for every round, and one numpy call would
         cost more than the whole method.
