@@ -6,7 +6,10 @@ fewer cores than ranks, the time of a step is that of all ranks, one after anoth
 of a rank is measured beside it.
 
 `--size` is the number of coordinates that is measured. For a billion coordinates the table is on
-paper: bytes per parameter times their number.
+paper: bytes per parameter times their number. Buffers of trees and banded matrices fill up during a
+run, so a measurement of a few steps shows less than the table.
+
+Noise on a device is timed beside it, on the CPU backends of PyTorch and JAX.
 """
 
 import argparse
@@ -16,15 +19,17 @@ import os
 import platform
 import resource
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import dpftrl
 from dpftrl.noise import Grid, NoiseKey, NoiseStream, Shard
 from dpftrl.noise.key import Secret
+from dpftrl.plan.device import noise_multiplier_on_device
 
 RESULTS = Path(__file__).parent / "results" / "sharded.json"
 GRID = Grid.for_noise(1.0, 1.0)
@@ -32,6 +37,9 @@ ROUNDS = 2000
 BANDS = 16
 BILLION = 10**9
 RANKS = (1, 2, 4)
+DEVICE_STEPS = 5
+NOISE_MULTIPLIER = 7.379
+MODELS = ((6_400_000, 2_000), (100_000_000, 2_000), (10**9, 1_000), (100_000_000, 10_000))
 
 
 def mechanisms() -> dict[str, Any]:
@@ -76,6 +84,7 @@ def work(
         {
             "seconds_per_step": float(np.median(walls[1:])),
             "cpu_seconds_per_step": float(np.median(cpus[1:])),
+            "cpu_seconds_of_last_step": cpus[-1],
             "state_bytes": stream.memory_bytes,
             "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             "last": int(total[-1]) if total.size else 0,
@@ -104,21 +113,107 @@ def measure(name: str, size: int, ranks: int, steps: int, mode: str = "buffered"
     return answers
 
 
+class SmallPlan(NamedTuple):
+    """A plan of a few steps."""
+
+    mechanism: Any
+    noise_multiplier: float = 1.0
+    participation: Any = dpftrl.MinSep.once(DEVICE_STEPS + 1)
+    buffers: Any = "float64"
+
+
+def device_times(size: int) -> dict[str, float]:
+    """Nanoseconds of CPU time per coordinate and step, with a BLT of 4 buffers."""
+    plan, key = SmallPlan(mechanisms()["blt, d = 4"]), NoiseKey.insecure_for_tests(1)
+    stream = NoiseStream(plan, size, key=key, clip_norm=1.0, threads=1)
+    total = np.zeros(size, np.int64)
+
+    def step_of_stream() -> None:
+        total[:] = 0
+        stream.add_to(total, GRID, updates=1)
+
+    times = {"NoiseStream": _timed(step_of_stream, size)}
+    try:
+        import torch
+
+        from dpftrl.torch.device_noise import DeviceNoise
+    except ImportError:
+        pass
+    else:
+        torch.set_num_threads(1)
+        for arithmetic in ("float64", "split"):
+            on_torch = DeviceNoise(plan, size, key=key, clip_norm=1.0, arithmetic=arithmetic)
+            given = torch.zeros(size, dtype=torch.int64)
+
+            def step(on_torch: Any = on_torch, given: Any = given) -> None:
+                given.zero_()
+                on_torch.add_to(given, GRID, updates=1)
+
+            times[f"DeviceNoise (PyTorch), {arithmetic}"] = _timed(step, size)
+    try:
+        import jax
+        import jax.numpy as jnp
+
+        from dpftrl.jax import ExactGradientSum, correlated_noise
+    except ImportError:
+        return times
+    noise = correlated_noise(plan, key, 1.0, 1.0, max_batch_size=1, on_device=True)
+    zeros = jnp.zeros(size, jnp.int32)
+    update, state = jax.jit(noise.update), [noise.init(jnp.zeros(size))]
+
+    def step_of_jax() -> None:
+        mean, state[0] = update(ExactGradientSum(zeros, zeros, jnp.int32(1), GRID), state[0])
+        jax.block_until_ready(mean)
+
+    times["correlated_noise (JAX), split"] = _timed(step_of_jax, size)
+    return times
+
+
+def more_noise() -> list[dict[str, Any]]:
+    """How much more noise a device needs, for blt-b400 at the noise multiplier of the paper."""
+    rows = list[dict[str, Any]]()
+    for size, steps in MODELS:
+        row: dict[str, Any] = {"size": size, "steps": steps}
+        for name in ("blt-b400", "independent"):
+            once = dpftrl.MinSep.once(steps)
+            plan = SmallPlan(dpftrl.mechanism(name), NOISE_MULTIPLIER, once)
+            for arithmetic in ("float64", "split"):
+                try:
+                    found = noise_multiplier_on_device(plan, size, arithmetic)
+                    row[f"{name}, {arithmetic}"] = found / NOISE_MULTIPLIER - 1
+                except dpftrl.InvalidInput:
+                    row[f"{name}, {arithmetic}"] = "refused"
+        rows.append(row)
+    return rows
+
+
+def _timed(step: Callable[[], None], size: int) -> float:
+    """The median CPU time of a step per coordinate, in nanoseconds, after one to warm up."""
+    step()
+    times = list[float]()
+    for _ in range(DEVICE_STEPS):
+        before = time.process_time()
+        step()
+        times.append(time.process_time() - before)
+    return float(np.median(times)) / size * 1e9
+
+
 def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", type=int, default=100_000_000, help="coordinates to measure")
     parser.add_argument("--steps", type=int, default=3, help="steps per measurement")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--only", action="append", help="measure this mechanism; may be repeated")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where to save the results")
     options = parser.parse_args()
     known = mechanisms()
-    chosen = ["blt, d = 1", "blt, d = 2", "blt, d = 4", "blt, d = 8", "tree (TreeAgg)"]
     NoiseStream.unchecked(  # compiles before the processes are forked
         dpftrl.BLT([0.9], [0.1]), 10, noise_multiplier=1.0, key=NoiseKey.insecure_for_tests(1),
         clip_norm=1.0, shard=Shard.whole(10),
     ).add_to(np.zeros(10, np.int64), GRID, exchange=lambda own: [own])  # fmt: skip
     measured = list[dict[str, Any]]()
-    for name in chosen:
+    for name in options.only or known:
         rows: dict[int, Any] = {}
         for ranks in RANKS:
             rows[ranks] = measure(name, options.size, ranks, options.steps)
@@ -147,12 +242,13 @@ def main() -> None:
             "mechanism": "blt, d = 4",
             "steps": steps,
             "size": small,
-            "seconds_of_last_step": measure("blt, d = 4", small, 1, steps, "regenerating")[0][
-                "cpu_seconds_per_step"
+            "cpu_seconds_of_last_step": measure("blt, d = 4", small, 1, steps, "regenerating")[0][
+                "cpu_seconds_of_last_step"
             ],
         }
-        for steps in (10, 100)
+        for steps in (2, 10, 100)
     ]
+    on_device = device_times(small)
     paper = [
         {
             "mechanism": name,
@@ -169,11 +265,13 @@ def main() -> None:
         "steps": options.steps,
         "rounds": ROUNDS,
         "measured": measured,
-        "regenerating_median_step": regenerating,
+        "regenerating": regenerating,
+        "on_device": on_device,
+        "more_noise_on_device": more_noise(),
         "on_paper": paper,
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+    options.out.parent.mkdir(exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=2) + "\n")
     if options.json:
         print(json.dumps(result, indent=2))
     else:
@@ -185,9 +283,11 @@ def main() -> None:
             )
         for row in regenerating:
             print(
-                f"regenerating, {row['steps']} steps of {small:,} coordinates: median step "
-                f"{row['seconds_of_last_step']:.3f} s"
+                f"regenerating, step {row['steps']} of {small:,} coordinates: "
+                f"{row['cpu_seconds_of_last_step']:.3f} s of CPU"
             )
+        for name, nanoseconds in on_device.items():
+            print(f"{name:34} {nanoseconds:6.1f} ns of CPU per coordinate and step")
 
 
 if __name__ == "__main__":

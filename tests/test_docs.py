@@ -24,7 +24,13 @@ from dpftrl.cli.main import dpftrl as command_line
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "deploy" / "README.md"]
 # Pages whose Python blocks have a test of their own, with more checks.
-TESTED_ELSEWHERE = {"README.md", "centralised.md", "own_model.md", "using_models.md"}
+TESTED_ELSEWHERE = {
+    "README.md",
+    "centralised.md",
+    "large_models.md",
+    "own_model.md",
+    "using_models.md",
+}
 # Commands that run for ever, or that only mean something on another machine.
 NOT_RUN = ("make ", "systemctl", "flwr ", "pip ", "source ")
 

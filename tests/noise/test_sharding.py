@@ -11,13 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from noise_pieces import KEY, ONE_OF_EACH, OTHER_KEY
 
+from dpftrl import BLT
 from dpftrl.errors import InvalidInput
 from dpftrl.noise import Grid, NoiseStream, Shard, key, sharding
 from dpftrl.noise import round_noise as rounds
 from dpftrl.noise.key import Secret
 
 GRID = Grid.for_noise(2.0, 1.0)
-each = pytest.mark.parametrize("name", ONE_OF_EACH)
+# BLTs with 1 to 8 buffers, beside one of each mechanism.
+MECHANISMS = ONE_OF_EACH | {
+    f"blt, d = {d}": BLT(np.linspace(0.5, 0.999, 8)[-d:], np.full(d, 0.1)) for d in range(1, 9)
+}
+each = pytest.mark.parametrize("name", MECHANISMS)
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +75,7 @@ class Ranks:
 
 def make(name: str, size: int, **options: Any) -> NoiseStream:
     defaults = {"clip_norm": 1.0, "noise_multiplier": 2.0, "key": KEY, "threads": 2}
-    return NoiseStream.unchecked(ONE_OF_EACH[name], size, **{**defaults, **options})
+    return NoiseStream.unchecked(MECHANISMS[name], size, **{**defaults, **options})
 
 
 def own(total: np.ndarray, shard: Shard) -> np.ndarray:

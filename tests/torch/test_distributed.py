@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 import torch
 from distributed_ranks import Launcher
-from small_private_trainings import PLAN, STEPS, plain_data, sgd, small_model
+from small_private_trainings import (
+    PLAN,
+    STEPS,
+    loss_fn,
+    plain_data,
+    private,
+    sgd,
+    small_model,
+)
 from small_training_runs import Place, failed_checks, fast_places
 
 from dpftrl.errors import InvalidInput
@@ -101,6 +109,21 @@ def test_different_models_or_arguments_are_refused(ranks, root):
     assert all("clip_norm 0.5 instead of 0.8" in answer["error"] for answer in answers)
     answers = ranks.run("ddp", 2, root, options={"clip_norm": "adaptive"})
     assert all("adaptive clipping is not supported" in answer["error"] for answer in answers)
+
+
+def test_canaries_are_refused(ranks, root):
+    """Canaries need a single process, and ranks cannot resume a run that has some."""
+    answers = ranks.run("ddp", 2, root, options={"canaries": 4})
+    assert all("canaries are not supported with several" in one["error"] for one in answers)
+    assert not (root / "run").exists()
+    model = small_model()
+    with private(Place(root / "run", root / "state"), model, sgd(model), canaries=2) as training:
+        for batch in training.loader:
+            training.step(loss_fn, batch)
+            break
+    for options in ({}, {"canaries": 2}):
+        answers = ranks.run("ddp", 2, root, options=options)
+        assert all("single process" in answer["error"] for answer in answers)
 
 
 def test_a_changed_shard_is_refused(ranks, root):

@@ -35,14 +35,17 @@ from dpftrl.noise.device import (
     NORMALS_PER_BLOCK,
     Split,
     chacha20,
+    check_block_counter,
     decaying_buffers,
     split_blt_step,
     split_normals,
     split_rounded,
+    surplus_bits,
 )
 from dpftrl.noise.key import DIGEST_BYTES, KEY_BYTES, Secret, row_key
 from dpftrl.noise.sharding import ShardDigest
 from dpftrl.noise.stream import MOST_DRAWS, NORM_SLACK, NoisePlan, stream_identity
+from dpftrl.plan.device import noise_multiplier_on_device
 
 DIGEST_WORDS: Final = DIGEST_BYTES // 4
 KEY_WORDS: Final = KEY_BYTES // 4
@@ -50,8 +53,6 @@ KEY_WORDS: Final = KEY_BYTES // 4
 MOST_STEPS: Final = 2.0**36
 # Blocks of keystream that are computed at once, to limit the memory in between.
 BLOCKS_AT_ONCE: Final = 2**14
-# Most coordinates of one array: their blocks are counted in 32 bits.
-MOST_COORDINATES: Final = 2**34
 
 
 class DeviceNoiseState(NamedTuple):
@@ -170,7 +171,7 @@ def noise_on_device(
         batch_size: The number to divide by.
         sharding: A pytree of `NamedSharding`, one for each parameter; None for one device.
     """
-    decaying_buffers(plan.mechanism)  # checks the mechanism now, not in the first step
+    noise_multiplier_on_device(plan, 1)  # checks mechanism and plan now, not in the first step
 
     @cache
     def noise_for(shapes: tuple[tuple[int, ...], ...]) -> _Noise:
@@ -217,8 +218,15 @@ class _Layout:
     def __init__(self, shapes: Sequence[tuple[int, ...]], specs: Sequence[Any], mesh: Any):
         self.shapes, self.specs, self.mesh = tuple(shapes), tuple(specs), mesh
         self.size = sum(math.prod(shape) for shape in shapes)
-        if any(math.prod(shape) > MOST_COORDINATES for shape in shapes):
-            raise InvalidInput("an array of a model on the device has at most 2^34 coordinates")
+        for leaf, shape in enumerate(self.shapes):
+            check_block_counter(math.prod(shape[:-1]) * _blocks_per_row(shape))
+            for length, names in zip(shape, self.names(leaf), strict=True):
+                parts = math.prod(self.axes[name] for name in names)
+                if length % parts:
+                    raise InvalidInput(
+                        f"a parameter of shape {shape} cannot be divided as {self.specs[leaf]}: "
+                        f"{length:,} is not a multiple of {parts:,}"
+                    )
 
     @classmethod
     def of(cls, shapes: Sequence[tuple[int, ...]], sharding: Any) -> "_Layout":
@@ -315,8 +323,11 @@ class _Noise:
                 f"{layout.size:,} coordinates over {rounds:,} steps are more than the 2^40 numbers "
                 "that a guarantee covers"
             )
+        self._noise_multiplier = noise_multiplier_on_device(plan, layout.size, "split")
+        # Which normal a coordinate gets depends on the shapes, so they are a part of the identity.
+        kind = f"split float32 {layout.shapes!r}"
         identity = stream_identity(
-            plan.mechanism, layout.size, plan.noise_multiplier, clip_norm, "split float32"
+            plan.mechanism, layout.size, self._noise_multiplier, clip_norm, kind
         )
         self._row_keys = key.derive(b"stream on a device", identity)
         self._tag_key = key.derive(b"state on a device", identity)
@@ -343,7 +354,7 @@ class _Noise:
 
     def update(self, total: ExactGradientSum, state: DeviceNoiseState) -> tuple[Any, Any]:
         """The noisy mean, and the state after the step."""
-        scale = self._plan.noise_multiplier * self._clip_norm / total.grid.step
+        scale = self._noise_multiplier * self._clip_norm / total.grid.step
         if not scale <= MOST_STEPS:
             raise InvalidInput(
                 f"the noise has {scale:g} steps of the grid per standard deviation, and at most "
@@ -416,7 +427,8 @@ class _Noise:
         noise_high, noise_low = split_rounded(ops, noise, scale)
         sum_low = _joined(low) + noise_low.astype(jnp.int32)
         sum_high = _joined(high) + noise_high.astype(jnp.int32) + (sum_low >> LOW_BITS)
-        rest = (sum_low & (2**LOW_BITS - 1)).astype(jnp.float32)
+        sum_high, sum_low = _rounded(surplus_bits(scale), sum_high, sum_low & (2**LOW_BITS - 1))
+        rest = sum_low.astype(jnp.float32)
         unit = step / self._batch_size
         mean = sum_high.astype(jnp.float32) * np.float32(unit * 2**LOW_BITS)
         mean = mean + rest * np.float32(unit)
@@ -467,7 +479,7 @@ class _Noise:
         first = offsets[-1] // NORMALS_PER_BLOCK
         width = local[-1]
         blocks = -(-width // NORMALS_PER_BLOCK) + (0 if width == shape[-1] else 1)
-        per_row = -(-shape[-1] // NORMALS_PER_BLOCK)
+        per_row = _blocks_per_row(shape)
         index = jnp.zeros((), jnp.uint32)
         for d, length in enumerate(local[:-1]):
             along = jnp.arange(length, dtype=jnp.uint32) + jnp.asarray(offsets[d], jnp.uint32)
@@ -497,7 +509,7 @@ class _Noise:
                 steps = (np.asarray(top, np.int64) << LOW_BITS) + np.asarray(rest, np.int64)
                 own.append(steps.reshape(-1))
         part = np.concatenate([*own, np.empty(0, np.int64)])
-        unit = self._plan.noise_multiplier / _float_of(scale)  # a step, in clip norms
+        unit = self._noise_multiplier / _float_of(scale)  # a step, in clip norms
         if not norm_of([part]) * unit <= int(count) * (1 + NORM_SLACK):
             raise InvalidInput(
                 f"the sum is too large for {int(count):,} gradients that were clipped: clip each "
@@ -559,6 +571,21 @@ class _Blocks(NamedTuple):
         """Those of the normals of all blocks that are needed."""
         rows = normals.reshape(-1, self.row)
         return jax.lax.dynamic_slice_in_dim(rows, self.skip, self.width, axis=1)
+
+
+def _rounded(bits: int, high: Any, low: Any) -> tuple[Any, Any]:
+    """High * 2^16 + low, rounded to a multiple of a power of two. Low is from 0 to 2^16."""
+    if bits == 0:
+        return high, low
+    if bits <= LOW_BITS:
+        return high, ((low + 2 ** (bits - 1)) >> bits) << bits
+    above = bits - LOW_BITS
+    return ((high + 2 ** (above - 1)) >> above) << above, low * 0
+
+
+def _blocks_per_row(shape: tuple[int, ...]) -> int:
+    """Blocks of keystream for the last dimension of an array."""
+    return -(-(shape[-1] if shape else 1) // NORMALS_PER_BLOCK)
 
 
 def _joined(arrays: Sequence[Any]) -> Any:

@@ -100,9 +100,10 @@ def correlated_noise(
         mode: As for `NoiseStream`.
         threads: Number of threads for the noise; by default one per core.
         on_device: Compute the noise on the device, by operations of JAX, and keep its buffers
-            there. The noise has other bits than on the host, and its rounding is larger:
-            `dpftrl.plan.device.guarantee_on_device` has the guarantee. It needs a sum of
-            `clipped_sum`, and a BLT or independent noise. See docs/large_models.md.
+            there. It needs a sum of `clipped_sum`, a BLT or independent noise, and a guarantee that
+            is not for sampled batches. The noise has other bits than on the host. There is a little
+            more of it, which covers the larger errors of the arithmetic, so that the guarantee of
+            the plan holds. See docs/large_models.md.
         sharding: With `on_device`, a pytree of `NamedSharding`, one for each parameter. The state
             is sharded like the parameters, and no device holds a whole buffer.
 

@@ -203,6 +203,15 @@ class Mechanism(ABC):
         """Parameters for the fused noise kernel; None if the buffers do not decay independently."""
         return None
 
+    def buffered_noise(self, rounds: int) -> float:
+        """Bound on what `decaying_buffers` add to the noise of a round, whatever their signs.
+
+        It is the sum over buffers of the scale times the largest absolute value, if all entries of
+        Z are from -1 to 1. It is 0 if no buffers decay.
+        """
+        self.check_rounds(rounds)
+        return 0.0
+
     def rounding_gain(self, rounds: int) -> float:
         """How far rounding in the stream's buffers can shift Z, in units of the rounding.
 

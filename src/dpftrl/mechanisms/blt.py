@@ -286,17 +286,30 @@ class BLT(ToeplitzMechanism):
         """
         if rounds == 1 or not len(self._distinct.rates):
             return 0.0
-        # The code uses plain floats: accounting calls this method for every round, and one numpy
-        # call would cost more than the whole method.
         responses = self._responses
-        content = [_sum_of_powers(rate, rounds) for rate in responses.inverse_rates]
         errors = math.fsum(
-            scale * _sum_of_powers(rate, rounds - 1) * math.fsum(map(operator.mul, row, content))
-            for rate, scale, row in zip(
-                responses.rates, responses.scales, responses.sizes, strict=True
+            scale * _sum_of_powers(rate, rounds - 1) * content
+            for rate, scale, content in zip(
+                responses.rates, responses.scales, self._contents(rounds), strict=True
             )
         )
         return math.sqrt(rounds) * errors * ROUNDING_MARGIN
+
+    def buffered_noise(self, rounds: int) -> float:
+        """Output scales times the largest contents, summed; see `rounding_gain`."""
+        if self.check_rounds(rounds) == 1 or not len(self._distinct.rates):
+            return 0.0
+        contents = self._contents(rounds)
+        return math.fsum(map(operator.mul, self._responses.scales, contents)) * ROUNDING_MARGIN
+
+    def _contents(self, rounds: int) -> list[float]:
+        """Bounds on the absolute value of each buffer, if all entries of Z are from -1 to 1.
+
+        The code uses plain floats: accounting calls it for every round, and one numpy call would
+        cost more than the whole method.
+        """
+        powers = [_sum_of_powers(rate, rounds) for rate in self._responses.inverse_rates]
+        return [math.fsum(map(operator.mul, row, powers)) for row in self._responses.sizes]
 
     @cached_property
     def _responses(self) -> "_Responses":

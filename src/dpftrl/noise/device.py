@@ -9,8 +9,11 @@ for an angle.
 
 `split` arithmetic uses pairs of float32 numbers whose sum is the value, since MPS and TPU have no
 float64. Additions are those of Joldes, Muller and Popescu (2017), with a relative error of at most
-3 * 2^-48. Products follow them too, with at most 12 * 2^-48, but are composed of exact products, so
+3 * 2^-48. Products follow them too, with at most 16 * 2^-48, but are composed of exact products, so
 that it does no harm if a compiler contracts a product and a sum.
+
+The errors of this arithmetic are larger than those of `dpftrl.noise.NoiseStream`. Their bounds are
+in `Arithmetic`, and `dpftrl.plan.device` covers them with a little more noise.
 """
 
 import math
@@ -38,6 +41,10 @@ QUARTERS: Final = (
 )  # fmt: skip
 # The high 12 of the 24 bits of a float32: products of two such halves are exact.
 HIGH_HALF: Final = 0xFFFFF000
+# A standard deviation of Z has at least 2^24 steps, and less than 2^25, in what is released.
+RELEASED_BITS: Final = 24
+# A mechanism that keeps nothing for so many rounds has a diagonal C.
+MANY_ROUNDS: Final = 2**20
 SQRT_HALF: Final = math.sqrt(0.5)
 
 
@@ -47,22 +54,52 @@ class Arithmetic:
 
     Attributes:
         name: `float64` or `split`.
-        rounding: Bound on the relative error with which a buffer is stored. It replaces 2^-53 of
-            the streams on CPUs, and includes the rounding of decays and scales.
-        noise_error: Bound on the error of the noise of a round, in standard deviations of Z, other
-            than by rounded buffers: errors of logarithms, roots, sines, products and sums.
+        product: Bound on the relative error of a product, including the rounding of a constant.
+        sum: Bound on the relative error of a sum.
+        normal: Bound on the error of a standard normal, from given random words.
     """
 
     name: ArithmeticName
-    rounding: float
-    noise_error: float
+    product: float
+    sum: float
+    normal: float
+
+    @property
+    def rounding(self) -> float:
+        """Bound on the relative error of storing a buffer: a product, then a sum.
+
+        It replaces 2^-53, the bound of a `NoiseStream`.
+        """
+        return self.product + self.sum
+
+    def noise_error(self, mechanism: Mechanism, rounds: int, largest: float) -> float:
+        """Bound on the error of the noise of a round, given its buffers and its random words.
+
+        The noise is z minus one product for each buffer, all times a scale. So no partial sum
+        exceeds `largest` * (1 + b), where b is the mechanism's `buffered_noise`.
+
+        Args:
+            mechanism: The mechanism that correlates the noise.
+            rounds: Number of rounds.
+            largest: Bound on the absolute values of Z.
+
+        Returns:
+            The bound, in standard deviations of Z.
+        """
+        buffered = mechanism.buffered_noise(rounds)
+        sums = len(decaying_buffers(mechanism).scales) * self.sum
+        relative = self.product * buffered + (sums + self.product) * (1 + buffered)
+        return (self.normal + largest * relative) * SECOND_ORDER
 
 
-# Without a fused multiply-add, storing a buffer rounds twice, and a library for a GPU may be wrong
-# by two units in the last place where a CPU is wrong by one.
-FLOAT64: Final = Arithmetic("float64", 2.0**-51, 2.0**-44)
-# 12 * 2^-48 for a product, 3 * 2^-48 for a sum, and 2^-48 for the rounded decay are 2^-44.
-SPLIT: Final = Arithmetic("split", 2.0**-44, 2.0**-36)
+# Rounding errors of rounding errors are smaller than 2^-20 of what is counted.
+SECOND_ORDER: Final = 1 + 2.0**-20
+# A library for a GPU may be wrong by two units in the last place where a CPU is wrong by one. An
+# angle up to a full turn has an error of 2^-49, which counts with a radius of up to 10.3.
+FLOAT64: Final = Arithmetic("float64", 2.0**-53, 2.0**-53, 2.0**-44)
+# The normals: a radius of up to 10.3 has an error of at most 100 * 2^-48, since its square is twice
+# the logarithm; sine and cosine of at most 30 * 2^-48; and their product of 16 * 2^-48 of it.
+SPLIT: Final = Arithmetic("split", 17 * 2.0**-48, 3 * 2.0**-48, 2.0**-38)
 ARITHMETIC: Final = {"float64": FLOAT64, "split": SPLIT}
 
 
@@ -194,10 +231,11 @@ def _fast_two_sum(a: Tensor, b: Tensor) -> Split:
 
 
 def _product(ops: Ops, a: Tensor, b: Tensor) -> Split:
-    """The product of two float32 numbers, with an error of at most 2 * 2^-48 of it.
+    """The product of two float32 numbers, with an error of at most 8 * 2^-48 of it.
 
     All four products are exact: their factors have 12 bits each. So a compiler may contract any of
-    them with a sum, and the result stays the same.
+    them with a sum, and the result stays the same. Two sums are rounded: one of at most 2^-23, and
+    one of at most 1.5 * 2^-22, since a low half is below 2^-11 of its number.
     """
     a_high, b_high = ops.high_half(a), ops.high_half(b)
     a_low, b_low = a - a_high, b - b_high
@@ -214,7 +252,11 @@ def add(a: Split, b: Split) -> Split:
 
 
 def multiply(ops: Ops, a: Split, b: Split) -> Split:
-    """The product (DWTimesDW1, with `_product`): a relative error of at most 12 * 2^-48."""
+    """The product (DWTimesDW1, with `_product`): a relative error of at most 16 * 2^-48.
+
+    Beside 8 * 2^-48 of the first product there are two rounded products (1 each), their sum (2),
+    the last sum (3), and the product of the low parts, which is left out (1).
+    """
     product = _product(ops, a.high, b.high)
     return _fast_two_sum(product.high, product.low + (a.high * b.low + a.low * b.high))
 
@@ -363,17 +405,39 @@ def split_rounded(ops: Ops, noise: Split, scale: float) -> tuple[Tensor, Tensor]
     return high, low + ops.where(left > 0.5, 1.0, 0.0) - ops.where(left < -0.5, 1.0, 0.0)
 
 
+def surplus_bits(scale: float) -> int:
+    """The number of low bits by which a noisy sum is rounded, so that they are not released.
+
+    A grid may be finer than the arithmetic of the noise. Bits below 2^-24 standard deviations of Z
+    are of no use for training.
+
+    Args:
+        scale: Standard deviation of Z in steps of the grid.
+    """
+    return max(0, math.floor(math.log2(scale)) - RELEASED_BITS)
+
+
 def decaying_buffers(mechanism: Mechanism) -> DecayingBuffers:
-    """The buffers of a mechanism that devices support: those of BLTs, and none.
+    """The buffers of a mechanism that devices support: those of BLTs, and none if C = I.
 
     Raises:
-        InvalidInput: The mechanism has other buffers.
+        InvalidInput: The mechanism is neither a BLT nor independent noise.
     """
     if mechanism.decaying_buffers is not None:
         return mechanism.decaying_buffers
-    if mechanism.memory(mechanism.rounds or 2) == 0:
+    column = mechanism.first_column(1) if mechanism.rounds is None else None
+    if column is not None and column[0] == 1.0 and mechanism.memory(MANY_ROUNDS) == 0:
         return DecayingBuffers((), ())
     raise InvalidInput(
         f"noise on a device supports BLTs and independent noise, not {mechanism.name}; use the "
         "noise on the CPU, or a BLT"
     )
+
+
+def check_block_counter(blocks: int) -> None:
+    """Refuse more blocks of keystream than their 32-bit counter has: blocks would repeat."""
+    if blocks > 2**32:
+        raise InvalidInput(
+            f"an array that needs {blocks:,} blocks of keystream is too large for noise on a "
+            "device, which counts up to 2^32 of them; divide it into several arrays"
+        )

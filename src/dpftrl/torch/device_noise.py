@@ -10,7 +10,7 @@ the sum once per step, for its digest, from which the key of the noise follows.
 
 import math
 from collections.abc import Callable
-from typing import Any, Final, final
+from typing import Any, Final, NoReturn, final
 
 import numpy as np
 import torch
@@ -27,13 +27,18 @@ from dpftrl.noise.device import (
     ArithmeticName,
     Split,
     chacha20,
+    check_block_counter,
     decaying_buffers,
     split_blt_step,
     split_normals,
     split_rounded,
+    surplus_bits,
 )
 from dpftrl.noise.key import DIGEST_BYTES, Secret, digest_of_update, row_key
 from dpftrl.noise.stream import MOST_DRAWS, NORM_SLACK, NoisePlan, stream_identity
+from dpftrl.plan.device import noise_multiplier_on_device
+
+__all__ = ["DeviceNoise"]
 
 # Coordinates that are computed at a time: a multiple of the normals of a block.
 CHUNK: Final = 2**18
@@ -116,12 +121,18 @@ class DeviceNoise:
     Guarantees:
         As for `dpftrl.noise.NoiseStream`: a row of noise never covers two different sums, and the
         same sums get the same noise on devices of one type. The bits are not those of a
-        `NoiseStream`. Rounding is larger with `split`; the guarantee that counts is that of
-        `dpftrl.plan.device.guarantee_on_device`.
+        `NoiseStream`. Errors of the arithmetic are larger, so there is a little more noise than
+        planned: with it, the guarantee of the plan holds. See
+        `dpftrl.plan.device.noise_multiplier_on_device`.
+
+    Attributes:
+        arithmetic: How numbers are computed, and bounds of their errors.
+        noise_multiplier: The noise multiplier, at least that of the plan.
+        round: Number of rounds completed so far.
 
     Args:
-        plan: Mechanism, noise multiplier and number of rounds. The mechanism is a BLT or has no
-            buffers.
+        plan: Mechanism, noise multiplier and number of rounds. The mechanism is a BLT or
+            independent noise. The guarantee must not be for sampled batches.
         size: Number of coordinates of the model.
         key: The noise key.
         clip_norm: Norm to which each update was clipped.
@@ -129,6 +140,10 @@ class DeviceNoise:
         arithmetic: `float64`, or `split` for pairs of float32; by default `float64` where the
             device has it.
         compiled: Whether `torch.compile` compiles the noise of a chunk. It needs a C++ compiler.
+
+    Raises:
+        InvalidInput: An argument is invalid, the mechanism is not supported, or the errors of the
+            arithmetic need too much noise.
     """
 
     def __init__(
@@ -142,6 +157,12 @@ class DeviceNoise:
         arithmetic: ArithmeticName | None = None,
         compiled: bool = False,
     ):
+        if not isinstance(key, NoiseKey):  # pyright: ignore[reportUnnecessaryIsInstance]
+            kind = type(key).__name__
+            del key  # it may be secret bytes, which no traceback should show
+            raise InvalidInput(f"key must be a NoiseKey, got {kind}")
+        if arithmetic is not None and arithmetic not in ARITHMETIC:
+            raise InvalidInput(f"arithmetic must be float64 or split, got {arithmetic!r}")
         self._device = torch.device(device)
         has_float64 = self._device.type not in HAVE_NO_FLOAT64
         self.arithmetic = ARITHMETIC[arithmetic or ("float64" if has_float64 else "split")]
@@ -155,13 +176,16 @@ class DeviceNoise:
                 f"{self._size:,} coordinates over {self._rounds:,} rounds are more than the 2^40 "
                 "numbers that a guarantee covers"
             )
+        check_block_counter(-(-self._size // NORMALS_PER_BLOCK))
         self._parameters = decaying_buffers(plan.mechanism)
+        self.noise_multiplier = noise_multiplier_on_device(plan, self._size, self.arithmetic.name)
         identity = stream_identity(
-            plan.mechanism, self._size, plan.noise_multiplier, self._clip_norm, self.arithmetic.name
+            plan.mechanism, self._size, self.noise_multiplier, self._clip_norm, self.arithmetic.name
         )
         self._row_keys = key.derive(b"stream on a device", identity)
         self._last = Secret(b"")
         self.round = 0
+        self._interrupted = False
         dtype = torch.float64 if self.arithmetic.name == "float64" else torch.float32
         words = 1 if dtype == torch.float64 else 2
         shape = (len(self._parameters.decays), words, self._size)
@@ -172,6 +196,9 @@ class DeviceNoise:
     def __repr__(self) -> str:
         return f"DeviceNoise({self._plan.mechanism.name}, {self._size:,}, {self._device}, secret)"
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("correlated noise cannot be pickled or copied")
+
     @property
     def memory_bytes(self) -> int:
         """Size of the buffers on the device."""
@@ -179,6 +206,9 @@ class DeviceNoise:
 
     def add_to(self, total: Tensor, grid: Grid, *, updates: int) -> None:
         """Add the noise of the next round to a sum of clipped updates, in place.
+
+        The noisy sum is rounded to a multiple of a power of two steps, if the grid has more than
+        2^25 steps per standard deviation of Z.
 
         Args:
             total: The sum in steps of the grid: a flat tensor of int64 on the device.
@@ -193,7 +223,7 @@ class DeviceNoise:
             raise InvalidInput(
                 f"the grid clips to {grid.clip_norm!r}, the noise is for {self._clip_norm!r}"
             )
-        scale = self._plan.noise_multiplier * self._clip_norm / grid.step
+        scale = self.noise_multiplier * self._clip_norm / grid.step
         if not scale <= MOST_STEPS:
             raise InvalidInput(
                 f"the noise has {scale:g} steps of the grid per standard deviation, and at most "
@@ -220,8 +250,14 @@ class DeviceNoise:
         self._run(digest, None, 1.0)
 
     def _run(self, digest: Secret, total: Tensor | None, scale: float) -> None:
+        if self._interrupted:
+            raise InvalidInput(
+                "this stream was interrupted within a round, and its buffers are inconsistent; "
+                "begin again, and replay the rounds that were completed"
+            )
         if self.round >= self._rounds:
             raise RoundsExceeded(f"all {self._rounds:,} rounds of the plan are done")
+        self._interrupted = True
         key = row_key(self._row_keys, self.round, digest).secret_bytes()
         words = torch.from_numpy(np.frombuffer(key, np.int32).copy()).to(self._device)
         for start in range(0, self._size, CHUNK):
@@ -234,8 +270,16 @@ class DeviceNoise:
             )
             if total is not None:
                 total[start:stop] += noise
+                _round_to(surplus_bits(scale), total[start:stop])
         self._last = digest
         self.round += 1
+        self._interrupted = False
+
+
+def _round_to(bits: int, values: Tensor) -> None:
+    """Round whole numbers to multiples of a power of two, in place."""
+    if bits > 0:
+        values.add_(2 ** (bits - 1)).bitwise_right_shift_(bits).bitwise_left_shift_(bits)
 
 
 def _keystream(key: Tensor, counter: Tensor) -> list[Tensor]:

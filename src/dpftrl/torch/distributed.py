@@ -45,6 +45,8 @@ from dpftrl.torch.gradients import BatchStats, ClippedSums
 from dpftrl.torch.loader import Request, Rows, plain_batch, seeded, tensors_of
 from dpftrl.torch.training import check_optimizer, trainable
 
+__all__ = ["DistributedTraining", "ShareLoader", "TorchGroup", "make_private"]
+
 # Bytes of a short message: its length, and its content.
 FRAME: Final = 512
 LENGTH_BYTES: Final = 8
@@ -138,6 +140,7 @@ def make_private(
     trust_folder: bool = False,
     insecure_test_key: int | None = None,
     on_progress: Progress | None = None,
+    canaries: int = 0,
     group: dist.ProcessGroup | None = None,
 ) -> "DistributedTraining":
     """Make the training of a model by several processes private. Create the run, or resume it.
@@ -177,6 +180,7 @@ def make_private(
         trust_folder: Resume even if the witness is missing.
         insecure_test_key: Seed of a noise key that anybody can guess. For tests only.
         on_progress: Called during long planning; by default there are messages on stderr.
+        canaries: Must be 0: canaries of an audit are supported in a single process only.
         group: The processes that train together; by default all.
 
     Raises:
@@ -184,6 +188,11 @@ def make_private(
         UnsafeState: The run must not be resumed, or another rank has failed.
     """
     processes = TorchGroup(group)
+    if canaries:
+        raise InvalidInput(
+            f"canaries are not supported with several processes, got canaries={canaries!r}; audit "
+            "a training in a single process with dpftrl.torch.make_private"
+        )
     module = model.module if isinstance(model, DistributedDataParallel) else model
     check_layers(module)
     check_optimizer(module, optimizer, scheduler)
