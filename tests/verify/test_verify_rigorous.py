@@ -167,6 +167,16 @@ def test_cancelling_scales_of_a_general_blt_do_not_widen_the_enclosure():
     assert found.epsilon.high <= guarantee.epsilon
 
 
+# Found by a search for the gain that loses most digits when it is computed from powers of the
+# feedback matrix, among mechanisms that are not refused.
+def test_the_gain_of_rounding_keeps_its_digits_where_scales_cancel():
+    for decays, scales, rounds in CANCELLING:
+        mech = GeneralBLT(decays, scales)
+        with mp.workdps(sixty_digits.DIGITS):
+            exact = sixty_digits.rounding_gain(mech, rounds) / sixty_digits.MARGIN
+            assert 1 - mpf(10) ** -6 < mech.rounding_gain(rounds) / (exact * mpf("1.001")) < 1 + mpf(10) ** -6
+
+
 def test_streams_and_devices_compose_by_their_squares():
     streams = [
         NoiseStream(mechanism("blt-b400"), MinSep(100, 20), 6.0),
