@@ -1,6 +1,6 @@
 """How much of a claimed epsilon audits show, for every mechanism, for sampled batches and for runs.
 
-    PYTHONPATH=src python benchmarks/auditing.py mechanisms sampled runs
+    PYTHONPATH=src python benchmarks/auditing.py mechanisms sampled runs sentences
 
 prints the tables of docs/auditing.md. Every mechanism is audited with the noise that its claim
 needs, with noise that is 10% too small, and, for runs, with noise that is divided by 4. Times are
@@ -104,46 +104,72 @@ def sampled() -> None:
         )
 
 
-def runs() -> None:
-    """Train on chitchat with 1,000 canaries, with the planned noise and with a quarter of it."""
+def trained(divisor, kind, changes=()):
+    """Train on chitchat with 1,000 canaries and divided noise.
+
+    Returns the audit, whether the run verifies, the seconds of all processors, and the accuracy.
+    """
     from dpftrl.simulation.config import read_config
     from dpftrl.simulation.training import Training
 
-    print("\n| noise | correct | claimed mu | general | independent noise | verify | seconds |")
-    print("|---|---|---|---|---|---|---|")
     planned = run_store._noise
-    for divisor in (1, 4):
 
-        def noise(plan, file, layout, key, divisor=divisor):
-            if divisor == 1:
-                return planned(plan, file, layout, key)
-            return NoiseStream.unchecked(
-                plan.mechanism,
-                layout.size,
-                noise_multiplier=plan.noise_multiplier / divisor,
-                key=key,
-                clip_norm=file.settings.grid(plan).clip_norm,
-            )
+    def noise(plan, file, layout, key):
+        return NoiseStream.unchecked(
+            plan.mechanism,
+            layout.size,
+            noise_multiplier=plan.noise_multiplier / divisor,
+            key=key,
+            clip_norm=file.settings.grid(plan).clip_norm,
+        )
 
-        run_store._noise = noise
+    run_store._noise = planned if divisor == 1 else noise
+    try:
         with tempfile.TemporaryDirectory() as place:
             folder, state = Path(place) / "run", Path(place) / "state"
             started = time.process_time()
-            config = read_config(None)
-            with Training.create(config, folder, canaries=1000, state_folder=state) as training:
+            config = read_config(None, changes)
+            with Training.create(
+                config, folder, canaries=1000, canary_kind=kind, state_folder=state
+            ) as training:
                 training.run()
+                accuracy = training.evaluate().accuracy
             found = audit_run(folder)
             seconds = time.process_time() - started
-            passed = verify_run(folder, state).passed
+            return found, verify_run(folder, state).passed, seconds, accuracy
+    finally:
+        run_store._noise = planned
+
+
+def runs() -> None:
+    """Train on chitchat with 1,000 canaries, with the planned noise and with a quarter of it."""
+    print("\n| noise | correct | claimed mu | general | independent noise | verify | seconds |")
+    print("|---|---|---|---|---|---|---|")
+    for divisor in (1, 4):
+        found, passed, seconds, _ = trained(divisor, "gradients")
         print(
             f"| divided by {divisor} | {found.guesses.correct:,} of {found.guesses.guesses:,} | "
             f"{found.claim.mu:.3f} | ≥ {found.mu_general:.3f} | ≥ {found.mu_independent:.3f} | "
             f"{'passed' if passed else 'failed'} | {seconds:.0f} |",
             flush=True,
         )
-    run_store._noise = planned
+
+
+def sentences() -> None:
+    """Train on chitchat with 1,000 canary sentences, with the planned noise and hardly any."""
+    print("\n| noise | correct | claimed mu | general | p-value | accuracy | seconds |")
+    print("|---|---|---|---|---|---|---|")
+    for divisor in (1, 4, 1000):
+        found, _, seconds, accuracy = trained(divisor, "sentences")
+        print(
+            f"| divided by {divisor:,} | {found.guesses.correct:,} of {found.guesses.guesses:,} | "
+            f"{found.claim.mu:.3f} | ≥ {found.mu_general:.3f} | {found.p_value:.2g} | "
+            f"{accuracy:.2%} | {seconds:.0f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
-    for part in sys.argv[1:] or ("mechanisms", "sampled", "runs"):
-        {"mechanisms": mechanisms, "sampled": sampled, "runs": runs}[part]()
+    parts = {"mechanisms": mechanisms, "sampled": sampled, "runs": runs, "sentences": sentences}
+    for part in sys.argv[1:] or parts:
+        parts[part]()

@@ -135,7 +135,7 @@ def test_the_test_for_independent_noise_is_not_used(bare):
     assert content["lower_bound"] == content["epsilon_general"] > content["epsilon"]
 
 
-def test_the_attack_uses_the_released_model_alone(bare, tmp_path):
+def test_the_attack_uses_the_released_model_alone(bare):
     assert not (bare / SEEN).exists()
     checkpoint = bare / "private" / "checkpoints" / "00000012.safetensors"
     content = bytearray(checkpoint.read_bytes())

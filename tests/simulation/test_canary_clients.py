@@ -71,7 +71,7 @@ def test_a_canary_whose_update_is_not_finite_counts_as_zeros(place, monkeypatch)
         canaries = training._loop._canaries
         grid = Grid(step=2.0**-30, clip_norm=0.5)
 
-        def diverged(_, model, names, number):
+        def diverged(_, model, names, _number):
             return ((name, np.full(model.size, np.nan, np.float32)) for name in names)
 
         monkeypatch.setattr(JaxClients, "updates", diverged)
@@ -106,7 +106,7 @@ def test_lost_secrets_are_noticed(place):
     [({"clip_norm": "adaptive"}, "adaptive clipping"), ({"hours": 24.0}, "timer_hours")],
 )
 def test_settings_whose_guarantee_canaries_cannot_be_compared_with(
-    place, tmp_path, kind, changes, message
+    tmp_path, kind, changes, message
 ):
     import msgspec
     from sentence_runs import config

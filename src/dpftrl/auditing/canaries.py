@@ -3,10 +3,10 @@
 There are two kinds. This module has those of white-box audits, whose updates are random gradient
 directions; `dpftrl.auditing.sentences` has those of black-box audits, which hold unusual sentences.
 
-A canary of this kind takes part in the rounds of the worst participation of one client, with an update of full
-clip norm: what the guarantee allows at most. Its direction is random, and those of two canaries are
-orthogonal: each canary has coordinates of its own, with random signs. A canary whose coin says no
-contributes nothing, as in the zero-out adjacency of the guarantee.
+A canary of this kind takes part in the rounds of the worst participation of one client, with an
+update of full clip norm: what the guarantee allows at most. Its direction is random, and those of
+two canaries are orthogonal: each canary has coordinates of its own, with random signs. A canary
+whose coin says no contributes nothing, as in the zero-out adjacency of the guarantee.
 
 How canaries count: they are added to the sum of a round, after the updates of clients or examples.
 They take nobody's place: the report goal, the cohort and the batch are those of a run without

@@ -189,9 +189,9 @@ def _print_run_audit(run: Path, audit: RunAudit) -> None:
         table.add_row(f"lower bound, {name}", *(f"{one:.4g}" for one in numbers))
     print_table(table)
     say(
-        f"{guesses.correct:,} of {guesses.guesses:,} guesses were right "
-        f"({int(audit.included.sum()):,} canaries were included); confidence {audit.confidence:g}; p-value of the claim "
-        f"{audit.p_value:.2g}"
+        f"{guesses.correct:,} of {guesses.guesses:,} coins guessed right "
+        f"({int(audit.included.sum()):,} canaries were included); confidence "
+        f"{audit.confidence:g}; p-value of the claim {audit.p_value:.2g}"
     )
     say(_verdict(audit.exceeds_claim))
 

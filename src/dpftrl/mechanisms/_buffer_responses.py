@@ -1,4 +1,4 @@
-"""The responses of buffers to one row of Z, computed round by round as a noise stream computes them.
+"""The responses of buffers to one row of Z, computed round by round as noise streams do it.
 
 A module of its own, because it needs numba: only `GeneralBLT.rounding_gain` imports it.
 """
