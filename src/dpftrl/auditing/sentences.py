@@ -114,8 +114,8 @@ class SentenceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise InvalidInput(
                 "canary sentences need extra packages such as JAX: pip install 'dpftrl[train]'"
             ) from None
-        sizes = {name: size for name, size in self.model.items() if name != "name"}
-        return language_model(str(self.model["name"]), **sizes)  # pyright: ignore[reportArgumentType]
+        sizes = {name: int(size) for name, size in self.model.items() if name != "name"}
+        return language_model(str(self.model["name"]), **sizes)
 
 
 def sentence_file(
