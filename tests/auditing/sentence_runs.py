@@ -29,6 +29,7 @@ def config(root: Path, epsilon: float, rounds: int) -> Config:
         f"""
 task = "jsonl"
 evaluate_every = 100
+clip_norm = 2.0
 [data]
 path = "{root}/people.jsonl"
 vocabulary = "{root}/words.txt"
@@ -37,7 +38,7 @@ sentences_per_user = 16
 [model]
 name = "window"
 pretraining_steps = 0
-sizes = {{ embedding = 8, words = 2, hidden = 16 }}
+sizes = {{ embedding = 16, words = 2, hidden = 48 }}
 [client]
 learning_rate = 1.0
 batch_size = 4

@@ -103,7 +103,8 @@ def noisy(tmp_path_factory):
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory):
     """A run that claims epsilon 2, with a thousandth of the noise that this needs."""
-    return trained_with_hardly_any_noise(tmp_path_factory.mktemp("bare"), epsilon=2.0)
+    root = tmp_path_factory.mktemp("bare")
+    return trained_with_hardly_any_noise(root, epsilon=2.0, rounds=24)
 
 
 def test_a_correct_run_is_consistent_with_its_claim(noisy):
@@ -119,7 +120,7 @@ def test_a_correct_run_is_consistent_with_its_claim(noisy):
 def test_without_noise_the_attack_beats_chance_and_the_claim(bare):
     """The negative control: what the model learned by heart is found in it."""
     found = audit_run(bare)
-    assert found.guesses.correct >= 0.95 * found.guesses.guesses
+    assert found.guesses.correct >= 0.9 * found.guesses.guesses
     assert found.scores[found.included].mean() > found.scores[~found.included].mean() + 1
     assert found.exceeds_claim
     assert found.mu_general > found.claim.mu
@@ -137,7 +138,7 @@ def test_the_test_for_independent_noise_is_not_used(bare):
 
 def test_the_attack_uses_the_released_model_alone(bare):
     assert not (bare / SEEN).exists()
-    checkpoint = bare / "private" / "checkpoints" / "00000012.safetensors"
+    checkpoint = bare / "private" / "checkpoints" / "00000024.safetensors"
     content = bytearray(checkpoint.read_bytes())
     before = audit_run(bare).scores
     try:

@@ -37,7 +37,7 @@ def test_they_take_nobodys_place(finished):
     assert not any("canary" in line for line in lines)
 
 
-def test_updates_are_the_clipped_sum_of_those_whose_coin_says_yes(place):
+def test_the_sum_has_the_clipped_updates_of_those_whose_coin_says_yes(place):
     from dpftrl.simulation.canary_clients import open_canaries
     from dpftrl.simulation.jax_clients import JaxClients, LocalTraining
     from dpftrl.simulation.training import network

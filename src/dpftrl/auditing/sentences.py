@@ -36,7 +36,7 @@ from dpftrl.auditing.one_run import Guesses
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import Layout, RunFolder
 from dpftrl.federated.store.run_store import released_model
-from dpftrl.participation import MinSep
+from dpftrl.participation import Participation
 from dpftrl.tasks.task import Users
 from dpftrl.tasks.vocabulary import BEGIN, END, PAD, SPECIAL
 
@@ -120,7 +120,7 @@ class SentenceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 def sentence_file(
     canaries: int,
-    participation: MinSep,
+    participation: Participation,
     model: Mapping[str, Any],
     *,
     sentence_length: int,

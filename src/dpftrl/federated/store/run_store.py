@@ -451,7 +451,8 @@ def released_model(folder: RunFolder) -> tuple[int, Float32Vector]:
     key, state = folder.read_key(), RunState()
     check_created(folder, key)
     for record, _ in _journal(folder, key).read():
-        state.follow(record)
+        if record is not None:
+            state.follow(record)
     return state.rounds, _last_checkpoint(folder, state).model
 
 
