@@ -137,6 +137,10 @@ class TrainingLoop:
                 on_round(self._progress(seconds_per_round))
         return self._server.ended()
 
+    def close(self) -> None:
+        """Close the files that a loop keeps open which did not run."""
+        self._metrics.close_events()
+
     def _measure(self) -> None:
         """Record the metrics of a committed round; evaluate the model every few rounds."""
         server = self._server

@@ -237,6 +237,7 @@ class Training:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._loop.close()
         self.server.close()
 
     @renamed_argument("report", "on_round")
