@@ -97,7 +97,7 @@ def test_the_extremes_are_guessed():
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory):
     """A run with the noise of its claim."""
-    return trained(tmp_path_factory.mktemp("noisy"))
+    return trained(tmp_path_factory.mktemp("noisy"), rounds=6)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_a_correct_run_is_consistent_with_its_claim(noisy):
     assert found.p_value > 0.05
     assert found.kind == "sentences"
     assert found.guesses[:2] == (CANARIES, CANARIES // 2)
-    assert found.rounds == 12
+    assert found.rounds == 6
 
 
 def test_without_noise_the_attack_beats_chance_and_the_claim(bare):
@@ -177,7 +177,7 @@ def test_scores_are_losses_under_the_start_model_minus_those_under_the_released_
     file, secret = read_sentence_file(noisy), read_secrets(noisy)
     model = file.network()
     rounds, vector = released_model(RunFolder(noisy))
-    assert rounds == 12
+    assert rounds == 6
     arrays = Layout.of(model.init(0)).arrays(vector)
     rows = file.sentences(secret)
     # By an independent function: the mean loss of one sentence, times its words.
