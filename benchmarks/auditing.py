@@ -1,6 +1,6 @@
 """How much of a claimed epsilon audits show, for every mechanism, for sampled batches and for runs.
 
-    PYTHONPATH=src python benchmarks/auditing.py mechanisms sampled runs sentences
+    PYTHONPATH=src python benchmarks/auditing.py mechanisms sampled runs
 
 prints the tables of docs/auditing.md. Every mechanism is audited with the noise that its claim
 needs, with noise that is 10% too small, and, for runs, with noise that is divided by 4. Times are
@@ -104,10 +104,10 @@ def sampled() -> None:
         )
 
 
-def trained(divisor, kind, changes=()):
+def trained(divisor):
     """Train on chitchat with 1,000 canaries and divided noise.
 
-    Returns the audit, whether the run verifies, the seconds of all processors, and the accuracy.
+    Returns the audit, whether the run verifies, and the seconds of all processors.
     """
     from dpftrl.simulation.config import read_config
     from dpftrl.simulation.training import Training
@@ -128,15 +128,12 @@ def trained(divisor, kind, changes=()):
         with tempfile.TemporaryDirectory() as place:
             folder, state = Path(place) / "run", Path(place) / "state"
             started = time.process_time()
-            config = read_config(None, changes)
-            with Training.create(
-                config, folder, canaries=1000, canary_kind=kind, state_folder=state
-            ) as training:
+            config = read_config(None)
+            with Training.create(config, folder, canaries=1000, state_folder=state) as training:
                 training.run()
-                accuracy = training.evaluate().accuracy
             found = audit_run(folder)
             seconds = time.process_time() - started
-            return found, verify_run(folder, state).passed, seconds, accuracy
+            return found, verify_run(folder, state).passed, seconds
     finally:
         run_store._noise = planned
 
@@ -146,7 +143,7 @@ def runs() -> None:
     print("\n| noise | correct | claimed mu | general | independent noise | verify | seconds |")
     print("|---|---|---|---|---|---|---|")
     for divisor in (1, 4):
-        found, passed, seconds, _ = trained(divisor, "gradients")
+        found, passed, seconds = trained(divisor)
         print(
             f"| divided by {divisor} | {found.guesses.correct:,} of {found.guesses.guesses:,} | "
             f"{found.claim.mu:.3f} | ≥ {found.mu_general:.3f} | ≥ {found.mu_independent:.3f} | "
@@ -155,21 +152,7 @@ def runs() -> None:
         )
 
 
-def sentences() -> None:
-    """Train on chitchat with 1,000 canary sentences, with the planned noise and hardly any."""
-    print("\n| noise | correct | claimed mu | general | p-value | accuracy | seconds |")
-    print("|---|---|---|---|---|---|---|")
-    for divisor in (1, 4, 1000):
-        found, _, seconds, accuracy = trained(divisor, "sentences")
-        print(
-            f"| divided by {divisor:,} | {found.guesses.correct:,} of {found.guesses.guesses:,} | "
-            f"{found.claim.mu:.3f} | ≥ {found.mu_general:.3f} | {found.p_value:.2g} | "
-            f"{accuracy:.2%} | {seconds:.0f} |",
-            flush=True,
-        )
-
-
 if __name__ == "__main__":
-    parts = {"mechanisms": mechanisms, "sampled": sampled, "runs": runs, "sentences": sentences}
+    parts = {"mechanisms": mechanisms, "sampled": sampled, "runs": runs}
     for part in sys.argv[1:] or parts:
         parts[part]()
