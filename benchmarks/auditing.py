@@ -104,28 +104,27 @@ def sampled() -> None:
         )
 
 
-def runs() -> None:
-    """Train on chitchat with 1,000 canaries, with the planned noise and with a quarter of it."""
+def trained(divisor):
+    """Train on chitchat with 1,000 canaries and divided noise.
+
+    Returns the audit, whether the run verifies, and the seconds of all processors.
+    """
     from dpftrl.simulation.config import read_config
     from dpftrl.simulation.training import Training
 
-    print("\n| noise | correct | claimed mu | general | independent noise | verify | seconds |")
-    print("|---|---|---|---|---|---|---|")
     planned = run_store._noise
-    for divisor in (1, 4):
 
-        def noise(plan, file, layout, key, divisor=divisor):
-            if divisor == 1:
-                return planned(plan, file, layout, key)
-            return NoiseStream.unchecked(
-                plan.mechanism,
-                layout.size,
-                noise_multiplier=plan.noise_multiplier / divisor,
-                key=key,
-                clip_norm=file.settings.grid(plan).clip_norm,
-            )
+    def noise(plan, file, layout, key):
+        return NoiseStream.unchecked(
+            plan.mechanism,
+            layout.size,
+            noise_multiplier=plan.noise_multiplier / divisor,
+            key=key,
+            clip_norm=file.settings.grid(plan).clip_norm,
+        )
 
-        run_store._noise = noise
+    run_store._noise = planned if divisor == 1 else noise
+    try:
         with tempfile.TemporaryDirectory() as place:
             folder, state = Path(place) / "run", Path(place) / "state"
             started = time.process_time()
@@ -134,16 +133,26 @@ def runs() -> None:
                 training.run()
             found = audit_run(folder)
             seconds = time.process_time() - started
-            passed = verify_run(folder, state).passed
+            return found, verify_run(folder, state).passed, seconds
+    finally:
+        run_store._noise = planned
+
+
+def runs() -> None:
+    """Train on chitchat with 1,000 canaries, with the planned noise and with a quarter of it."""
+    print("\n| noise | correct | claimed mu | general | independent noise | verify | seconds |")
+    print("|---|---|---|---|---|---|---|")
+    for divisor in (1, 4):
+        found, passed, seconds = trained(divisor)
         print(
             f"| divided by {divisor} | {found.guesses.correct:,} of {found.guesses.guesses:,} | "
             f"{found.claim.mu:.3f} | ≥ {found.mu_general:.3f} | ≥ {found.mu_independent:.3f} | "
             f"{'passed' if passed else 'failed'} | {seconds:.0f} |",
             flush=True,
         )
-    run_store._noise = planned
 
 
 if __name__ == "__main__":
-    for part in sys.argv[1:] or ("mechanisms", "sampled", "runs"):
-        {"mechanisms": mechanisms, "sampled": sampled, "runs": runs}[part]()
+    parts = {"mechanisms": mechanisms, "sampled": sampled, "runs": runs}
+    for part in sys.argv[1:] or parts:
+        parts[part]()

@@ -41,7 +41,6 @@ napoleon_use_ivar = True
 PUBLIC = {
     "dpftrl": "What most programs need. Each name is loaded when it is first used.",
     "dpftrl.torch": "Private training in a PyTorch loop. Extra: `torch`.",
-    "dpftrl.torch.distributed": "The same with DDP and FSDP2, over several processes.",
     "dpftrl.torch.opacus": "Correlated noise for users of Opacus. Extra: `opacus`.",
     "dpftrl.torch.distributed": "Private training by several processes: DDP and FSDP2.",
     "dpftrl.torch.device_noise": "Noise on the device where the sum is, with PyTorch.",

@@ -10,6 +10,7 @@ from nbclient import NotebookClient
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 # The parameters of the first code cell, at a size that takes seconds.
 SMALL = {
+    "auditing_a_run": "rounds, report_goal, canaries, sentences = 3, 8, 40, 16",
     "main_figures_of_the_paper": "rounds, min_sep = 64, 16",
     "plan_a_keyboard_fleet": (
         "population, report_goal, rounds = 60_000, 300, 400\nepsilon, delta = 8.0, 1e-6"

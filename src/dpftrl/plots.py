@@ -117,13 +117,17 @@ def _smoothed(axes: Any, curve: Vector, colour: Any) -> tuple[Vector, Vector]:
     return middles, np.sqrt([np.mean(window**2) for window in windows])
 
 
-def plot_canary_scores(scores: Vector, included: NDArray[np.bool_], path: Path) -> None:
+def plot_canary_scores(
+    scores: Vector, included: NDArray[np.bool_], path: Path, kind: str = "gradients"
+) -> None:
     """Plot histograms of the scores of canaries, of included ones and of the others.
 
     Args:
-        scores: The log-likelihood ratio of each canary.
+        scores: The score of each canary: for gradients its log-likelihood ratio, for sentences by
+            how much its loss fell, compared with the median sentence.
         included: Whether each canary was included.
         path: A .png, .svg or .pdf file.
+        kind: The kind of canaries, `gradients` or `sentences`.
     """
     figure, axes = _figure(path, 1, height=3.6)
     edges = np.histogram_bin_edges(scores, bins=40)
@@ -140,7 +144,10 @@ def plot_canary_scores(scores: Vector, included: NDArray[np.bool_], path: Path) 
             hatch=hatch,
         )
     axes.axvline(0.0, color="#000000", linewidth=1)
-    axes.set_xlabel("score of a canary (log-likelihood ratio); guessed as included right of 0")
+    if kind == "sentences":
+        axes.set_xlabel("how much the loss of a sentence fell (nats), compared with the median")
+    else:
+        axes.set_xlabel("score of a canary (log-likelihood ratio); guessed as included right of 0")
     axes.set_ylabel("number of canaries")
     axes.legend(frameon=False)
     _save(figure, path)

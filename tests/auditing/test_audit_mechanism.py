@@ -16,7 +16,7 @@ DELTA = 0.01
 NOT_ATTAINED = {"tree", "tree-vanilla", "smooth-tree"}
 
 
-def audit(name, *, mu=1.0, factor=1.0, trials=2**16, **options):
+def audit(name, *, mu=1.0, factor=1.0, trials=2**15, **options):
     """Audit one mechanism at a claimed mu, with noise that is `factor` times the planned one."""
     chosen = ONE_OF_EACH[name] if name in ONE_OF_EACH else mechanism(name, CLIENTS)
     scale = chosen.sensitivity(CLIENTS).value / mu

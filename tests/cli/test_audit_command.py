@@ -5,6 +5,7 @@ import json
 import pytest
 from canary_runs import create, divide_noise, train
 from command_line import answer, refused_in_one_line, run
+from sentence_runs import config
 
 FEW = ("--rounds", 8, "--min-sep", 4, "--noise-multiplier", 2, "--trials", 20_000)
 
@@ -74,6 +75,27 @@ def test_a_run_with_a_quarter_of_its_noise_has_exit_code_1(tmp_path, monkeypatch
     divide_noise(monkeypatch, 4)
     code, out, _ = run("audit", "run", run_with_canaries(tmp_path / "run", 1000))
     assert (code, "EXCEEDED" in out) == (1, True)
+
+
+def test_canary_sentences_from_training_to_audit(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPFTRL_STATE", str(tmp_path / "state"))
+    config(tmp_path, epsilon=8.0, rounds=2)
+    folder, picture = tmp_path / "run", tmp_path / "scores.png"
+    options = ("--canaries", 40, "--canary-kind", "sentences")
+    answer("train", tmp_path / "small.toml", "--out", folder, *options)
+    code, out, _ = run("audit", "run", folder, "--plot", picture)
+    assert code == 0
+    assert "40 canary sentences, 2 rounds" in out
+    assert "independent noise" not in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    found = answer("audit", "run", folder)
+    assert (found["canary_kind"], found["guesses"], found["confidence"]) == ("sentences", 20, 0.95)
+    assert found["lower_bound"] <= found["epsilon"]
+    assert not found["exceeds_claim"]
+    again = refused_in_one_line("train", "--resume", "--out", folder, *options[2:])
+    assert "--canary-kind" in again
+    alone = refused_in_one_line("train", "--out", tmp_path / "new", *options[2:])
+    assert "needs --canaries" in alone
 
 
 def test_a_run_without_canaries_is_refused(tmp_path):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mpmath import mp, mpf
 
 import dpftrl
 from conformance import participations, true_sensitivity
@@ -171,3 +172,19 @@ def test_a_strategy_that_grows_out_of_range_is_refused():
     check_not_underestimated(growing, MinSep(500, 5), 3.0**499)
     with pytest.raises(DpftrlError):
         growing.sensitivity(MinSep(2000, 5))
+
+
+@pytest.mark.parametrize("decay", [0.9999967, 0.9999992657, 0.9999983])
+def test_powers_of_many_rounds_never_make_a_general_blt_look_less_sensitive(decay):
+    """Powers are computed by doubling, and their relative errors grow with the rounds."""
+    rounds, scale = 400_000, 0.1
+    with mp.workdps(40):
+        square = mpf(decay) ** 2
+        exact = mp.sqrt(1 + mpf(scale) ** 2 * (1 - square ** (rounds - 1)) / (1 - square))
+        mechanism = dpftrl.GeneralBLT([decay], [scale])
+        found = mechanism.sensitivity(MinSep(rounds, rounds))
+        assert 0 <= mpf(found.value) / exact - 1 <= mpf(10) ** -9
+        assert found.kind == "exact"
+        if decay == 0.9999967:  # the negative control: without the bound, the norm is too small
+            norm = float(np.linalg.norm(mechanism.coefficients(rounds)))
+            assert mpf(norm) / exact - 1 < -3 * mpf(10) ** -12

@@ -6,7 +6,9 @@ from small_training_runs import Place
 from torch import nn
 
 from dpftrl import InvalidInput, verify_run
+from dpftrl.auditing.canaries import PUBLIC
 from dpftrl.auditing.run import audit_run
+from dpftrl.errors import UnsafeState
 from dpftrl.noise import NoiseStream
 from dpftrl.torch import make_private
 
@@ -95,6 +97,40 @@ def test_a_resumed_training_repeats_its_steps_with_the_same_canaries(place):
     assert found.mu_independent > 0.5 * found.claim.mu
 
 
+@pytest.mark.parametrize("change", ["edited", "removed"])
+def test_the_public_file_is_sealed(place, change):
+    with private(place) as training:
+        train(training, until=4)
+    assert verify_run(place.folder, place.state).passed
+    path = place.folder / PUBLIC
+    content = path.read_bytes()
+    if change == "edited":
+        path.write_bytes(content.replace(b"400", b"300"))
+    else:
+        path.unlink()
+    verdict = verify_run(place.folder, place.state)
+    assert not verdict.passed
+    assert [check.name for check in verdict.checks if check.outcome == "failed"] == [
+        "settings and plan"
+    ]
+    with pytest.raises((UnsafeState, InvalidInput), match=PUBLIC):
+        private(place, canaries=300)
+    path.write_bytes(content)
+    assert verify_run(place.folder, place.state).passed
+
+
+def test_a_file_of_canaries_that_was_added_later_gives_a_warning(place, tmp_path):
+    with private(place, canaries=0) as training:
+        train(training, until=4)
+    with private(Place(tmp_path / "other", tmp_path / "other state")):
+        pass
+    (place.folder / PUBLIC).write_bytes((tmp_path / "other" / PUBLIC).read_bytes())
+    verdict = verify_run(place.folder, place.state)
+    (check,) = [one for one in verdict.checks if one.name == "settings and plan"]
+    assert check.outcome == "warning"
+    assert "not sealed" in check.text
+
+
 def test_another_number_of_canaries_is_refused(place):
     with private(place) as training:
         train(training, until=4)
@@ -106,5 +142,9 @@ def test_another_number_of_canaries_is_refused(place):
 def test_trainings_that_cannot_have_canaries_are_refused(place):
     with pytest.raises(InvalidInput, match="sampling='none'"):
         private(place, sampling="poisson", mechanism=None)
+    assert not place.folder.exists()  # refused before there are any files
+    with pytest.raises(InvalidInput, match="adaptive"):
+        private(place, clip_norm="adaptive")
+    assert not place.folder.exists()
     with pytest.raises(InvalidInput, match="folder"):
         private(Place(None, None))

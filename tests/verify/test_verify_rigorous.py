@@ -167,6 +167,24 @@ def test_cancelling_scales_of_a_general_blt_do_not_widen_the_enclosure():
     assert found.epsilon.high <= guarantee.epsilon
 
 
+# Decays, scales and rounds at which powers of the feedback matrix, computed by doubling, lose most
+# digits of the gain: found by a search among mechanisms that are not refused.
+CANCELLING = [
+    ([0.9, 0.899999], [1000.0, -999.9], 300),
+    ([0.9520582470002353, 0.95205835132011], [-525.1947579345288, 525.2103759671621], 256),
+    ([0.9998177286220011, 0.9998180594028354], [-142.75429209429416, 143.19203479040775], 1024),
+]
+
+
+@pytest.mark.parametrize(("decays", "scales", "rounds"), CANCELLING)
+def test_the_gain_of_rounding_keeps_its_digits_where_scales_cancel(decays, scales, rounds):
+    mech = GeneralBLT(decays, scales)
+    with mp.workdps(sixty_digits.DIGITS):
+        exact = sixty_digits.rounding_gain(mech, rounds) / sixty_digits.MARGIN
+        share = mech.rounding_gain(rounds) / (exact * mpf("1.001"))
+    assert abs(share - 1) < 1e-6
+
+
 def test_streams_and_devices_compose_by_their_squares():
     streams = [
         NoiseStream(mechanism("blt-b400"), MinSep(100, 20), 6.0),

@@ -1,9 +1,12 @@
 """Canaries: artificial participants of a run, each included or not by a secret fair coin.
 
-A canary takes part in the rounds of the worst participation of one client, with an update of full
-clip norm: what the guarantee allows at most. Its direction is random, and those of two canaries are
-orthogonal: each canary has coordinates of its own, with random signs. A canary whose coin says no
-contributes nothing, as in the zero-out adjacency of the guarantee.
+There are two kinds. This module has those of white-box audits, whose updates are random gradient
+directions; `dpftrl.auditing.sentences` has those of black-box audits, which hold unusual sentences.
+
+A canary of this kind takes part in the rounds of the worst participation of one client, with an
+update of full clip norm: what the guarantee allows at most. Its direction is random, and those of
+two canaries are orthogonal: each canary has coordinates of its own, with random signs. A canary
+whose coin says no contributes nothing, as in the zero-out adjacency of the guarantee.
 
 How canaries count: they are added to the sum of a round, after the updates of clients or examples.
 They take nobody's place: the report goal, the cohort and the batch are those of a run without
@@ -19,7 +22,7 @@ the released models the file shows sums without noise.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, final
 
@@ -33,16 +36,21 @@ from dpftrl._internal.storage import read_file, read_json, replace_file
 from dpftrl.accounting import Guarantee
 from dpftrl.auditing.worst_updates import information, worst_updates
 from dpftrl.centralized import TrainingRun
-from dpftrl.clipping import Grid
+from dpftrl.centralized.settings import Settings
+from dpftrl.clipping import ExactSum, Grid
 from dpftrl.errors import InvalidInput, UnsafeState
 from dpftrl.mechanisms import Mechanism
 from dpftrl.participation import Participation
+from dpftrl.plan import DatasetPlan
 
 PUBLIC: Final = "canaries.json"
 SECRET: Final = "private/canaries.json"
 SEEN: Final = "private/canaries.safetensors"
 KEY_BYTES: Final = 16  # of the generator of directions
 MOST_SEEN_BYTES: Final = 2**40
+
+# Random gradient directions, or clients that train on unusual sentences.
+CanaryKind = Literal["gradients", "sentences"]
 
 
 class NoisyRun(Protocol):
@@ -89,13 +97,47 @@ class CanaryFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return updates
 
 
-class SecretFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`private/canaries.json`: the key of the directions, and the coins, in hexadecimal."""
+@final
+class SecretFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`private/canaries.json`: what must stay secret until the audit is done.
 
-    format: Literal["dpftrl canary secrets"]
-    version: Literal[1]
+    Attributes:
+        key: The key of the generator of directions or sentences, in hexadecimal.
+        coins: One bit per canary, in hexadecimal: whether it is included.
+        start_losses: For sentences: the loss of each of them under the start model of the run.
+            Empty for directions.
+    """
+
+    format: Literal["dpftrl canary secrets"] = "dpftrl canary secrets"
+    version: Literal[1] = 1
     key: str
     coins: str
+    start_losses: tuple[float, ...] = ()
+
+    @classmethod
+    def toss(cls, canaries: int) -> "SecretFile":
+        """Toss the coins of a new run, with the generator of the operating system."""
+        coins = os.urandom(-(-canaries // 8))
+        return cls(key=os.urandom(KEY_BYTES).hex(), coins=coins.hex())
+
+    def included(self, canaries: int) -> NDArray[np.bool_]:
+        """The coin of every canary: whether it is included."""
+        bits = np.unpackbits(np.frombuffer(bytes.fromhex(self.coins), np.uint8))
+        return bits[:canaries].astype(np.bool_)
+
+    def generator(self) -> np.random.Generator:
+        """The generator of directions or sentences."""
+        key = int.from_bytes(bytes.fromhex(self.key), "little")
+        return np.random.Generator(np.random.Philox(key=key))
+
+    def save(self, folder: Path) -> None:
+        """Write the file of the run in a folder, readable by the owner only."""
+        replace_file(folder / SECRET, msgspec.json.encode(self), private=True)
+
+
+def read_secrets(folder: Path) -> SecretFile:
+    """The secrets of the canaries of a run."""
+    return read_json(folder / SECRET, SecretFile, "secrets of canaries")
 
 
 def canary_file(
@@ -128,8 +170,7 @@ def canary_file(
 class Directions:
     """The directions of all canaries: a sign for every coordinate, and whose coordinate it is."""
 
-    def __init__(self, canaries: int, size: int, key: bytes):
-        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+    def __init__(self, canaries: int, size: int, generator: np.random.Generator):
         self.share = size // canaries  # coordinates of one canary
         order = generator.permutation(size)[: canaries * self.share]
         self._coordinates: NDArray[np.int64] = order.reshape(canaries, self.share)
@@ -164,11 +205,11 @@ class Canaries:
 
     def __init__(self, folder: Path, file: CanaryFile, plan: NoisyRun):
         """Call `create` or `resume` instead."""
-        secret = read_json(folder / SECRET, SecretFile, "secrets of canaries")
+        secret = read_secrets(folder)
         self._path = folder / SEEN
         self._file = file
-        self._directions = Directions(file.canaries, file.size, bytes.fromhex(secret.key))
-        self._included = coins_of(secret, file.canaries)
+        self._directions = Directions(file.canaries, file.size, secret.generator())
+        self._included = secret.included(file.canaries)
         self._steps = dict[Grid, NDArray[np.int64]]()  # the sum of the included, by its grid
         self._weights = information(plan.mechanism, file.rounds) @ file.updates_by_round
         self._seen, self._rounds = np.zeros(file.size), 0
@@ -178,13 +219,7 @@ class Canaries:
     @classmethod
     def create(cls, folder: Path, file: CanaryFile, plan: NoisyRun) -> "Canaries":
         """Toss the coins of a new run, with the generator of the system, and write them."""
-        secret = SecretFile(
-            "dpftrl canary secrets",
-            1,
-            key=os.urandom(KEY_BYTES).hex(),
-            coins=os.urandom(-(-file.canaries // 8)).hex(),
-        )
-        replace_file(folder / SECRET, msgspec.json.encode(secret), private=True)
+        SecretFile.toss(file.canaries).save(folder)
         return cls(folder, file, plan)
 
     @classmethod
@@ -198,25 +233,18 @@ class Canaries:
         """
         if (file := read_canary_file(folder)) is None:
             return None
-        if not (folder / SECRET).exists():
-            if released:
-                raise UnsafeState(f"{folder / SECRET} is gone, so the canaries cannot go on")
-            return cls.create(folder, file, plan)  # the run was killed before it was written
-        return cls(folder, file, plan)
+        if secrets_exist(folder, released):
+            return cls(folder, file, plan)
+        return cls.create(folder, file, plan)
 
-    def updates(self, number: int, grid: Grid) -> NDArray[np.int64] | None:
+    def updates(self, number: int, grid: Grid) -> ExactSum | None:
         """The sum of the updates of all included canaries in a round; None if it has none."""
         sign = self._file.updates.get(number)
         if sign is None:
             return None
         if grid not in self._steps:
             self._steps = {grid: self._directions.steps(self._included, grid)}
-        return sign * self._steps[grid]
-
-    @property
-    def included(self) -> int:
-        """Number of included canaries. It is secret until the audit is done."""
-        return int(self._included.sum())
+        return ExactSum.of(grid, sign * self._steps[grid], int(self._included.sum()))
 
     def observe(self, number: int, others: NDArray[Any], mean: NDArray[Any]) -> None:
         """Note what a round has released; a round that was noted before is left out.
@@ -240,54 +268,75 @@ class Canaries:
         replace_file(self._path, content, private=True)
 
 
-def attach_canaries(run: TrainingRun, canaries: int) -> None:
-    """Give a centralized run its canaries: new ones before the first step, or those of its files.
+def secrets_exist(folder: Path, released: int) -> bool:
+    """Whether the coins of a run were tossed; if not, the run was killed before it wrote them.
 
     Args:
-        run: The run, created or resumed.
+        folder: Folder of the run.
+        released: Number of rounds that were released.
+
+    Raises:
+        UnsafeState: They are gone, although a round was released.
+    """
+    if (folder / SECRET).exists():
+        return True
+    if released:
+        raise UnsafeState(f"{folder / SECRET} is gone, so the canaries cannot go on")
+    return False
+
+
+def files_with_canaries(
+    canaries: int, settings: Settings
+) -> Callable[[DatasetPlan], dict[str, bytes]]:
+    """What a new centralized run seals for its canaries, as a function of its plan.
+
+    Args:
+        canaries: Number of canaries; 0 for none.
+        settings: The settings of the run.
+    """
+    canaries = whole_number("canaries", canaries, at_least=0)
+
+    def files(plan: DatasetPlan) -> dict[str, bytes]:
+        return {PUBLIC: _centralized_file(canaries, plan, settings).encoded()} if canaries else {}
+
+    return files
+
+
+def attach_canaries(run: TrainingRun, canaries: int) -> None:
+    """Give a centralized run the canaries of its files.
+
+    Args:
+        run: The run, created (with `files_with_canaries`) or resumed.
         canaries: Number of canaries; 0 for none.
 
     Raises:
         InvalidInput: The run cannot have canaries, or has another number of them.
     """
-    canaries = whole_number("canaries", canaries, at_least=0)
     folder = None if run.store is None else run.store.folder.root
-    file = None if folder is None else read_canary_file(folder)
-    if canaries == 0 and file is None:
-        return
-    if folder is None:
+    if folder is None and canaries:
         raise InvalidInput("canaries need a folder, in which their coins are kept")
-    if file is None and run.released == 0:
-        file = _centralized_file(run, canaries)
-        replace_file(folder / PUBLIC, file.encoded())
-    kept = 0 if file is None else file.canaries
-    if file is None or kept != canaries:
+    kept = 0 if folder is None else canary_count(folder)
+    if kept != canaries:
         raise InvalidInput(
             f"the run in {folder} has {kept:,} canaries, got canaries={canaries:,}; give the same "
             "number, or choose another folder"
         )
-    run.canaries = Canaries.resume(folder, run.plan, run.released)
+    if folder is not None:
+        run.canaries = Canaries.resume(folder, run.plan, run.released)
 
 
-def _centralized_file(run: TrainingRun, canaries: int) -> CanaryFile:
-    plan = run.plan
+def _centralized_file(canaries: int, plan: DatasetPlan, settings: Settings) -> CanaryFile:
     if not isinstance(plan.guarantee, Guarantee):
         raise InvalidInput(
             f"canaries need batches in a fixed order (sampling='none'), got {plan.sampling}; audit "
             "a sampling with `dpftrl audit mechanism --dataset`"
         )
-    if run.settings.adaptive is not None:
+    if settings.adaptive is not None:
         raise InvalidInput(
             "canaries have the full clip norm, which is not fixed in adaptive clipping; give a "
             "number as clip_norm, or leave out the canaries"
         )
-    return canary_file(canaries, plan, plan.dataset.in_order, run.settings.size)
-
-
-def coins_of(secret: SecretFile, canaries: int) -> NDArray[np.bool_]:
-    """The coin of every canary: whether it is included."""
-    bits = np.unpackbits(np.frombuffer(bytes.fromhex(secret.coins), np.uint8))
-    return bits[:canaries].astype(np.bool_)
+    return canary_file(canaries, plan, plan.dataset.in_order, settings.size)
 
 
 def read_canary_file(folder: Path) -> CanaryFile | None:
@@ -296,14 +345,28 @@ def read_canary_file(folder: Path) -> CanaryFile | None:
     return read_json(path, CanaryFile, "canaries") if path.exists() else None
 
 
+class _Header(msgspec.Struct, frozen=True):
+    """What the files of all kinds of canaries have."""
+
+    format: Literal["dpftrl canaries"]
+    canaries: int
+    kind: CanaryKind = "gradients"
+
+
+def canary_kind(folder: Path) -> CanaryKind | None:
+    """The kind of canaries that a run has, as `canaries.json` says; None if it has none."""
+    path = folder / PUBLIC
+    return read_json(path, _Header, "canaries").kind if path.exists() else None
+
+
 def canary_count(folder: Path) -> int:
     """Number of canaries of a run, as `canaries.json` says."""
-    file = read_canary_file(folder)
-    return 0 if file is None else file.canaries
+    path = folder / PUBLIC
+    return read_json(path, _Header, "canaries").canaries if path.exists() else 0
 
 
 def canary_sentence(canaries: int) -> str:
-    """What a privacy statement says about canaries."""
+    """What a privacy statement says about canaries, of either kind."""
     return (
         f"The training contains canaries: {canaries:,} artificial participants, each included or "
         "not by a secret fair coin, which were added to measure what an attack achieves. They "

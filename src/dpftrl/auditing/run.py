@@ -1,16 +1,18 @@
 """The audit of a finished run: guess the coins of its canaries from what was released.
 
-The attack knows the data of everybody else, as the guarantee allows. It scores each canary by the
-log-likelihood ratio of the released noisy means: what the worst client of the guarantee would have
-to fear. It guesses that a canary was included if its score
-is positive. Two tests use the number of correct guesses:
+For canaries with random gradients, the attack is white-box. It knows the data of everybody else, as
+the guarantee allows. It scores each canary by the log-likelihood ratio of the released noisy means:
+what the worst client of the guarantee would have to fear. It guesses that a canary was included if
+its score is positive. For canary sentences, the attack is black-box: it sees the released model
+alone (`dpftrl.auditing.sentences`). Two tests use the number of correct guesses:
 
 * *General*: the test of `dpftrl.auditing.one_run`. It assumes nothing but the claimed trade-off
   curve, and needs many canaries and errors far from correct to reject it.
 * *Independent noise*: the claim also says that the noise of different coordinates is independent.
   The directions of canaries are orthogonal, so that given all that was released, the coins are
   independent, and each is guessed correctly with a probability of at most Phi(mu / 2). The correct
-  guesses are then at most binomial, which is a far sharper test of the noise.
+  guesses are then at most binomial, which is a far sharper test of the noise. It does not apply to
+  sentences, whose updates are not orthogonal.
 
 Both hold for adaptive training: given what was released before, the updates of clients are fixed.
 """
@@ -31,17 +33,18 @@ from dpftrl.accounting.amplification import SampledGuarantee
 from dpftrl.adaptive_clipping import ClipNorm
 from dpftrl.auditing.canaries import (
     PUBLIC,
-    SECRET,
     SEEN,
     CanaryFile,
+    CanaryKind,
     Directions,
     SecretFile,
-    coins_of,
-    read_canary_file,
+    canary_kind,
+    read_secrets,
     read_seen,
 )
 from dpftrl.auditing.lower_bounds import at_least, ratio
 from dpftrl.auditing.one_run import Guesses, gaussian_inverse, mu_lower_bound, p_value
+from dpftrl.auditing.sentences import guess_extremes, read_sentence_file, sentence_scores
 from dpftrl.auditing.worst_updates import information
 from dpftrl.centralized.settings import RunFile as CentralizedRunFile
 from dpftrl.errors import InvalidInput
@@ -79,29 +82,32 @@ class RunAudit:
         claim: The guarantee that is audited.
         guesses: Canaries, guesses, and correct guesses.
         mu_general: Mu is at least this, by the general test.
-        mu_independent: Mu is at least this, if noise is independent as claimed.
+        mu_independent: Mu is at least this, if noise is independent as claimed; None for sentences.
         p_value: The largest probability of so many correct guesses under the claimed curve, by the
             general test.
         confidence: The probability that both lower bounds hold.
         rounds: Number of rounds whose release the attack has seen.
-        scores: The score of each canary: its log-likelihood ratio.
+        kind: Whether canaries are random gradients or sentences.
+        scores: The score of each canary: its log-likelihood ratio, or by how much the loss of its
+            sentence fell, compared with the median sentence.
         included: Whether each canary was included.
     """
 
     claim: Guarantee
     guesses: Guesses
     mu_general: float
-    mu_independent: float
+    mu_independent: float | None
     p_value: float
     confidence: float
     rounds: int
+    kind: CanaryKind
     scores: Vector
     included: NDArray[np.bool_]
 
     @property
     def mu_lower_bound(self) -> float:
-        """The larger one of the two lower bounds on mu."""
-        return max(self.mu_general, self.mu_independent)
+        """The larger one of the lower bounds on mu."""
+        return max(self.mu_general, self.mu_independent or 0.0)
 
     @property
     def lower_bound(self) -> float:
@@ -129,15 +135,21 @@ class RunAudit:
             "mu_lower_bound": self.mu_lower_bound,
             "mu_general": self.mu_general,
             "epsilon_general": _epsilon(self.claim.delta, self.mu_general),
-            "mu_independent": self.mu_independent,
-            "epsilon_independent": _epsilon(self.claim.delta, self.mu_independent),
+            **self._independent(),
             "p_value": self.p_value,
             "confidence": self.confidence,
             "exceeds_claim": self.exceeds_claim,
             "rounds": self.rounds,
+            "canary_kind": self.kind,
             **self.guesses._asdict(),
             "included": int(self.included.sum()),
         }
+
+    def _independent(self) -> dict[str, float]:
+        if self.mu_independent is None:
+            return {}
+        epsilon = _epsilon(self.claim.delta, self.mu_independent)
+        return {"mu_independent": self.mu_independent, "epsilon_independent": epsilon}
 
 
 def audit_run(folder: Path, *, confidence: float = DEFAULT_CONFIDENCE) -> RunAudit:
@@ -152,6 +164,14 @@ def audit_run(folder: Path, *, confidence: float = DEFAULT_CONFIDENCE) -> RunAud
     """
     if not (folder / "private").is_dir() or not (folder / "plan.json").exists():
         raise InvalidInput(f"{folder} is not the folder of a run with its private files")
+    kind = canary_kind(folder)
+    if kind is None:
+        raise InvalidInput(
+            f"{folder} has no canaries to guess; train with canaries, or audit its mechanism: "
+            f"dpftrl audit mechanism {folder}"
+        )
+    if kind == "sentences":
+        return audit_sentences(folder, confidence=confidence)
     _seen(folder)  # refuses a run that cannot be audited
     return audit_canaries(folder, _claim(folder), confidence=confidence)
 
@@ -185,11 +205,6 @@ def plan_clip_norm(clip_norm: ClipNorm) -> float:
 
 def _seen(folder: Path) -> tuple[Vector, int]:
     if not (folder / SEEN).exists():
-        if read_canary_file(folder) is None:
-            raise InvalidInput(
-                f"{folder} has no canaries to guess; train with canaries, or audit its mechanism: "
-                f"dpftrl audit mechanism {folder}"
-            )
         raise InvalidInput(f"{folder} has released nothing yet; train at least one round")
     return read_seen(folder / SEEN)
 
@@ -210,9 +225,9 @@ def audit_canaries(
     failure = 1 - fraction("confidence", confidence)
     seen, rounds = _seen(folder)
     file = read_json(folder / PUBLIC, CanaryFile, "canaries")
-    secret = read_json(folder / SECRET, SecretFile, "secrets of canaries")
+    secret = read_secrets(folder)
     scores = canary_scores(file, secret, seen, claim)
-    included = coins_of(secret, file.canaries)
+    included = secret.included(file.canaries)
     correct = int(np.count_nonzero((scores > 0) == included))
     guesses = Guesses(file.canaries, file.canaries, correct)
     sharp = min(INDEPENDENT_FAILURE, failure / 2)
@@ -225,6 +240,37 @@ def audit_canaries(
         p_value=p_value(guesses, gaussian_inverse(guarantee.mu)),
         confidence=confidence,
         rounds=rounds,
+        kind="gradients",
+        scores=scores,
+        included=included,
+    )
+
+
+def audit_sentences(folder: Path, *, confidence: float = DEFAULT_CONFIDENCE) -> RunAudit:
+    """Guess the coins of a run's canary sentences from the model that it released.
+
+    Args:
+        folder: Folder of the run, with its private files.
+        confidence: The probability that the lower bound holds.
+
+    Raises:
+        InvalidInput: The run has released nothing, or JAX is not installed.
+        UnsafeState: A sealed file or the model was changed.
+    """
+    failure = 1 - fraction("confidence", confidence)
+    file, secret = read_sentence_file(folder), read_secrets(folder)
+    rounds, scores = sentence_scores(folder, file, secret)
+    included = secret.included(file.canaries)
+    guesses, guarantee = guess_extremes(scores, included), _claim(folder).guarantee
+    return RunAudit(
+        claim=guarantee,
+        guesses=guesses,
+        mu_general=mu_lower_bound(guesses, failure),
+        mu_independent=None,
+        p_value=p_value(guesses, gaussian_inverse(guarantee.mu)),
+        confidence=confidence,
+        rounds=rounds,
+        kind="sentences",
         scores=scores,
         included=included,
     )
@@ -234,7 +280,7 @@ def canary_scores(file: CanaryFile, secret: SecretFile, seen: Vector, claim: Run
     """The log-likelihood ratio of every canary."""
     run = claim.guarantee.runs[-1]
     updates = file.updates_by_round
-    directions = Directions(file.canaries, file.size, bytes.fromhex(secret.key))
+    directions = Directions(file.canaries, file.size, secret.generator())
     products = directions.products(seen) * (claim.divisor / claim.clip_norm)
     shown = information(run.mechanism, file.rounds)
     mean = float(updates @ shown @ updates)

@@ -6,7 +6,7 @@ import time
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, Self, final
 
@@ -125,6 +125,7 @@ def open_run(
     units: Units,
     checkpoint: Callable[[], bytes],
     *,
+    files: Callable[[DatasetPlan], Mapping[str, bytes]],
     state_folder: PathLike | None,
     trust_folder: bool,
     insecure_test_key: int | None,
@@ -139,6 +140,7 @@ def open_run(
         settings: All settings that are not in the plan.
         units: The privacy units of the data set.
         checkpoint: Returns the content of the checkpoint before the first step.
+        files: Returns further files of a new run, by name, given its plan. They are sealed.
         state_folder: Folder for the witness.
         trust_folder: Resume even if the witness is missing.
         insecure_test_key: Seed of a noise key that anybody can guess. For tests only.
@@ -148,12 +150,14 @@ def open_run(
         InvalidInput: The run in the folder was created with other arguments.
     """
     if folder is None or not RunFolder(Path(folder)).exists:
+        chosen = planned(target, plan, units, on_progress)
         return TrainingRun.create(
             folder,
-            planned(target, plan, units, on_progress),
+            chosen,
             settings,
             units,
             checkpoint,
+            files=files(chosen),
             state_folder=state_folder,
             insecure_test_key=insecure_test_key,
         )

@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,12 +35,7 @@ CHECK_EVERY: Final = 32
 class Canaries(Protocol):
     """The canaries of an audit; `dpftrl.auditing.canaries` implements it."""
 
-    @property
-    def included(self) -> int:
-        """Number of included canaries."""
-        ...
-
-    def updates(self, number: int, grid: Grid) -> Steps | None:
+    def updates(self, number: int, grid: Grid) -> ExactSum | None:
         """The sum of the updates of all included canaries in a step; None if it has none."""
         ...
 
@@ -126,6 +121,7 @@ class TrainingRun:
         units: Units,
         checkpoint: Callable[[], bytes],
         *,
+        files: Mapping[str, bytes] | None = None,
         state_folder: PathLike | None = None,
         insecure_test_key: int | None = None,
     ) -> Self:
@@ -137,6 +133,7 @@ class TrainingRun:
             settings: All settings that are not in the plan.
             units: The privacy units of the data set.
             checkpoint: Returns the content of the checkpoint before the first step.
+            files: Further files of the run that may be published, by name. They are sealed.
             state_folder: Folder for the witness, outside the folder of the run; by default
                 $DPFTRL_STATE, or the user's state folder.
             insecure_test_key: Seed of a noise key that anybody can guess. For tests only.
@@ -157,6 +154,7 @@ class TrainingRun:
             checkpoint(),
             None if state_folder is None else Path(state_folder),
             insecure_test_key,
+            files,
         )
         return cls(plan, store.file, units, store.key, store)
 
@@ -312,8 +310,8 @@ class TrainingRun:
         updates = canaries.updates(self.steps, grid)
         if updates is None:
             return 0
-        total += updates
-        return canaries.included
+        total += updates.steps
+        return updates.updates
 
     def _joint_step(
         self,

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ DRAFT: Final = re.compile(
 
 
 @final
-class Created(Record, frozen=True, tag="created"):
+class Created(Record, frozen=True, tag="created", omit_defaults=True):
     """The run was created. This is the first record of every journal.
 
     Attributes:
@@ -57,6 +57,7 @@ class Created(Record, frozen=True, tag="created"):
         plan_sha256: SHA-256 of the file `plan.json`.
         key_fingerprint: The fingerprint of the noise key.
         checkpoint_sha256: SHA-256 of the checkpoint before the first step.
+        files: SHA-256 of further files of the run, by name, such as `canaries.json`.
     """
 
     run: str
@@ -64,6 +65,7 @@ class Created(Record, frozen=True, tag="created"):
     plan_sha256: str
     key_fingerprint: str
     checkpoint_sha256: str
+    files: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 @final
@@ -308,8 +310,10 @@ class RunStore:
         checkpoint: bytes,
         state_folder: Path | None,
         insecure_test_key: int | None,
+        files: Mapping[str, bytes] | None = None,
     ) -> Self:
         """Write the files of a new run; the first line of the journal is written last."""
+        further = files or {}
         settings.check()
         is_test = insecure_test_key is not None
         key = NoiseKey.insecure_for_tests(insecure_test_key) if is_test else NoiseKey.generate()
@@ -324,6 +328,8 @@ class RunStore:
             save_dataset_plan(plan, folder.plan)
             content = msgspec.json.format(msgspec.json.encode(file))
             replace_file(folder.settings, content, private=True)
+            for name, content in further.items():
+                replace_file(folder.root / name, content)
             replace_file(folder.checkpoint(0), checkpoint, private=True)
             store = cls(folder, file, plan, key, chain, RunState(), state_folder, held)
             chain.begin()
@@ -334,6 +340,9 @@ class RunStore:
                     plan_sha256=sha256_of(folder.plan),
                     key_fingerprint=key.fingerprint(),
                     checkpoint_sha256=hashlib.sha256(checkpoint).hexdigest(),
+                    files={
+                        name: hashlib.sha256(further[name]).hexdigest() for name in sorted(further)
+                    },
                 )
             )
             store._held = held.pop_all()
@@ -511,7 +520,10 @@ def _chain(
 
 
 def check_created(folder: RunFolder, key: NoiseKey) -> None:
-    """Check, before they are used, that `run.json` and `plan.json` are those of the first day."""
+    """Check, before it is used, that no file sealed in the first journal record was changed.
+
+    These files are `run.json`, `plan.json` and the further files of `TrainingRun.create`.
+    """
     journal = Journal[AnyRecord](folder.journal, key, AnyRecord)
     created = next((record for record, _ in journal.read()), None)
     if not isinstance(created, Created):
@@ -519,6 +531,7 @@ def check_created(folder: RunFolder, key: NoiseKey) -> None:
     for path, known in (
         (folder.settings, created.settings_sha256),
         (folder.plan, created.plan_sha256),
+        *((folder.root / name, sha256) for name, sha256 in created.files.items()),
     ):
         if sha256_of(path) != known:
             raise UnsafeState(f"{path} is not what it was when the run began")

@@ -149,9 +149,13 @@ def audit_run_command(
     `canaries=1000` in `make_private`. Each canary was included or not by a secret coin. The attack
     knows everybody else's data, and guesses all coins from the noisy means that the run released.
 
+    Canary sentences (`dpftrl train --canaries 1000 --canary-kind sentences`) are guessed from the
+    released model alone: the attack compares their losses with those under the start model, and
+    guesses half of the coins, where the losses fell most and least.
+
     The general test assumes nothing but the claimed trade-off curve (f-DP in one run). The test for
     independent noise uses that the noise of different coordinates is claimed to be independent: it
-    is sharper, and has a confidence of its own of 0.99999.
+    is sharper, has a confidence of its own of 0.99999, and does not apply to sentences.
 
     The exit code is 1 if a lower bound exceeds the claim.
     """
@@ -159,7 +163,7 @@ def audit_run_command(
     with progress_bar(f"auditing {run}"):
         audit = audit_run(run, confidence=confidence)
     if plot is not None:
-        plot_canary_scores(audit.scores, audit.included, plot)
+        plot_canary_scores(audit.scores, audit.included, plot, audit.kind)
     if as_json:
         print_json(audit.as_json())
     else:
@@ -172,19 +176,22 @@ def audit_run_command(
 
 def _print_run_audit(run: Path, audit: RunAudit) -> None:
     claim, guesses, found = audit.claim, audit.guesses, audit.as_json()
-    table = Table(title=escape(f"{run}: {guesses.canaries:,} canaries, {audit.rounds:,} rounds"))
+    what = "canaries" if audit.kind == "gradients" else "canary sentences"
+    table = Table(title=escape(f"{run}: {guesses.canaries:,} {what}, {audit.rounds:,} rounds"))
     for heading in ("", "epsilon", "mu"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     claimed = f"{rounded_up(claim.epsilon)} at delta {claim.delta:g}"
     table.add_row("claimed", claimed, rounded_up(claim.mu))
     for name, key in (("general", "general"), ("independent noise", "independent")):
+        if f"mu_{key}" not in found:
+            continue
         numbers = (found[f"epsilon_{key}"], found[f"mu_{key}"])
         table.add_row(f"lower bound, {name}", *(f"{one:.4g}" for one in numbers))
     print_table(table)
     say(
-        f"{guesses.correct:,} of {guesses.guesses:,} coins guessed ({int(audit.included.sum()):,} "
-        f"canaries were included); confidence {audit.confidence:g}; p-value of the claim "
-        f"{audit.p_value:.2g}"
+        f"{guesses.correct:,} of {guesses.guesses:,} coins guessed right "
+        f"({int(audit.included.sum()):,} canaries were included); confidence "
+        f"{audit.confidence:g}; p-value of the claim {audit.p_value:.2g}"
     )
     say(_verdict(audit.exceeds_claim))
 

@@ -23,6 +23,7 @@ from dpftrl.errors import InvalidInput
 from dpftrl.plan import Plan, load_plan
 
 if TYPE_CHECKING:
+    from dpftrl.auditing.canaries import CanaryKind
     from dpftrl.federated import Server
     from dpftrl.simulation.training import Training, TrainingProgress
 
@@ -56,6 +57,13 @@ if TYPE_CHECKING:
     help="Add so many canaries, for `dpftrl audit run`: artificial clients, each included by a "
     "secret coin. They replace nobody.",
 )
+@click.option(
+    "--canary-kind",
+    type=click.Choice(["gradients", "sentences"]),
+    help="`gradients`: updates in random directions, guessed from all releases (white-box). "
+    "`sentences`: clients that train on unusual sentences, guessed from the model alone "
+    "(black-box).  [default: gradients]",
+)
 @click.option("--show-config", is_flag=True, help="Print all settings and exit without training.")
 @state_folder_option
 @click.option(
@@ -72,6 +80,7 @@ def train_command(
     changes: tuple[str, ...],
     clip_norm: str | None,
     canaries: int,
+    canary_kind: "CanaryKind | None",
     show_config: bool,
     state_folder: Path | None,
     trust_folder: bool,
@@ -88,11 +97,13 @@ def train_command(
 
     if clip_norm is not None:
         changes = (_clip_norm_change(clip_norm), *changes)  # --set may add options
-    if resume and (config_or_plan or changes or show_config or canaries):
+    if resume and (config_or_plan or changes or show_config or canaries or canary_kind):
         raise InvalidInput(
             "--resume uses the settings that the run was created with: leave out the config, "
-            "--set, --clip-norm, --canaries and --show-config"
+            "--set, --clip-norm, --canaries, --canary-kind and --show-config"
         )
+    if canary_kind and not canaries:
+        raise InvalidInput("--canary-kind needs --canaries, the number of canaries")
     plan, config_file = None, None
     if config_or_plan and config_or_plan.endswith(".json"):
         plan = load_plan(config_or_plan)
@@ -122,6 +133,7 @@ def train_command(
                 out,
                 plan=plan,
                 canaries=whole_number("--canaries", canaries, at_least=0),
+                canary_kind=canary_kind or "gradients",
                 state_folder=state_folder,
                 insecure_test_key=insecure_test_key,
                 on_progress=on_progress,

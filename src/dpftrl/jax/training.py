@@ -20,7 +20,7 @@ from safetensors.numpy import save as save_tensors
 
 from dpftrl._internal.progress import Progress
 from dpftrl.adaptive_clipping import AdaptiveClipping, ClipNorm
-from dpftrl.auditing.canaries import attach_canaries
+from dpftrl.auditing.canaries import attach_canaries, files_with_canaries
 from dpftrl.centralized import Batch, Settings, TrainingRun, Units
 from dpftrl.centralized.owner import (
     Metrics,
@@ -138,6 +138,7 @@ def make_private(
         settings,
         data_units,
         lambda: _write_checkpoint(state),
+        files=files_with_canaries(canaries, settings),
         state_folder=state_folder,
         trust_folder=trust_folder,
         insecure_test_key=insecure_test_key,

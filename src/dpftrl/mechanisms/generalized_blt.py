@@ -11,7 +11,12 @@ import numpy as np
 
 from dpftrl._internal.checks import finite_numbers
 from dpftrl.errors import InvalidInput
-from dpftrl.mechanisms._sensitivity import Sensitivity, toeplitz_sensitivity
+from dpftrl.mechanisms._sensitivity import (
+    Sensitivity,
+    column_sum,
+    non_increasing_majorant,
+    toeplitz_sensitivity,
+)
 from dpftrl.mechanisms.base import ROUNDING_MARGIN, Matrix, Rows, StreamState, Vector
 from dpftrl.mechanisms.toeplitz import ToeplitzMechanism
 from dpftrl.participation import Participation
@@ -129,9 +134,33 @@ class GeneralBLT(ToeplitzMechanism):
         return inverse
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """Bound by the smallest non-increasing majorant of `|c|`; see `toeplitz_sensitivity`."""
+        """Bound by the smallest non-increasing majorant of `|c|`; see `toeplitz_sensitivity`.
+
+        Guarantees:
+            Rounding in the computed coefficients makes the result larger, never smaller: a bound on
+            what it can change is added.
+        """
         c = self.coefficients(self.check_curve(participation.rounds))
-        return toeplitz_sensitivity(c, participation, rounding=ROUNDING)
+        computed = toeplitz_sensitivity(c, participation, rounding=ROUNDING)
+        lost = np.linalg.norm(column_sum(self._coefficient_errors(len(c)), participation))
+        return computed.times(1 + float(lost) / computed.value)
+
+    def _coefficient_errors(self, rounds: int) -> Vector:
+        """Bounds on the rounding errors of `coefficients`, which do not increase.
+
+        The power theta^i is a product of at most 2 i roundings, as doubling computes it: squaring
+        doubles the relative error of a power and adds one rounding, and a product adds those of its
+        factors. A pair has four times as much, and the sum over buffers one rounding per buffer.
+        """
+        exponents = np.arange(float(rounds - 1))
+        sizes = np.abs(np.array(self.theta))
+        scales = [
+            abs(w.real) if q.imag == 0 else 2 * (abs(w.real) + abs(w.imag))
+            for q, w in zip(self.theta, self.omega, strict=True)
+        ]
+        terms = scales @ np.power.outer(sizes, exponents)
+        errors = 2.0**-53 * (8 * exponents + 2 * self.buffers + 8) * terms
+        return non_increasing_majorant(np.append(0.0, errors))
 
     def rounding_gain(self, rounds: int) -> float:
         """Bound from the impulse responses of the buffers and of the noise.
@@ -139,11 +168,20 @@ class GeneralBLT(ToeplitzMechanism):
         A buffer is a sum of `buffers` + 1 products, each rounded. So is the noise, whose rounding
         error enters the buffers too. An error in the buffers rotates and decays as the buffers do,
         and enters the noise through the output scales.
+
+        Guarantees:
+            Where the result leaves a guarantee at all (`MOST_SHARE` of `dpftrl.accounting`), it is
+            at least the gain in exact arithmetic times `ROUNDING_MARGIN` times 1 - 1e-6;
+            docs/adr/0022 has the proof. Responses are therefore computed round by round, as the
+            noise stream does it. Powers of the feedback matrix, by doubling, lose digits without
+            such a bound where large scales cancel.
         """
         if self.check_curve(rounds) == 1:
             return 0.0
+        from dpftrl.mechanisms._buffer_responses import sum_of_responses
+
         feedback = self._system - np.outer(self._inlet, self._outlet)
-        content = np.abs(_orbit(feedback, self._inlet, rounds)).sum(axis=1)
+        content = sum_of_responses(feedback, self._inlet, rounds)
         products = self.buffers + 1
         of_noise = 1 + np.abs(self._outlet) @ content
         errors = products * (np.abs(feedback) @ content + np.abs(self._inlet) * (1 + of_noise))

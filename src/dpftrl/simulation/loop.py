@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from dpftrl.auditing.canaries import Canaries
 from dpftrl.errors import InvalidInput, RunOver
 from dpftrl.federated import Server
 from dpftrl.simulation.metrics import Metrics, Point
-from dpftrl.simulation.population import Clients, Population, next_round
+from dpftrl.simulation.population import AuditCanaries, Clients, Population, next_round
 from dpftrl.statement.from_files import statement_of_files
 from dpftrl.statement.statement import Statement, save_statement
 
@@ -90,7 +89,7 @@ class TrainingLoop:
         every: int,
         rounds_per_hour: float = 1.0,
         state_folder: Path | None = None,
-        canaries: Canaries | None = None,
+        canaries: AuditCanaries | None = None,
     ):
         self.statement: Statement | None = None
         self._server = server
@@ -137,6 +136,10 @@ class TrainingLoop:
                 seconds_per_round = (time.monotonic() - started) / (self._server.rounds - first)
                 on_round(self._progress(seconds_per_round))
         return self._server.ended()
+
+    def close(self) -> None:
+        """Close the files that a loop keeps open which did not run."""
+        self._metrics.close_events()
 
     def _measure(self) -> None:
         """Record the metrics of a committed round; evaluate the model every few rounds."""

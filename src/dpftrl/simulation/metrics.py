@@ -49,10 +49,15 @@ class Metrics:
 
     def close(self) -> None:
         """Close the TensorBoard file and plot the curves."""
-        if self._events is not None:
-            self._events.close()
+        self.close_events()
         if find_spec("matplotlib") is not None:
             plot_points(self.points, self._curves)
+
+    def close_events(self) -> None:
+        """Close the TensorBoard file, if it is open."""
+        if self._events is not None:
+            self._events.close()
+            self._events = None
 
 
 def plot_points(points: Sequence[Point], path: Path, private_baseline: float | None = None) -> None:

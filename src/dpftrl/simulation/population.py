@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from dpftrl._internal.arrays import Float32Vector
 from dpftrl._internal.checks import as_float, whole_number
 from dpftrl._internal.threads import parallel_map
-from dpftrl.auditing.canaries import Canaries
+from dpftrl.clipping import ExactSum, Grid
 from dpftrl.errors import InvalidInput, TooFewClients
 from dpftrl.federated import Layout, Released, Round, Server
 
@@ -235,12 +235,28 @@ class PythonClients:
             yield name, self._layout.flat(trained) - model
 
 
+class AuditCanaries(Protocol):
+    """The canaries of an audit, of either kind: they are added to the sums of a run."""
+
+    def updates(self, number: int, grid: Grid, /) -> ExactSum | None:
+        """The sum of the clipped updates of all included canaries in a round; None if none."""
+        ...
+
+    def observe(self, number: int, others: NDArray[Any], mean: NDArray[Any], /) -> None:
+        """Note the noisy mean of a round, and the mean of the others without noise."""
+        ...
+
+    def save(self) -> None:
+        """Write what was observed."""
+        ...
+
+
 def next_round(
     server: Server,
     clients: Clients,
     population: Population,
     rounds_per_hour: float,
-    canaries: Canaries | None = None,
+    canaries: AuditCanaries | None = None,
 ) -> Released:
     """Repeat attempts until a round is committed.
 
@@ -290,7 +306,7 @@ def _commit(
     clients: Clients,
     current: Round,
     reporting: Sequence[str],
-    canaries: Canaries | None,
+    canaries: AuditCanaries | None,
 ) -> Released:
     """Compute the updates of the reporting clients, report them, and commit the round."""
     for client, update in clients.updates(server.model, reporting, current.number):
@@ -299,9 +315,9 @@ def _commit(
         return server.commit(current)
     grid, goal = current.reports.grid, current.reports.goal
     others = grid.values(current.reports.sum().steps, goal)  # the attack knows everybody else
-    steps = canaries.updates(current.number, grid)
-    if steps is not None:
-        current.reports.add_canaries(steps.data, canaries.included)
+    added = canaries.updates(current.number, grid)
+    if added is not None:
+        current.reports.add_canaries(added.steps.data, added.updates)
     released = server.commit(current, partial(canaries.observe, current.number, others))
     canaries.save()
     return released

@@ -17,7 +17,8 @@ from dpftrl._internal.deprecation import renamed_argument, warn
 from dpftrl._internal.progress import Progress
 from dpftrl.accounting import account, calibrate
 from dpftrl.auditing.canaries import PUBLIC as CANARIES
-from dpftrl.auditing.canaries import Canaries, canary_file
+from dpftrl.auditing.canaries import CanaryKind, canary_file
+from dpftrl.auditing.sentences import sentence_file
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import Layout, RunFolder, Server, Settings, StartModel
 from dpftrl.federated.start_model import DESCRIPTION_FILE
@@ -26,6 +27,7 @@ from dpftrl.models.description import describe
 from dpftrl.optimize import optimize_blt
 from dpftrl.participation import UNCAPPED, MinSep
 from dpftrl.plan import Fleet, Plan
+from dpftrl.simulation.canary_clients import open_canaries
 from dpftrl.simulation.config import Config, Network, Privacy, config_text, read_run_config
 from dpftrl.simulation.data_summary import DataSummary
 from dpftrl.simulation.jax_clients import JaxClients, LocalTraining
@@ -109,7 +111,7 @@ class Training:
             every=config.evaluate_every,
             rounds_per_hour=config.simulation.rounds_per_hour,
             state_folder=state_folder,
-            canaries=Canaries.resume(server.folder.root, server.plan, server.rounds),
+            canaries=open_canaries(server, self._model, training, config.seed),
         )
 
     @classmethod
@@ -121,6 +123,7 @@ class Training:
         *,
         plan: Plan | None = None,
         canaries: int = 0,
+        canary_kind: CanaryKind = "gradients",
         state_folder: Path | None = None,
         insecure_test_key: int | None = None,
         on_progress: Progress | None = None,
@@ -133,6 +136,9 @@ class Training:
             plan: Plan to use instead of one made from the configuration's [privacy] table.
             canaries: Number of canaries to add, for `dpftrl audit run`; see
                 `dpftrl.auditing.canaries`.
+            canary_kind: `gradients` for updates in random directions, which a white-box audit
+                guesses from all releases; `sentences` for clients that train on unusual sentences,
+                which a black-box audit guesses from the last model (`dpftrl.auditing.sentences`).
             state_folder: Folder for the witness.
             insecure_test_key: Seed of a noise key that anybody can guess. For tests only.
             on_progress: Called while the work before the first round goes on.
@@ -156,14 +162,24 @@ class Training:
             snapshot_every=config.snapshot_every,
             population=config.population,
         )
+        sizes = architecture(network(config.model, task))
         files = {
             CONFIG: config_text(config).encode(),
-            DESCRIPTION_FILE: describe(
-                task, architecture(network(config.model, task)), f"dpftrl {__version__}"
-            ).content(),
+            DESCRIPTION_FILE: describe(task, sizes, f"dpftrl {__version__}").content(),
         }
         if canaries:
-            files[CANARIES] = _canary_file(canaries, plan, settings, model)
+            _check_canaries(settings)
+            files[CANARIES] = (
+                _canary_file(canaries, plan, model)
+                if canary_kind == "gradients"
+                else sentence_file(
+                    canaries,
+                    plan.participation,
+                    sizes,
+                    sentence_length=task.train.sentences.shape[1] - 1,
+                    copies=config.data.sentences_per_user,
+                ).encoded()
+            )
         server = Server.create(
             folder,
             plan,
@@ -221,6 +237,7 @@ class Training:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._loop.close()
         self.server.close()
 
     @renamed_argument("report", "on_round")
@@ -260,15 +277,22 @@ class Training:
         return Measured(result.accuracy, result.perplexity)
 
 
-def _canary_file(
-    canaries: int, plan: Plan, settings: Settings, model: StartModel | Arrays
-) -> bytes:
-    """The content of `canaries.json`."""
+def _check_canaries(settings: Settings) -> None:
+    """Refuse settings with which canaries could not be compared with the guarantee."""
     if settings.adaptive is not None:
         raise InvalidInput(
             "canaries have the full clip norm, which is not fixed in adaptive clipping; give a "
             "number as clip_norm, or leave out the canaries"
         )
+    if settings.timer_hours is not None:
+        raise InvalidInput(
+            "canaries take part as often as the plan allows, and with timer_hours the guarantee "
+            "counts how often clients were contacted; leave out timer_hours or the canaries"
+        )
+
+
+def _canary_file(canaries: int, plan: Plan, model: StartModel | Arrays) -> bytes:
+    """The content of `canaries.json`, for random gradient directions."""
     arrays = model.arrays if isinstance(model, StartModel) else model
     size = Layout.of(arrays).size
     return canary_file(canaries, plan, plan.participation, size).encoded()

@@ -485,6 +485,34 @@ def evaluate(
     return Evaluation(hits / words, loss / words, words, int(np.sum(chosen[:, 1:] == UNKNOWN)))
 
 
+def sentence_losses(
+    model: Model, parameters: Mapping[str, NDArray[np.float32]], sentences: NDArray[np.int32]
+) -> NDArray[np.float64]:
+    """Return the cross entropy of each sentence in nats, summed over its words of the vocabulary.
+
+    Args:
+        model: The model.
+        parameters: Arrays of the model, by name.
+        sentences: [sentences, length + 1], as in `Users.sentences`.
+    """
+    padded = np.pad(sentences, ((0, -len(sentences) % EVALUATION_BATCH), (0, 0)))
+    on_device = {name: jnp.asarray(array) for name, array in parameters.items()}
+    losses = [
+        np.asarray(_losses(model, on_device, padded[first : first + EVALUATION_BATCH]), np.float64)
+        for first in range(0, len(padded), EVALUATION_BATCH)
+    ]
+    return np.concatenate([np.empty(0), *losses])[: len(sentences)]
+
+
+@partial(jax.jit, static_argnums=0)
+def _losses(model: Model, parameters: Mapping[str, Any], sentences: jax.Array) -> jax.Array:
+    """Return the cross entropy of each sentence, summed over its words of the vocabulary."""
+    targets = words_alone(sentences[:, 1:])
+    log_probabilities = jax.nn.log_softmax(logits(model, parameters, sentences[:, :-1]))
+    chosen = jnp.take_along_axis(log_probabilities, targets[:, :, None], axis=2)[:, :, 0]
+    return -jnp.sum(chosen, axis=1, where=targets != PAD)
+
+
 def words_to_predict(sentences: NDArray[np.int32], most_sentences: int | None = None) -> int:
     """Return the number of words that `evaluate` would count; refuse sentences without any."""
     return _count(_spread(sentences, most_sentences))

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from dpftrl._internal.progress import Progress
 from dpftrl.adaptive_clipping import ClipNorm
-from dpftrl.auditing.canaries import attach_canaries
+from dpftrl.auditing.canaries import attach_canaries, files_with_canaries
 from dpftrl.centralized import Settings, TrainingRun, Units
 from dpftrl.centralized.owner import Metrics, PathLike, Target, TrainingOwner, length_of, open_run
 from dpftrl.errors import InvalidInput
@@ -121,6 +121,7 @@ def make_private(
         settings,
         data_units,
         lambda: write_checkpoint(model, optimizer, scheduler, {"micro_batch": micro_batch}),
+        files=files_with_canaries(canaries, settings),
         state_folder=state_folder,
         trust_folder=trust_folder,
         insecure_test_key=insecure_test_key,

@@ -71,6 +71,7 @@ MOST_FAILURE: Final = 1e-6  # a certificate that fails with a larger probability
 STEPS_PER_DEVIATION: Final = 2**34  # of the grid of sums, at least
 JAX_STEP: Final = 2.0**-24  # the step of the grid of sums in JAX, with adaptive clipping
 MOST_HEADER: Final = 100_000_000  # bytes of the header of a safetensors file, by its format
+CANARIES: Final = "canaries.json"  # says that artificial participants were added for an audit
 MOST_BINS: Final = 4096  # the Gram matrix of more bins would not fit into memory
 # The name of the check of epsilon if it rests on an estimate: nothing is recomputed exactly.
 ESTIMATE: Final = "epsilon estimate"
@@ -896,16 +897,23 @@ class CentralizedVerification:
             text = "NOT PRIVATE: the noise key is a fixed key for tests, which anybody can guess"
             self.checks.append(Check("noise key", "failed", text))
 
-    def _read_files(self, journal: StepJournal) -> str:
+    def _read_files(self, journal: StepJournal) -> str | Check:
         created = journal.created
         check_digest(self.root / "run.json", created.settings_sha256, "the run was created")
         check_digest(self.root / "plan.json", created.plan_sha256, "the run was created")
+        for name, sha256 in created.files.items():
+            check_digest(self.root / name, sha256, "the run was created")
         files = CentralizedFiles(self.root)
         if files.run.run != created.run:
             raise UnsafeState("run.json belongs to another run")
         files.check_units()
         self.files = files
-        return "run.json, plan.json and the mechanism are unchanged since the run was created"
+        names = ", ".join(("run.json", "plan.json", *created.files))
+        text = f"{names} and the mechanism are unchanged since the run was created"
+        if (self.root / CANARIES).exists() and CANARIES not in created.files:
+            text += f"; {CANARIES} is not sealed: the run did not have it when it was created"
+            return Check("settings and plan", "warning", text)
+        return text
 
     def _check_in_order(self, journal: StepJournal, files: CentralizedFiles) -> None:
         """Run the checks of epsilon of a run without sampling."""

@@ -442,6 +442,20 @@ def check_created(folder: RunFolder, key: NoiseKey) -> None:
             raise UnsafeState(f"{path} is not what it was when the run began")
 
 
+def released_model(folder: RunFolder) -> tuple[int, Float32Vector]:
+    """The number of committed rounds, and the model after them, read without changing anything.
+
+    Raises:
+        UnsafeState: The journal, a sealed file or the checkpoint was changed.
+    """
+    key, state = folder.read_key(), RunState()
+    check_created(folder, key)
+    for record, _ in _journal(folder, key).read():
+        if record is not None:
+            state.follow(record)
+    return state.rounds, _last_checkpoint(folder, state).model
+
+
 def _noise(plan: Plan, file: RunFile, layout: Layout, key: NoiseKey) -> NoiseStream:
     if file.buffers != plan.buffers:
         raise UnsafeState(
