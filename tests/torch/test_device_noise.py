@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -229,16 +228,6 @@ def test_replayed_rounds_leave_the_same_buffers(arithmetic):
         run(noise, [total])
         again.replay(noise.last_digest())
     np.testing.assert_array_equal(run(noise, totals[2:]), run(again, totals[2:]))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # of PyTorch
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-@each
-def test_compiled_noise_is_the_reference(arithmetic):
-    noise = make("blt-3", arithmetic, compiled=True)
-    added, rows = run_and_rows(noise, sums(3))
-    check_rounds(added, rows, SUPPORTED["blt-3"], scale_of(noise), ARITHMETIC[arithmetic])
 
 
 # --- Refusals -------------------------------------------------------------------------------------

@@ -139,7 +139,6 @@ class DeviceNoise:
         device: The device, such as "cuda" or "mps".
         arithmetic: `float64`, or `split` for pairs of float32; by default `float64` where the
             device has it.
-        compiled: Whether `torch.compile` compiles the noise of a chunk. It needs a C++ compiler.
 
     Raises:
         InvalidInput: An argument is invalid, the mechanism is not supported, or the errors of the
@@ -155,7 +154,6 @@ class DeviceNoise:
         clip_norm: float,
         device: torch.device | str = "cpu",
         arithmetic: ArithmeticName | None = None,
-        compiled: bool = False,
     ):
         if not isinstance(key, NoiseKey):  # pyright: ignore[reportUnnecessaryIsInstance]
             kind = type(key).__name__
@@ -190,8 +188,9 @@ class DeviceNoise:
         words = 1 if dtype == torch.float64 else 2
         shape = (len(self._parameters.decays), words, self._size)
         self._buffers = torch.zeros(shape, dtype=dtype, device=self._device)
-        step = _float64_chunk if dtype == torch.float64 else _split_chunk
-        self._chunk: Callable[..., Tensor] = torch.compile(step) if compiled else step
+        self._chunk: Callable[..., Tensor] = (
+            _float64_chunk if dtype == torch.float64 else _split_chunk
+        )
 
     def __repr__(self) -> str:
         return f"DeviceNoise({self._plan.mechanism.name}, {self._size:,}, {self._device}, secret)"
