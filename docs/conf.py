@@ -23,7 +23,6 @@ exclude_patterns = ["_build"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 html_theme = "furo"
 html_title = "dpftrl"
-html_static_path = ["_static"]
 html_show_sphinx = False
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
