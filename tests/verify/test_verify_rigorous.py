@@ -167,8 +167,8 @@ def test_cancelling_scales_of_a_general_blt_do_not_widen_the_enclosure():
     assert found.epsilon.high <= guarantee.epsilon
 
 
-# Decays, scales and rounds at which powers of the feedback matrix, computed by doubling, lose most
-# digits of the gain: found by a search among mechanisms that are not refused.
+# Decays, scales and rounds at which large scales cancel: powers of the feedback matrix, computed by
+# doubling, would lose digits of the gain there.
 CANCELLING = [
     ([0.9, 0.899999], [1000.0, -999.9], 300),
     ([0.9520582470002353, 0.95205835132011], [-525.1947579345288, 525.2103759671621], 256),
