@@ -311,7 +311,9 @@ def test_a_plan_for_more_people_than_there_are_is_refused(folder, tmp_path):
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_an_interrupted_run_ends_in_the_same_bits(train, folder, tmp_path, number):
     """Ctrl-C or SIGTERM after the first rounds, then --resume: the same model as without."""
     whole = ["train", folder / "small.toml", "--set", "privacy.rounds=12", "--insecure-test-key=5"]

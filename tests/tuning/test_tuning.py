@@ -101,6 +101,7 @@ def test_candidates_start_with_the_configuration_and_fit_the_clients():
         assert (privacy.epsilon, privacy.delta) == (config.privacy.epsilon, config.privacy.delta)
 
 
+@pytest.mark.slow
 def test_a_tuning_finds_better_settings_and_continues_after_an_interruption(
     config, tmp_path, monkeypatch
 ):
