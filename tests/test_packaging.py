@@ -77,6 +77,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(package):
     }
     about = {name for name in names if name.startswith(f"dpftrl-{dpftrl.__version__}.dist-info/")}
     assert names - about == sources
+    assert "dpftrl/py.typed" in names
     assert wheel.stat().st_size < 2e6
 
 

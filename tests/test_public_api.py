@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -66,24 +65,6 @@ def test_the_python_examples_of_the_readme_run(tmp_path, monkeypatch):
     assert verify_run(tmp_path / "run").passed
     assert len([line for line in examples[1].splitlines() if line.strip()]) <= 15
     assert len(examples) == 2
-
-
-def test_a_wheel_ships_the_types(tmp_path):
-    build = "from hatchling.builders.wheel import WheelBuilder as W; import sys; "
-    build += "print(next(W(sys.argv[1]).build(directory=sys.argv[2], versions=['standard'])))"
-    done = subprocess.run(
-        [sys.executable, "-c", build, str(ROOT), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    with zipfile.ZipFile(done.stdout.strip().splitlines()[-1]) as wheel:
-        names = set(wheel.namelist())
-    assert "dpftrl/py.typed" in names
-    modules = {
-        str(path.relative_to(ROOT / "src")) for path in (ROOT / "src" / "dpftrl").rglob("*.py")
-    }
-    assert modules <= names
 
 
 USER_PROGRAM = ROOT / "tests" / "user_program.py"

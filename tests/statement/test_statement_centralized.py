@@ -31,7 +31,7 @@ from dpftrl.statement.centralized import (
     save_centralized_statement,
 )
 from dpftrl.statement.facts import Details
-from dpftrl.verify.centralized import is_centralized
+from dpftrl.verify.centralized_files import is_centralized
 
 OWNERS = [n % 6 for n in range(EXAMPLES)]
 

@@ -24,12 +24,9 @@ from dpftrl.mechanisms.registry import mechanism
 from dpftrl.participation import BallsInBins
 from dpftrl.plan import Dataset, DatasetPlan, make_dataset_plan
 from dpftrl.verify import Verdict, verify_run
-from dpftrl.verify.centralized import (
-    CentralizedFiles,
-    GuaranteeFile,
-    bins_gram,
-    check_hypotheses,
-)
+from dpftrl.verify.centralized_epsilon import bins_gram
+from dpftrl.verify.centralized_files import CentralizedFiles, GuaranteeFile
+from dpftrl.verify.centralized_hypotheses import check_hypotheses
 from dpftrl.verify.epsilon import epsilon_of
 from dpftrl.verify.sampled_epsilon import (
     DeltaEstimate,
@@ -653,7 +650,9 @@ def test_the_failure_probability_of_a_certificate(copy):
 @pytest.mark.parametrize("estimate", [(0.0, 0.0), (5e-6, 2e-6)])
 def test_an_estimate_that_decides_nothing_is_a_warning(originals, monkeypatch, estimate):
     poor = DeltaEstimate(*estimate, samples=100)
-    monkeypatch.setattr("dpftrl.verify.centralized.estimate_bins_delta", lambda *_: (poor, poor))
+    monkeypatch.setattr(
+        "dpftrl.verify.centralized_epsilon.estimate_bins_delta", lambda *_: (poor, poor)
+    )
     verdict = originals["balls-in-bins"].verify()
     assert failed(verdict) == {}
     assert "too imprecise" in warned(verdict)["epsilon estimate"]

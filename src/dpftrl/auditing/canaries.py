@@ -325,17 +325,26 @@ def attach_canaries(run: TrainingRun, canaries: int) -> None:
         run.canaries = Canaries.resume(folder, run.plan, run.released)
 
 
+def check_fixed_clip_norm(adaptive: object | None) -> None:
+    """Refuse canaries if the clip norm adapts to the updates.
+
+    Args:
+        adaptive: The settings of adaptive clipping; None if the clip norm is fixed.
+    """
+    if adaptive is not None:
+        raise InvalidInput(
+            "canaries have the full clip norm, which is not fixed in adaptive clipping; give a "
+            "number as clip_norm, or leave out the canaries"
+        )
+
+
 def _centralized_file(canaries: int, plan: DatasetPlan, settings: Settings) -> CanaryFile:
     if not isinstance(plan.guarantee, Guarantee):
         raise InvalidInput(
             f"canaries need batches in a fixed order (sampling='none'), got {plan.sampling}; audit "
             "a sampling with `dpftrl audit mechanism --dataset`"
         )
-    if settings.adaptive is not None:
-        raise InvalidInput(
-            "canaries have the full clip norm, which is not fixed in adaptive clipping; give a "
-            "number as clip_norm, or leave out the canaries"
-        )
+    check_fixed_clip_norm(settings.adaptive)
     return canary_file(canaries, plan, plan.dataset.in_order, settings.size)
 
 

@@ -50,7 +50,7 @@ from dpftrl.centralized.settings import RunFile as CentralizedRunFile
 from dpftrl.errors import InvalidInput
 from dpftrl.federated.settings import RunFile
 from dpftrl.plan import load_dataset_plan, load_plan
-from dpftrl.verify.centralized import is_centralized
+from dpftrl.verify.centralized_files import is_centralized
 
 # The confidence of run audits, and the most that the test for independent noise takes of it.
 DEFAULT_CONFIDENCE: Final = 0.95

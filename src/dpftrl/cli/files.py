@@ -143,7 +143,7 @@ def kind_of(name: str) -> SourceKind:
 
 def refuse_centralized(folder: Path) -> None:
     """Refuse the folder of a centralized run, which only some commands take."""
-    from dpftrl.verify.centralized import is_centralized  # here, because it is slow to import
+    from dpftrl.verify.centralized_files import is_centralized  # here, because it is slow to import
 
     if is_centralized(folder):
         raise InvalidInput(

@@ -18,7 +18,7 @@ from dpftrl.statement.centralized import (
 from dpftrl.statement.facts import Details
 from dpftrl.statement.from_files import GUARANTEE, LEDGER, RECORD, statement_of_files
 from dpftrl.statement.statement import Statement, save_statement, statement_paths
-from dpftrl.verify.centralized import is_centralized
+from dpftrl.verify.centralized_files import is_centralized
 
 
 @click.command("statement")

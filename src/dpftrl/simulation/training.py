@@ -17,7 +17,7 @@ from dpftrl._internal.deprecation import renamed_argument, warn
 from dpftrl._internal.progress import Progress
 from dpftrl.accounting import account, calibrate
 from dpftrl.auditing.canaries import PUBLIC as CANARIES
-from dpftrl.auditing.canaries import CanaryKind, canary_file
+from dpftrl.auditing.canaries import CanaryKind, canary_file, check_fixed_clip_norm
 from dpftrl.auditing.sentences import sentence_file
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import Layout, RunFolder, Server, Settings, StartModel
@@ -279,11 +279,7 @@ class Training:
 
 def _check_canaries(settings: Settings) -> None:
     """Refuse settings with which canaries could not be compared with the guarantee."""
-    if settings.adaptive is not None:
-        raise InvalidInput(
-            "canaries have the full clip norm, which is not fixed in adaptive clipping; give a "
-            "number as clip_norm, or leave out the canaries"
-        )
+    check_fixed_clip_norm(settings.adaptive)
     if settings.timer_hours is not None:
         raise InvalidInput(
             "canaries take part as often as the plan allows, and with timer_hours the guarantee "

@@ -3,7 +3,7 @@
 from typing import Any
 
 from dpftrl._internal.formatting import rounded_up
-from dpftrl.verify.centralized import ESTIMATE
+from dpftrl.verify.centralized_epsilon import ESTIMATE
 from dpftrl.verify.verdict import Verdict
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Final, final
 
 from dpftrl.errors import InvalidInput, UnsafeState
-from dpftrl.verify.centralized import CentralizedVerification, is_centralized
+from dpftrl.verify.centralized import CentralizedVerification
+from dpftrl.verify.centralized_files import is_centralized
 from dpftrl.verify.check_guarantee import ReleasedRounds, check_guarantee_in_flight
 from dpftrl.verify.clip_norms import AdaptiveRun, check_clip_norms, grid_step
 from dpftrl.verify.contacts import (

@@ -30,7 +30,7 @@ from dpftrl.statement.from_files import run_record
 from dpftrl.status import Status, StatusReader
 from dpftrl.status.figures import PublicFigures
 from dpftrl.status.texts import private_rows, public_rows, unit_of
-from dpftrl.verify.centralized import is_centralized
+from dpftrl.verify.centralized_files import is_centralized
 
 DEPTH: Final = 3  # folders below the given one in which runs are looked for
 MOST_FOLDERS: Final = 5_000  # that are looked into
