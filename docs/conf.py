@@ -21,6 +21,8 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+# Readers paste options and code: two hyphens stay two hyphens, and quotes stay straight.
+smartquotes = False
 html_theme = "furo"
 html_title = "dpftrl"
 html_show_sphinx = False
@@ -109,6 +111,13 @@ def write_api_pages(_app: object) -> None:
     (folder / "index.rst").write_text("\n".join(index) + "\n")
 
 
+def keep_backslashes(_app: object, _context: object, lines: list[str]) -> None:
+    """Escape the backslashes of help texts: reStructuredText would drop them."""
+    lines[:] = [line.replace("\\", "\\\\") for line in lines]
+
+
 def setup(app: object) -> None:
     """Called by Sphinx."""
     app.connect("builder-inited", write_api_pages)
+    app.connect("sphinx-click-process-description", keep_backslashes)
+    app.connect("sphinx-click-process-options", keep_backslashes)
