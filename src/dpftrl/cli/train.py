@@ -17,7 +17,7 @@ from rich.progress import Progress as Bar
 from dpftrl._internal.checks import whole_number
 from dpftrl._internal.formatting import in_full, rounded_up
 from dpftrl.cli.files import refuse_centralized
-from dpftrl.cli.options import Count, state_folder_option
+from dpftrl.cli.options import Count, SettingsCommand, state_folder_option
 from dpftrl.cli.output import print_json, progress_bar, say
 from dpftrl.errors import InvalidInput
 from dpftrl.plan import Plan, load_plan
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dpftrl.simulation.training import Training, TrainingProgress
 
 
-@click.command("train")
+@click.command("train", cls=SettingsCommand)
 @click.argument("config_or_plan", metavar="[CONFIG.toml|PLAN.json]", required=False)
 @click.option(
     "--out",
