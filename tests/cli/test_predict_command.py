@@ -61,7 +61,9 @@ def test_the_operator_sees_where_the_training_stands(place):
     assert (place / "run" / "private" / "curves.png").stat().st_size > 0
     # 32 people are too few, even for this small model.
     assert summary["noise_to_signal"] > 0.5
-    assert "warning: the noise drowns the signal" in (place / "errors.txt").read_text()
+    errors = (place / "errors.txt").read_text()
+    assert f"warning: {summary['people']} people to train on are too few" in errors
+    assert "warning: the noise in the final model is" in errors
     assert (place / "run" / "private" / "curves.png").stat().st_mode & 0o077 == 0
     assert run("verify", place / "run")[0] == 0
 
