@@ -249,7 +249,7 @@ def test_a_finished_run_has_nothing_to_resume(train, folder):
 def test_an_existing_run_is_not_overwritten(train, folder, tmp_path):
     train(folder / "small.toml")
     why = refused_in_one_line("train", folder / "small.toml", "--out", tmp_path / "run")
-    assert "resume it" in why
+    assert "resume it with --resume, or choose another folder with --out" in why
 
 
 def test_the_budget_ends_a_run(train, folder):
