@@ -184,8 +184,11 @@ def test_a_plot_that_cannot_be_is_refused_before_anything_is_written(tmp_path, n
 @pytest.mark.parametrize("label", [None, "blt", "tree-full", "band-toeplitz", "bandmf"])
 def test_the_chosen_row_is_saved(printed, tmp_path, label):
     path = tmp_path / "plan.json"
-    code, _, _ = run(*line(), "--out", path, *([] if label is None else ["--choose", label]))
+    code, _, err = run(*line(), "--out", path, *([] if label is None else ["--choose", label]))
     assert code == 0
+    best = printed["recommended"]["name"]
+    which = "recommended" if label in (None, best) else "chosen"
+    assert f"saved: {path}: {label or best}, the {which} row\n" in err
     plan = load_plan(path)
     (row,) = [
         row
