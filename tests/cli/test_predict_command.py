@@ -168,6 +168,12 @@ def test_the_python_example_of_the_page_runs(place, monkeypatch, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 4
 
 
+def test_the_folder_of_a_run_is_refused_with_the_command_for_its_model(place):
+    message = refused_in_one_line("predict", place / "run", "see")
+    export = f"dpftrl export {place / 'run'} model.safetensors"
+    assert f"{place / 'run'} is a run; write its model first: {export}" in message
+
+
 def test_files_of_the_user_are_not_replaced_by_an_export(place, tmp_path):
     (tmp_path / "README.md").write_text("mine")
     assert "README.md exists" in refused_in_one_line("export", place / "run", tmp_path)

@@ -144,9 +144,7 @@ def test_a_run_that_spent_more_than_the_plan_promises(run, plan, folder, guarant
 
 def test_a_log_that_breaks_the_limits_of_the_plan_but_not_of_the_run(run, plan, folder):
     """So much noise that the run spent less than promised, with a shorter min-sep."""
-    wider = account(
-        dpftrl.BLT([0.9, 0.5], [0.1, 0.2]), MinSep(rounds=200, min_sep=10), 80.0, 1e-8
-    )
+    wider = account(dpftrl.BLT([0.9, 0.5], [0.1, 0.2]), MinSep(rounds=200, min_sep=10), 80.0, 1e-8)
     save_guarantee(wider, folder / "guarantee.json")
     (folder / "ledger.csv").write_text(LEDGER.format(10))
     code, out, _ = run(plan, "--run", folder)
@@ -206,6 +204,21 @@ def test_a_file_of_another_kind_is_refused(run, tmp_path):
     path = tmp_path / "blt.json"
     dpftrl.save_mechanism(dpftrl.mechanism("blt-b400"), path)
     assert "has the format 'dpftrl mechanism'; a statement is made from" in refused(run, path)
+
+
+def test_a_model_is_refused_with_what_a_statement_takes(run, tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
+    message = refused(run, path)
+    assert "model.safetensors is not a plan or guarantee file; a statement is made from" in message
+    assert "JSON" not in message
+    assert message.endswith("or the folder of a run\n")
+
+
+def test_a_missing_folder_of_the_statement_is_named(run, plan, tmp_path):
+    folder = tmp_path / "pub"
+    assert f"there is no folder {folder}; create it" in refused(run, plan, "--out", folder / "s")
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,8 @@ def statement_command(
     _check_overwrite(statement_paths(stem), promised, run)
     if stem.exists() and not stem.is_dir():
         check_target(stem, "statement", force=force)
-    if stem.parent.is_dir():  # a folder that is missing is reported where it is read
+    # A folder of the input that is missing is reported where it is read.
+    if out is not None or stem.parent.is_dir():
         for path in statement_paths(stem):
             check_target(path, "statement", force=force)
         if run is not None and os.path.realpath(stem.parent) != os.path.realpath(run):
