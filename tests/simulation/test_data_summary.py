@@ -94,7 +94,9 @@ def test_few_people_give_a_warning(people, heldout, first_words):
 
 
 def test_too_few_people_for_one_round_are_too_few_for_a_model():
-    with pytest.raises(InvalidInput, match=r"lower the report goal .*\(privacy\.report_goal") as few:
+    with pytest.raises(
+        InvalidInput, match=r"lower the report goal .*\(privacy\.report_goal"
+    ) as few:
         make_plan(Privacy(epsilon=8.0), 11)
     assert "11 people to train on are too few for a useful model" in str(few.value)
     with pytest.raises(InvalidInput, match=r"lower the report goal") as many:

@@ -23,8 +23,8 @@ MOST_UNKNOWN: Final = 0.4
 # There is a warning if the noise in the model is above this share of how far the clients could move
 # the model if all of them agreed in every round. Real clients agree far less.
 MOST_NOISE: Final = 0.5
-# With fewer people to train on, or fewer held-out people, there is a warning: the noise hides what so
-# few people have in common, and an accuracy on so few people is mostly chance.
+# With fewer people to train on, or fewer held-out people, there is a warning: the noise hides what
+# so few people have in common, and an accuracy on so few people is mostly chance.
 FEW_PEOPLE: Final = 100
 FEW_HELDOUT_PEOPLE: Final = 10
 # A vocabulary that covers less than this of general English is not an English one.

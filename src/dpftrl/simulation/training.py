@@ -432,9 +432,7 @@ def _min_sep(fleet: Fleet) -> int:
                 f"; {fleet.population:,} people to train on are too few for a useful model, "
                 "though: take the text of several hundred people or more"
             )
-        raise InvalidInput(
-            f"{error} (privacy.report_goal, privacy.over_selection){few}"
-        ) from None
+        raise InvalidInput(f"{error} (privacy.report_goal, privacy.over_selection){few}") from None
 
 
 def _mechanism(privacy: Privacy, participation: MinSep) -> Mechanism:

@@ -211,7 +211,7 @@ def test_parquet_times_in_the_future_are_named(tmp_path):
         pl.Series([4950000000]),
     ):
         pl.DataFrame({"client": ["a"], "time": times}).write_parquet(path)
-        with pytest.raises(InvalidInput, match="row 1: the time '.*' .*lies in the future"):
+        with pytest.raises(InvalidInput, match=r"row 1: the time '.*' .*lies in the future"):
             observe(path, layout=TIMED)
 
 
