@@ -666,6 +666,49 @@ def test_a_log_that_breaks_the_planned_participation_is_reported(log, stated):
     assert printed["min_sep"] == 5
 
 
+def numbered_from_1(tmp_path, *more_rows):
+    """A plan of 14 rounds, and a log with the rounds 1 to 14 and more rows."""
+    plan, log = tmp_path / "plan.json", tmp_path / "log.csv"
+    guarantee = account(BinaryTree(), MinSep(14, 5, 3), 3.3, 1e-7)
+    save_plan(Plan(Fleet(1000, 10), guarantee), plan)
+    write(log, [*((number, f"c{number}") for number in range(1, 15)), *more_rows])
+    return plan, log
+
+
+def test_a_log_that_counts_from_1_gets_the_hint_at_first_round(tmp_path):
+    plan, log = numbered_from_1(tmp_path)
+    code, _, err = run("account", plan, "--log", log)
+    assert code == 1
+    assert "breaks the planned participation" in err
+    assert "goes up to round 14, but the last planned round is 13, counted from 0" in err
+    assert "if it counts rounds from 1, give --first-round 1" in err
+    code, _, err = run("account", plan, "--log", log, "--first-round", 1)
+    assert code == 0
+    assert "breaks" not in err
+
+
+@pytest.mark.parametrize("more", [(0, "early"), (15, "late")], ids=["round 0", "round n + 1"])
+def test_a_log_with_too_many_rounds_gets_no_hint_at_first_round(tmp_path, more):
+    plan, log = numbered_from_1(tmp_path, more)
+    code, _, err = run("account", plan, "--log", log)
+    assert code == 1
+    assert f"goes up to round {max(14, more[0])}, but the last planned round is 13" in err
+    assert "--first-round" not in err
+
+
+def test_one_round_too_many_for_the_option_rounds_gets_the_hint_at_first_round(tmp_path):
+    _, log = numbered_from_1(tmp_path)
+    stated = ("--rounds", 14, "--min-sep", 5)
+    message = refused_in_one_line("account", "tree", "--log", log, *stated, *NOISE)
+    assert "if the log counts rounds from 1, give --first-round 1" in message
+    stated = ("--rounds", 13, "--min-sep", 5)
+    message = refused_in_one_line(
+        "account", "tree", "--log", log, *stated, *NOISE, "--first-round", 1
+    )
+    assert "the last of 13 rounds that count from 1 is 13, got 14" in message
+    assert "give --first-round" not in message
+
+
 def test_a_log_that_breaks_fixed_epochs_is_reported(log):
     """Ann came after 5 and after 6 rounds: at least 5 apart, but not exactly."""
     stated = ("--rounds", 14, "--min-sep", 5, "--fixed-epochs")

@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from command_line import run
+from command_line import refused_in_one_line, run
 from matplotlib.figure import Figure
 
 from dpftrl.cli.files import check_target
@@ -126,6 +126,21 @@ def test_training_does_not_replace_files_of_the_user(tmp_path):
         assert code == 2
         assert "choose an empty folder" in err
         assert (folder / name).read_text() == "my notes"
+
+
+def test_training_does_not_mix_its_files_with_those_of_the_user(tmp_path):
+    (tmp_path / "thesis.tex").write_text("my notes")
+    err = refused_in_one_line("train", "--out", tmp_path)
+    assert f"{tmp_path} is not empty: it holds thesis.tex; choose an empty folder with --out" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("leftover", [".DS_Store", "lost+found", "private", "state"])
+def test_a_folder_with_nothing_of_the_user_can_become_a_run(tmp_path, leftover):
+    """Each command stops at the data, which is missing: behind the check of the folder."""
+    (tmp_path / leftover).mkdir()
+    data = ("--set", 'task="jsonl"', "--state-folder", tmp_path / "state")
+    assert "give its path" in refused_in_one_line("train", *data, "--out", tmp_path)
 
 
 @pytest.mark.parametrize("ending", [".png", ".svg", ".pdf"])

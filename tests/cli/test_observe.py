@@ -68,6 +68,23 @@ def test_kept_limits_give_exit_code_0(run, log):
     assert answer["limits"] == {"min_sep": 3, "max_participations": 2}
 
 
+@pytest.mark.parametrize(
+    ("limits", "kept"),
+    [
+        (("--min-sep", 3), "min-sep 3"),
+        (("--max-participations", 2), "max participations 2"),
+        (("--min-sep", 3, "--max-participations", 2), "min-sep 3, max participations 2"),
+        (("--min-sep", 4), None),
+        ((), None),
+    ],
+)
+def test_kept_limits_are_printed(run, log, limits, kept):
+    _, out, _ = run(log, *limits)
+    assert ("limits kept" in out) == (kept is not None)
+    if kept is not None:
+        assert out.endswith(f" clients: {kept}\n")
+
+
 def test_a_broken_limit_gives_exit_code_1_and_the_table(run, log):
     code, out, err = run(log, "--min-sep", 4, "--max-participations", 1, "--json")
     assert code == 1

@@ -184,8 +184,11 @@ def test_a_plot_that_cannot_be_is_refused_before_anything_is_written(tmp_path, n
 @pytest.mark.parametrize("label", [None, "blt", "tree-full", "band-toeplitz", "bandmf"])
 def test_the_chosen_row_is_saved(printed, tmp_path, label):
     path = tmp_path / "plan.json"
-    code, _, _ = run(*line(), "--out", path, *([] if label is None else ["--choose", label]))
+    code, _, err = run(*line(), "--out", path, *([] if label is None else ["--choose", label]))
     assert code == 0
+    best = printed["recommended"]["name"]
+    which = "recommended" if label in (None, best) else "chosen"
+    assert f"saved: {path}: {label or best}, the {which} row\n" in err
     plan = load_plan(path)
     (row,) = [
         row
@@ -414,7 +417,9 @@ def test_the_example_of_the_help_text_runs_through_the_real_entry_point(tmp_path
         [sys.executable, "-m", "dpftrl", "plan", *arguments], capture_output=True, check=False
     )
     assert done.returncode == 0
-    assert all(line.startswith(b"planning") for line in done.stderr.splitlines())  # if it took long
+    lines = [line for line in done.stderr.decode().splitlines() if line[:8] != "planning"]
+    assert len(lines) == 1  # and others if it took long
+    assert lines[0].startswith(f"saved: {saved}: ")
     assert b"\x1b" not in done.stdout
     printed = json.loads(done.stdout)
     assert (printed["min_sep"], printed["max_participations"]) == (647, 4)

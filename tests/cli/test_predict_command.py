@@ -61,7 +61,9 @@ def test_the_operator_sees_where_the_training_stands(place):
     assert (place / "run" / "private" / "curves.png").stat().st_size > 0
     # 32 people are too few, even for this small model.
     assert summary["noise_to_signal"] > 0.5
-    assert "warning: the noise drowns the signal" in (place / "errors.txt").read_text()
+    errors = (place / "errors.txt").read_text()
+    assert f"warning: {summary['people']} people to train on are too few" in errors
+    assert "warning: the noise in the final model is" in errors
     assert (place / "run" / "private" / "curves.png").stat().st_mode & 0o077 == 0
     assert run("verify", place / "run")[0] == 0
 
@@ -164,6 +166,12 @@ def test_the_python_example_of_the_page_runs(place, monkeypatch, capsys):
     monkeypatch.chdir(place / "hub")
     exec(compile(example, "using_models.md", "exec"), {})
     assert len(capsys.readouterr().out.splitlines()) == 4
+
+
+def test_the_folder_of_a_run_is_refused_with_the_command_for_its_model(place):
+    message = refused_in_one_line("predict", place / "run", "see")
+    export = f"dpftrl export {place / 'run'} model.safetensors"
+    assert f"{place / 'run'} is a run; write its model first: {export}" in message
 
 
 def test_files_of_the_user_are_not_replaced_by_an_export(place, tmp_path):

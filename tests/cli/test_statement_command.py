@@ -119,6 +119,47 @@ def test_the_files_of_a_run_that_broke_its_plan(run, plan, folder, accounted):
     assert statement_json["epsilon"] > PROMISED.epsilon
 
 
+OTHER_RUNS = {
+    "less noise": account(dpftrl.BLT([0.9, 0.5], [0.1, 0.2]), CLIENTS, 4.0, 1e-8),
+    "other mechanism": account(dpftrl.mechanism("tree"), CLIENTS, 4.0, 1e-8),
+    "shorter min-sep": account(
+        dpftrl.BLT([0.9, 0.5], [0.1, 0.2]), MinSep(rounds=200, min_sep=10), 8.0, 1e-8
+    ),
+}
+
+
+@pytest.mark.parametrize("guarantee", OTHER_RUNS.values(), ids=OTHER_RUNS)
+@pytest.mark.parametrize("with_log", [True, False])
+def test_a_run_that_spent_more_than_the_plan_promises(run, plan, folder, guarantee, with_log):
+    """The run keeps to its own limits, but they are those of another plan."""
+    save_guarantee(guarantee, folder / "guarantee.json")
+    if not with_log:
+        (folder / "ledger.csv").unlink()
+    code, out, _ = run(plan, "--run", folder)
+    assert code == 1
+    assert "The run spent more than was promised" in out
+    statement_json = json.loads((folder / "statement.json").read_bytes())
+    assert statement_json["epsilon"] == guarantee.epsilon > PROMISED.epsilon
+
+
+def test_a_log_that_breaks_the_limits_of_the_plan_but_not_of_the_run(run, plan, folder):
+    """So much noise that the run spent less than promised, with a shorter min-sep."""
+    wider = account(dpftrl.BLT([0.9, 0.5], [0.1, 0.2]), MinSep(rounds=200, min_sep=10), 80.0, 1e-8)
+    save_guarantee(wider, folder / "guarantee.json")
+    (folder / "ledger.csv").write_text(LEDGER.format(10))
+    code, out, _ = run(plan, "--run", folder)
+    assert code == 1
+    assert "One client came back after 10 round(s), where at least 50 were planned." in out
+
+
+def test_a_run_that_spent_less_than_the_plan_promises(run, plan, folder):
+    more_noise = account(dpftrl.BLT([0.9, 0.5], [0.1, 0.2]), CLIENTS, 9.0, 1e-8)
+    save_guarantee(more_noise, folder / "guarantee.json")
+    code, out, _ = run(plan, "--run", folder)
+    assert code == 0
+    assert "did not use the mechanism and the noise multiplier that were promised" in out
+
+
 @pytest.mark.parametrize("inside", [False, True])  # of the run's folder, as our own runs have it
 def test_the_commands_in_a_statement_recompute_its_epsilon(
     run, plan, folder, tmp_path, monkeypatch, inside
@@ -163,6 +204,21 @@ def test_a_file_of_another_kind_is_refused(run, tmp_path):
     path = tmp_path / "blt.json"
     dpftrl.save_mechanism(dpftrl.mechanism("blt-b400"), path)
     assert "has the format 'dpftrl mechanism'; a statement is made from" in refused(run, path)
+
+
+def test_a_model_is_refused_with_what_a_statement_takes(run, tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
+    message = refused(run, path)
+    assert "model.safetensors is not a plan or guarantee file; a statement is made from" in message
+    assert "JSON" not in message
+    assert message.endswith("or the folder of a run\n")
+
+
+def test_a_missing_folder_of_the_statement_is_named(run, plan, tmp_path):
+    folder = tmp_path / "pub"
+    assert f"there is no folder {folder}; create it" in refused(run, plan, "--out", folder / "s")
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize(

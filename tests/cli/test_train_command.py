@@ -249,7 +249,7 @@ def test_a_finished_run_has_nothing_to_resume(train, folder):
 def test_an_existing_run_is_not_overwritten(train, folder, tmp_path):
     train(folder / "small.toml")
     why = refused_in_one_line("train", folder / "small.toml", "--out", tmp_path / "run")
-    assert "resume it" in why
+    assert "resume it with --resume, or choose another folder with --out" in why
 
 
 def test_the_budget_ends_a_run(train, folder):
@@ -346,7 +346,7 @@ def test_an_interrupted_run_ends_in_the_same_bits(train, folder, tmp_path, numbe
     ("arguments", "reason"),
     [
         (["--set", "privacy.rounds"], "TOML"),
-        (["--set", "privacy.round=3"], "unknown field"),
+        (["--set", "privacy.round=3"], "there is no setting privacy.round; did you mean privacy."),
         (["--set", "privacy.rounds=0"], "rounds"),
         (["--set", 'task="novels"'], "tasks are"),
         (["--set", "model.sizes={depth=3}"], "depth"),
@@ -362,6 +362,30 @@ def test_errors_are_reported_in_one_line(arguments, reason, folder, tmp_path, mo
     first = [] if "json" in arguments[0] or "toml" in arguments[0] else [folder / "small.toml"]
     first = [] if "--resume" in arguments else first
     assert reason in refused_in_one_line("train", *first, *arguments, "--out", tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        (["--epsilon", "8"], "--set privacy.epsilon=8 "),
+        (["--epsilon=8"], "--set privacy.epsilon=8 "),
+        (["--rounds"], "--set privacy.rounds=VALUE "),
+        (["--data-path", "my file.jsonl"], """--set 'data.path="my file.jsonl"' """),
+        (["--task", "jsonl"], """--set 'task="jsonl"' """),
+        (
+            ["--learning-rate", "0.5"],
+            "--set client.learning_rate=0.5 or --set server.learning_rate=0.5 or --set clip_norm.",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "tune"])
+def test_a_setting_that_is_given_as_an_option_is_explained(command, option, hint):
+    why = refused_in_one_line(command, *option)
+    assert f"No such option: {option[0].partition('=')[0]}; a setting is written {hint}" in why
+
+
+def test_an_unknown_option_that_is_no_setting_keeps_its_message():
+    assert "Did you mean '--out'?" in refused_in_one_line("train", "--outt", "x")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The configuration of a training: checking, reading and writing it."""
 
 import re
+import shlex
 
 import msgspec
 import pytest
@@ -122,6 +123,69 @@ def test_a_byte_order_mark_is_accepted(tmp_path):
 def test_a_task_that_is_not_a_string_is_refused():
     with pytest.raises(InvalidInput, match="tasks are"):
         read_config(None, ['task=["poetry"]'])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("data.path=my.jsonl", """text needs quotes: --set 'data.path="my.jsonl"'"""),
+        ("task=jsonl", """text needs quotes: --set 'task="jsonl"'"""),
+        ("population=people's own", "text needs quotes"),
+        ("model.other_people=abc", """text needs quotes: --set 'model.other_people=["abc"]'"""),
+        ("privacy.epsilon=eight", "privacy.epsilon needs a number, got 'eight'"),
+        ("model.pretraining_cooldown=yes", "pretraining_cooldown needs true or false, got 'yes'"),
+        ("privacy.rounds", "write KEY=VALUE, such as --set privacy.rounds=100"),
+        ("model.sizes.hidden=big", "text needs quotes"),
+        ('data.path="my.jsonl', "text needs quotes"),
+    ],
+)
+def test_a_change_that_is_not_toml_is_explained(change, message):
+    with pytest.raises(InvalidInput) as refusal:
+        read_config(None, [change])
+    assert str(refusal.value).endswith(message)
+
+
+def test_the_suggested_quoting_is_accepted():
+    with pytest.raises(InvalidInput) as refusal:
+        read_config(None, ['task="jsonl"', r"data.path=C:\my data\é.jsonl"])
+    suggested = shlex.split(str(refusal.value).rpartition("--set ")[2])
+    assert read_config(None, ['task="jsonl"', *suggested]).data.path == r"C:\my data\é.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "suggestion"),
+    [
+        ("privacy.epsilom=8", "privacy.epsilom", "privacy.epsilon"),
+        ("epsilon=8", "epsilon", "privacy.epsilon"),
+        ("epsilom=8", "epsilom", "privacy.epsilon"),
+        ("epsilom=eight", "epsilom", "privacy.epsilon"),
+        ("privcy.epsilon=8", "privcy.epsilon", "privacy.epsilon"),
+        ("client.rate=8", "client.rate", None),
+        ("zzz=8", "zzz", None),
+    ],
+)
+def test_an_unknown_setting_gets_a_suggestion(change, name, suggestion):
+    with pytest.raises(InvalidInput) as refusal:
+        read_config(None, [change])
+    meant = "" if suggestion is None else f"did you mean {suggestion}? "
+    assert str(refusal.value) == (
+        f"there is no setting {name}; {meant}`dpftrl train --show-config` lists all settings"
+    )
+
+
+def test_an_unknown_setting_of_a_file_names_the_file(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("[privacy]\nround = 3\n")
+    with pytest.raises(InvalidInput, match=r"mine\.toml: there is no setting privacy\.round; did"):
+        read_config(path)
+
+
+def test_data_in_place_of_the_configuration_is_explained(tmp_path):
+    path = tmp_path / "my people.jsonl"
+    path.write_text('{"user": "ann", "text": "hi"}')
+    with pytest.raises(InvalidInput) as refusal:
+        read_config(path)
+    assert str(refusal.value).endswith(f"""--set 'task="jsonl"' --set 'data.path="{path}"'""")
 
 
 def test_a_plan_fixes_all_of_privacy_except_the_budget():

@@ -2,12 +2,16 @@
 
 import json
 
+import msgspec
 import numpy as np
 import pytest
 
 from dpftrl import MinSep, account, mechanism
+from dpftrl.errors import InvalidInput
 from dpftrl.plan import Fleet, Plan
+from dpftrl.simulation.config import Privacy
 from dpftrl.simulation.data_summary import DataSummary, noise_to_signal
+from dpftrl.simulation.training import make_plan
 from dpftrl.tasks import Task, Vocabulary
 from dpftrl.tasks.task import Encoder, collect_users
 from dpftrl.tasks.vocabulary import cut_lines
@@ -38,7 +42,6 @@ def test_words_and_the_baseline_are_those_counted_by_hand():
     assert found.heldout_unknown_share == pytest.approx(1 / 5)
     assert found.baseline == pytest.approx(2 / 4)  # always "dog"
     assert found.baseline_of_all_words == pytest.approx(2 / 5)
-    assert found.warnings() == []
     text = "\n".join(found.lines())
     assert "8 words of 2 people; 37.5% are not among the 3 words" in text
     assert "50.00% of the known held-out words, and for 40.00% of all" in text
@@ -60,11 +63,45 @@ def test_warnings_name_the_setting_to_change():
         "jsonl", "tests", few, *(collect_users(iter(t), encoder, 10) for t in (TRAIN, HELDOUT))
     )
     found = DataSummary.of(task, plan(noise_multiplier=50.0), parameters=10_000)
-    unknown, noise = found.warnings()
+    unknown, people, heldout, noise = found.warnings()
     assert "62% of the words" in unknown
     assert "data.vocabulary" in unknown
-    assert "noise drowns the signal" in noise
-    assert "report_goal" in noise
+    assert "2 people to train on are too few" in people
+    assert "1 held-out people" in heldout
+    assert "data.heldout_share" in heldout
+    assert noise.startswith("the noise in the final model is 2.5e+02 times as large as")
+    assert "may learn little" in noise
+    assert f"baseline, {found.baseline:.2%}" in noise
+    assert "privacy.report_goal" in noise
+    assert "rounds" not in noise  # more rounds need more noise per round
+
+
+@pytest.mark.parametrize(
+    ("people", "heldout", "first_words"),
+    [
+        (100, 10, []),
+        (99, 10, ["99 people to train on are too few"]),
+        (100, 9, ["the accuracy on 9 held-out people"]),
+    ],
+)
+def test_few_people_give_a_warning(people, heldout, first_words):
+    found = msgspec.structs.replace(
+        DataSummary.of(TASK, plan(), parameters=100), people=people, heldout_people=heldout
+    )
+    warnings = found.warnings()
+    assert len(warnings) == len(first_words)
+    assert all(map(str.startswith, warnings, first_words))
+
+
+def test_too_few_people_for_one_round_are_too_few_for_a_model():
+    with pytest.raises(
+        InvalidInput, match=r"lower the report goal .*\(privacy\.report_goal"
+    ) as few:
+        make_plan(Privacy(epsilon=8.0), 11)
+    assert "11 people to train on are too few for a useful model" in str(few.value)
+    with pytest.raises(InvalidInput, match=r"lower the report goal") as many:
+        make_plan(Privacy(report_goal=1000, epsilon=8.0), 500)
+    assert "too few for a useful model" not in str(many.value)
 
 
 def test_a_text_without_known_words_has_a_baseline_of_zero():

@@ -74,7 +74,7 @@ def test_nine_of_ten_words_are_known(task):
 
 
 def test_it_takes_no_path(tmp_path):
-    with pytest.raises(InvalidInput, match="takes no path"):
+    with pytest.raises(InvalidInput, match=r"takes no path.*--set 'task=.jsonl.'"):
         load_task("chitchat", path=tmp_path)
 
 

@@ -1,5 +1,6 @@
 """The task jsonl: your own text, line by line."""
 
+import gzip
 import json
 
 import pytest
@@ -92,6 +93,18 @@ def test_a_bad_line_is_named_by_its_number(path, bad, message):
     with pytest.raises(InvalidInput, match=message) as caught:
         load(path)
     assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith('; each line is {"user": "name", "text": "..."}')
+
+
+@pytest.mark.parametrize("content", [gzip.compress(b'{"user": "ann"}'), b"\x00\x01 no gzip"])
+def test_a_file_that_is_not_lines_of_json_is_refused(tmp_path, content):
+    path = tmp_path / "texts.jsonl.gz"
+    path.write_bytes(content)
+    with pytest.raises(InvalidInput) as caught:
+        load(path)
+    is_gzip = content.startswith(b"\x1f\x8b")
+    assert ("is compressed with gzip; decompress it first" in str(caught.value)) == is_gzip
+    assert str(caught.value).endswith('; each line is {"user": "name", "text": "..."}')
 
 
 def test_unreadable_or_empty_files_are_refused(path, tmp_path):
@@ -102,6 +115,7 @@ def test_unreadable_or_empty_files_are_refused(path, tmp_path):
     with pytest.raises(InvalidInput, match="nobody to train on"):
         load(path)
     with pytest.raises(
-        InvalidInput, match=r'\{"user": \.\.\., "text": \.\.\.\} lines: give its path='
+        InvalidInput,
+        match=r"""\{"user": \.\.\., "text": \.\.\.\} lines: .*--set 'data\.path="FILE"'""",
     ):
         load(None)

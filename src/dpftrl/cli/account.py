@@ -63,10 +63,12 @@ class LogResult(NamedTuple):
     Attributes:
         observed: Summary of the participation in the log.
         worst: The client in the log with the largest sensitivity.
+        lacks_first_round: Whether no row of the log is in its first round.
     """
 
     observed: Observed
     worst: WorstPattern
+    lacks_first_round: bool
 
 
 @click.command("account")
@@ -234,7 +236,8 @@ def account_command(
         if _breaks(observed, request.planned):
             say(
                 f"the log breaks the planned participation: min-sep {observed.min_sep:,} and "
-                f"{observed.max_participations:,} participation(s) were observed",
+                f"{observed.max_participations:,} participation(s) were observed"
+                f"{_rounds_note(log_result, request.planned)}",
                 err=True,
             )
             context.exit(1)
@@ -352,7 +355,8 @@ def _read_log(
             )
         planned = request.planned
         rounds = observed.rounds if planned is None else observed.within(planned).rounds
-        return LogResult(observed, opened.worst_pattern(request.mechanism, rounds))
+        worst = opened.worst_pattern(request.mechanism, rounds)
+        return LogResult(observed, worst, opened.lacks_first_round)
 
 
 def _breaks(observed: Observed, planned: Participation) -> bool:
@@ -363,6 +367,20 @@ def _breaks(observed: Observed, planned: Participation) -> bool:
     if observed.rounds > planned.rounds:
         return True
     return isinstance(planned, FixedEpochs) and not observed.comes_back_after(gap)
+
+
+def _rounds_note(log_result: LogResult, planned: Participation) -> str:
+    """What to add to a message if the log has more rounds than were planned."""
+    observed = log_result.observed
+    if observed.rounds <= planned.rounds:
+        return ""
+    last = observed.first_round + planned.rounds - 1
+    note = f"; the log goes up to round {last + observed.rounds - planned.rounds:,}, but the last "
+    note += f"planned round is {last:,}, counted from {observed.first_round:,}"
+    is_one_past = observed.rounds == planned.rounds + 1 and observed.first_round == 0
+    if is_one_past and log_result.lacks_first_round:
+        note += ": the log has no round 0; if it counts rounds from 1, give --first-round 1"
+    return note
 
 
 def _delta(run: Run, devices: int, delta: float | None, epsilon: float | None) -> float:

@@ -289,7 +289,9 @@ def check_target(path: Path | None, kind: TargetKind, *, force: bool = False) ->
         raise InvalidInput(f"{path}: a {kind} is saved as a .json file")
     try:
         if not path.absolute().parent.is_dir():
-            raise InvalidInput(f"{path} cannot be written: there is no folder {path.parent}")
+            raise InvalidInput(
+                f"{path} cannot be written: there is no folder {path.parent}; create it first"
+            )
         mode = path.stat().st_mode
     except FileNotFoundError:
         return

@@ -71,6 +71,7 @@ def observe(
         print_json(observed.as_json())
     else:
         _print_tables(log, observed)
+        _print_kept(observed)
     _warn(observed)
     if observed.broken_clients:
         context.exit(1)
@@ -126,6 +127,17 @@ def _print_broken(observed: Observed) -> None:
         limit = violation.limit.replace("_", "-")
         table.add_row(escape(_readable(violation.client)), limit, evidence, in_sums)
     print_table(table)
+
+
+def _print_kept(observed: Observed) -> None:
+    """Say that the limits were kept, if some were given and no client broke them."""
+    limits = observed.limits
+    if limits == Limits() or observed.broken_clients:
+        return
+    kept = [] if limits.min_sep is None else [f"min-sep {limits.min_sep:,}"]
+    if limits.max_participations is not None:
+        kept.append(f"max participations {limits.max_participations:,}")
+    say(f"limits kept by all {observed.contacted_clients:,} clients: {', '.join(kept)}")
 
 
 def _readable(client: str) -> str:

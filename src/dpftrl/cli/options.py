@@ -47,6 +47,45 @@ class Share(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
             self.fail(str(error), param, ctx)
 
 
+class SettingsCommand(click.Command):
+    """Command with `--set`: an unknown option that is the name of a setting gets that hint."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments.
+
+        Raises:
+            NoSuchOption: An option is unknown. The message says how to write a setting.
+        """
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            hint = _setting_hint(error.option_name, given)
+            if hint is None:
+                raise
+            message = f"No such option: {error.option_name}; a setting is written {hint}"
+            raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
+
+
+def _setting_hint(option: str, args: list[str]) -> str | None:
+    """The `--set` for an option that is the name of a setting; None if it is not."""
+    from dpftrl.simulation._setting_names import set_option, setting_kinds, similar_settings
+    from dpftrl.simulation.config import Config
+
+    name = option.lstrip("-").replace("-", "_")
+    names = setting_kinds(Config)
+    settings = [name] if name in names else similar_settings(name, Config)
+    if not settings:
+        return None
+    value = "VALUE"
+    for argument, following in zip(args, [*args[1:], ""], strict=True):
+        if argument == option and following and not following.startswith("-"):
+            value = following
+        elif argument.startswith(f"{option}="):
+            value = argument.partition("=")[2]
+    return " or ".join(set_option(one, value, Config) for one in settings)
+
+
 max_participations_option = click.option(
     "--max-participations",
     type=Count(),

@@ -264,6 +264,8 @@ def plan_command(
     if out is not None:
         saved = answer.recommended if choose is None else answer.row(choose)
         save_plan(saved.plan, out)  # first: a plot that fails must not lose the plan
+        which = "the recommended row" if saved is answer.recommended else "the chosen row"
+        say(f"saved: {out}: {saved.label}, {which}", err=True)
     if plot is not None:
         plot_extrapolation(answer.walks, delta, plot, epsilon, answer.recommended.label)
     for warning in answer.resolved.warnings:

@@ -83,8 +83,8 @@ def statement_command(
     has (each one enforced, observed, claimed or assumed), what it does not cover, how to recompute
     it, and what the technical terms mean. It rounds numbers to the safe side; the JSON file has all
     digits. With --run it compares the promised with the observed guarantee. If the log shows
-    that a limit was broken, the statement says so and states the larger epsilon, and the exit code
-    is 1.
+    that a limit was broken, or the run spent more than was promised, the statement says so and
+    states the larger epsilon, and the exit code is 1.
 
     A file alone proves nothing: a hypothesis that a file calls enforced is stated as claimed. If
     the folder of --run has the private files of the run, the run is verified as by `dpftrl verify`.
@@ -121,7 +121,8 @@ def statement_command(
     _check_overwrite(statement_paths(stem), promised, run)
     if stem.exists() and not stem.is_dir():
         check_target(stem, "statement", force=force)
-    if stem.parent.is_dir():  # a folder that is missing is reported where it is read
+    # A folder of the input that is missing is reported where it is read.
+    if out is not None or stem.parent.is_dir():
         for path in statement_paths(stem):
             check_target(path, "statement", force=force)
         if run is not None and os.path.realpath(stem.parent) != os.path.realpath(run):
@@ -139,7 +140,7 @@ def statement_command(
         )
     paths = save_statement(statement, stem)
     _print_statement(statement, paths, as_json)
-    if statement.facts.stated.kept_limits is False or statement.facts.evidence == "failed":
+    if not statement.facts.stated.kept_promise or statement.facts.evidence == "failed":
         context.exit(1)
 
 

@@ -17,7 +17,7 @@ from rich.progress import Progress as Bar
 from dpftrl._internal.checks import whole_number
 from dpftrl._internal.formatting import in_full, rounded_up
 from dpftrl.cli.files import refuse_centralized
-from dpftrl.cli.options import Count, state_folder_option
+from dpftrl.cli.options import Count, SettingsCommand, state_folder_option
 from dpftrl.cli.output import print_json, progress_bar, say
 from dpftrl.errors import InvalidInput
 from dpftrl.plan import Plan, load_plan
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dpftrl.simulation.training import Training, TrainingProgress
 
 
-@click.command("train")
+@click.command("train", cls=SettingsCommand)
 @click.argument("config_or_plan", metavar="[CONFIG.toml|PLAN.json]", required=False)
 @click.option(
     "--out",
@@ -128,6 +128,7 @@ def train_command(
                 out, state_folder=state_folder, trust_folder=trust_folder, on_progress=on_progress
             )
         else:
+            _check_new_folder(out, state_folder)
             training = Training.create(
                 config,
                 out,
@@ -148,6 +149,32 @@ def train_command(
         sys.exit(130)  # the code for an interrupted program, as in `main`
     if _is_verified(training) is False:
         sys.exit(1)
+
+
+def _check_new_folder(out: Path, state_folder: Path | None) -> None:
+    """Refuse a folder that has a run or other files: a run must not be mixed with them.
+
+    Hidden files are ignored, and so is `lost+found`, which every new file system has. A run that
+    could not be created leaves its private folder, and its name can be used again.
+    """
+    from dpftrl.federated import RunFolder
+
+    folder = RunFolder(out)
+    if folder.exists:
+        raise InvalidInput(
+            f"a run has begun in {out}; resume it with --resume, or choose another folder with "
+            "--out"
+        )
+    folder.refuse_if_begun()
+    if not out.is_dir() or folder.private.exists():
+        return
+    witness = None if state_folder is None else state_folder.absolute()
+    for path in sorted(out.iterdir()):
+        is_ignored = path.name.startswith(".") or path.name == "lost+found"
+        if not is_ignored and path.absolute() != witness:
+            raise InvalidInput(
+                f"{out} is not empty: it holds {path.name}; choose an empty folder with --out"
+            )
 
 
 def _clip_norm_change(clip_norm: str) -> str:

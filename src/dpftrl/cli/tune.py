@@ -8,7 +8,7 @@ from rich.table import Table
 
 from dpftrl.cli.files import TUNED as MARK
 from dpftrl.cli.files import check_target, force_option
-from dpftrl.cli.options import Count, json_option
+from dpftrl.cli.options import Count, SettingsCommand, json_option
 from dpftrl.cli.output import print_json, print_table, progress_bar, say
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ TRANSFERS = (
 )
 
 
-@click.command("tune")
+@click.command("tune", cls=SettingsCommand)
 @click.argument("config_file", metavar="[CONFIG.toml]", required=False)
 @click.option(
     "--out",

@@ -2,6 +2,7 @@
 
 import math
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -171,6 +172,7 @@ def load_model(path: str | os.PathLike[str]) -> ReleasedModel:
     """
     source = Path(path)
     if source.is_dir():
+        _refuse_run(source)
         source = source / MODEL_FILE
     loaded = StartModel.load(source)
     metadata = loaded.metadata
@@ -192,6 +194,18 @@ def load_model(path: str | os.PathLike[str]) -> ReleasedModel:
     description = None if text is None else read_description(text, str(source))
     parts = (loaded.arrays, description, epsilon, delta, rounds, loaded.start.earlier, source)
     return ReleasedModel(*parts)
+
+
+def _refuse_run(folder: Path) -> None:
+    """Refuse the folder of a run of a fleet, which has no exported model in it."""
+    from dpftrl.verify.centralized_files import is_centralized  # here, because it is slow to import
+
+    has_model = (folder / MODEL_FILE).exists()
+    if not has_model and (folder / "run.json").exists() and not is_centralized(folder):
+        raise InvalidInput(
+            f"{folder} is a run; write its model first: dpftrl export {shlex.quote(str(folder))} "
+            f"{MODEL_FILE}"
+        )
 
 
 def _check_stated(epsilon: float, delta: float, rounds: int, start: Start, source: Path) -> None:

@@ -85,7 +85,8 @@ def _fleet_caption(answer: FleetAnswer) -> str:
         resolved.binding_text,
         f"epsilon at delta {resolved.question.budget.delta:g}, for each client",
         "compare mechanisms by loss, not by noise multiplier",
-        "the row blt was optimized for this fleet; --out saves the recommended row as a plan",
+        "the row blt was optimized for this fleet; --out saves the recommended row as a plan, or "
+        "the row of --choose",
     ]
     lines += [f"{row.label}: {row.note}" for row in answer.left_out]
     return "\n".join(lines)

@@ -19,6 +19,7 @@ from dpftrl.adaptive_clipping import ClipNorm, check_clip_norm
 from dpftrl.errors import InvalidInput
 from dpftrl.federated import Optimizer, Sgd
 from dpftrl.federated.start_model import check_label
+from dpftrl.simulation._setting_names import set_option, setting_kinds, similar_settings
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -249,6 +250,9 @@ class Config(Section, frozen=True):
         self._check_whole("evaluate_every", "evaluate_sentences", "snapshot_every")
 
 
+# For messages about a name that is no setting.
+SHOW_ALL: Final = "`dpftrl train --show-config` lists all settings"
+
 # TOML has no null: a setting without a value is written as a comment with an example.
 EXAMPLES: Final = {
     "population": '"es-ES keyboards"  # a label for the people; published with the model',
@@ -367,7 +371,7 @@ def read_config(path: Path | None, changes: Iterable[str] = ()) -> Config:
     """
     given = {} if path is None else _toml(_text(path), str(path))
     for change in changes:
-        given = _merged(given, _toml(change, f"--set {change}"))
+        given = _merged(given, _parsed_change(change))
     task = given.get("task", "chitchat")
     if not isinstance(task, str) or task not in PRESETS:
         raise InvalidInput(f"tasks are {', '.join(PRESETS)}; got {task!r:.60}")
@@ -394,9 +398,33 @@ def _convert(settings: dict[str, Any], path: Path | None) -> Config:
         return msgspec.convert(settings, Config)
     except msgspec.ValidationError as error:
         reason = str(error).replace("- at `$.", "- at `")
+        if match := re.fullmatch(r"Object contains unknown field `(.*?)`(?: - at `(.*)`)?", reason):
+            name = f"{match[2]}.{match[1]}" if match[2] else match[1]
+            place = "" if path is None else f"{path}: "
+            raise InvalidInput(f"{place}{_unknown_setting(name, settings)}") from None
         if choices := _choices(reason):
             reason += f"; choose one of {', '.join(choices)}"
         raise InvalidInput(f"{path or 'the settings'}: {reason}") from None
+
+
+def _unknown_setting(name: str, settings: Mapping[str, Any]) -> str:
+    """Return a message about a name that is no setting; `settings` contains a value of it."""
+    if name in setting_kinds(Config):  # a setting of another optimizer
+        table, _, _ = name.rpartition(".")
+        kind = _table(settings, table).get("name", "sgd")
+        return (
+            f"{name} is no setting of {kind}; leave it out, or choose another {table}.name; "
+            f"{SHOW_ALL}"
+        )
+    value: Any = dict(settings)
+    for part in name.split("."):
+        value = cast("dict[str, Any]", value).get(part) if isinstance(value, dict) else None
+    while isinstance(value, dict) and value:  # a table of an unknown name: name its first setting
+        part, value = next(iter(cast("dict[str, Any]", value).items()))
+        name = f"{name}.{part}"
+    similar = " or ".join(similar_settings(name, Config))
+    meant = f"did you mean {similar}? " if similar else ""
+    return f"there is no setting {name:.80}; {meant}{SHOW_ALL}"
 
 
 def _choices(reason: str) -> list[str]:
@@ -421,7 +449,7 @@ def _choices(reason: str) -> list[str]:
 def check_beside_plan(changes: Iterable[str]) -> None:
     """Refuse changes to settings that a plan fixes: all of [privacy] except the budget."""
     for change in changes:
-        given = _table(_toml(change, f"--set {change}"), "privacy")
+        given = _table(_parsed_change(change), "privacy")
         if decided := sorted(given.keys() - {"budget"}):
             raise InvalidInput(
                 f"--set privacy.{decided[0]}: the plan decides that already; leave the option out, "
@@ -455,12 +483,39 @@ def _toml(text: str, source: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         # Somebody who has data of their own tries this first.
         is_data = source.endswith((".jsonl", ".jsonl.gz", ".csv", ".txt"))
-        hint = (
-            f"; to train on data of your own: --set task='\"jsonl\"' --set data.path='\"{source}\"'"
-            if is_data
-            else ""
-        )
+        task, path = set_option("task", "jsonl", Config), set_option("data.path", source, Config)
+        hint = f"; to train on data of your own: {task} {path}" if is_data else ""
         raise InvalidInput(f"{source} is not TOML: {error}; text needs quotes{hint}") from None
+
+
+def _parsed_change(change: str) -> dict[str, Any]:
+    """Parse one setting in TOML, such as `seed=1`; a common mistake is named."""
+    try:
+        return tomllib.loads(change)
+    except tomllib.TOMLDecodeError as error:
+        key, sign, value = (part.strip() for part in change.partition("="))
+        kinds = setting_kinds(Config).get(key)
+        if not sign or not value:
+            advice = "write KEY=VALUE, such as --set privacy.rounds=100"
+        elif kinds is None and re.fullmatch(r"(?!model\.sizes\.)[\w.-]+", key):
+            raise InvalidInput(_unknown_setting(key, _nested(key, value))) from None
+        elif kinds is None or any(character in value for character in "\"'[]{}"):
+            advice = "text needs quotes"
+        elif kinds & {"text", "list"}:
+            advice = f"text needs quotes: {set_option(key, value, Config)}"
+        elif "number" in kinds:
+            raise InvalidInput(f"{key} needs a number, got {value!r:.60}") from None
+        else:
+            raise InvalidInput(f"{key} needs true or false, got {value!r:.60}") from None
+        raise InvalidInput(f"--set {change} is not TOML: {error}; {advice}") from None
+
+
+def _nested(key: str, value: str) -> dict[str, Any]:
+    """Return tables with one setting, as TOML would."""
+    nested: Any = value
+    for part in reversed(key.split(".")):
+        nested = {part: nested}
+    return nested
 
 
 def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

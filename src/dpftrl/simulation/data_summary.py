@@ -23,6 +23,10 @@ MOST_UNKNOWN: Final = 0.4
 # There is a warning if the noise in the model is above this share of how far the clients could move
 # the model if all of them agreed in every round. Real clients agree far less.
 MOST_NOISE: Final = 0.5
+# With fewer people to train on, or fewer held-out people, there is a warning: the noise hides what
+# so few people have in common, and an accuracy on so few people is mostly chance.
+FEW_PEOPLE: Final = 100
+FEW_HELDOUT_PEOPLE: Final = 10
 # A vocabulary that covers less than this of general English is not an English one.
 LEAST_ENGLISH: Final = 0.1
 
@@ -113,11 +117,23 @@ class DataSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 "measured on the others only; raise data.vocabulary_size, or give a public list of "
                 "the words of this field as data.vocabulary"
             )
+        if self.people < FEW_PEOPLE:
+            found.append(
+                f"{self.people:,} people to train on are too few for a useful model; take the text "
+                "of several hundred people or more"
+            )
+        if self.heldout_people < FEW_HELDOUT_PEOPLE:
+            found.append(
+                f"the accuracy on {self.heldout_people:,} held-out people is mostly chance; raise "
+                "data.heldout_share, or take the text of more people"
+            )
         if self.noise_to_signal > MOST_NOISE:
             found.append(
-                f"the noise drowns the signal: in the final model it is {self.noise_to_signal:.2g} "
-                "times as large as the clients together could move the model; use more clients per "
-                "round (privacy.report_goal), more rounds, a smaller model or a larger epsilon"
+                f"the noise in the final model is {self.noise_to_signal:.2g} times as large as the "
+                "clients together could move the model, so the model may learn little: compare its "
+                f"accuracy with the baseline, {self.baseline:.2%}; more clients per round "
+                "(privacy.report_goal) out of more people, a smaller model (model.sizes) or a "
+                "larger epsilon (privacy.epsilon) help"
             )
         return found
 

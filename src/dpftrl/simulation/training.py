@@ -29,7 +29,7 @@ from dpftrl.participation import UNCAPPED, MinSep
 from dpftrl.plan import Fleet, Plan
 from dpftrl.simulation.canary_clients import open_canaries
 from dpftrl.simulation.config import Config, Network, Privacy, config_text, read_run_config
-from dpftrl.simulation.data_summary import DataSummary
+from dpftrl.simulation.data_summary import FEW_PEOPLE, DataSummary
 from dpftrl.simulation.jax_clients import JaxClients, LocalTraining
 from dpftrl.simulation.loop import Measured, TrainingLoop, TrainingProgress, refuse_other_files
 from dpftrl.simulation.metrics import plot_points
@@ -396,7 +396,8 @@ def make_plan(privacy: Privacy, population: int) -> Plan:
     """Return the plan for the [privacy] settings and a number of clients.
 
     Raises:
-        InvalidInput: Both epsilon and noise_multiplier are given, or neither.
+        InvalidInput: Both epsilon and noise_multiplier are given, or neither; or there are too few
+            clients for one round.
     """
     fleet = Fleet(
         population,
@@ -406,7 +407,7 @@ def make_plan(privacy: Privacy, population: int) -> Plan:
     )
     participation = MinSep(
         privacy.rounds,
-        fleet.min_sep() if privacy.min_sep is None else privacy.min_sep,
+        _min_sep(fleet) if privacy.min_sep is None else privacy.min_sep,
         UNCAPPED if privacy.max_participations is None else privacy.max_participations,
     )
     if (privacy.epsilon is None) == (privacy.noise_multiplier is None):
@@ -418,6 +419,20 @@ def make_plan(privacy: Privacy, population: int) -> Plan:
     if noise_multiplier is None:
         noise_multiplier = calibrate(chosen, participation, privacy.epsilon or 0.0, privacy.delta)
     return Plan(fleet, account(chosen, participation, noise_multiplier, privacy.delta))
+
+
+def _min_sep(fleet: Fleet) -> int:
+    """Return the min-sep that the population allows."""
+    try:
+        return fleet.min_sep()
+    except InvalidInput as error:
+        few = ""
+        if fleet.population < FEW_PEOPLE:
+            few = (
+                f"; {fleet.population:,} people to train on are too few for a useful model, "
+                "though: take the text of several hundred people or more"
+            )
+        raise InvalidInput(f"{error} (privacy.report_goal, privacy.over_selection){few}") from None
 
 
 def _mechanism(privacy: Privacy, participation: MinSep) -> Mechanism:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -25,6 +26,11 @@ from dpftrl.verify import Verdict, verify_run
 
 GUARANTEE, LEDGER, CURVES = "guarantee.json", "ledger.csv", "curves.png"
 RECORD, PRIVATE = "run.json", "private"
+# For messages about a file of another kind.
+TAKEN: Final = (
+    "a statement is made from a plan (dpftrl plan --out), a guarantee (dpftrl account --out) or "
+    "the folder of a run"
+)
 
 
 class Header(msgspec.Struct):
@@ -126,15 +132,18 @@ def _curves(run: Path) -> bytes | None:
 
 def _load(path: Path) -> Plan | Guarantee:
     """Load a plan or a guarantee, as the `format` field of the file says."""
-    kind = read_json(path, Header, "plan or guarantee").format
+    try:
+        kind = read_json(path, Header, "plan or guarantee").format
+    except InvalidInput as error:
+        if not path.is_file():
+            raise
+        reason = error if path.suffix == ".json" else f"{path} is not a plan or guarantee file"
+        raise InvalidInput(f"{reason}; {TAKEN}") from None
     if kind == "dpftrl plan":
         return load_plan(path)
     if kind == "dpftrl guarantee":
         return load_guarantee(path)
-    raise InvalidInput(
-        f"{path} has the format {kind!r:.60}; a statement is made from a plan (dpftrl plan --out) "
-        "or a guarantee (dpftrl account --out)"
-    )
+    raise InvalidInput(f"{path} has the format {kind!r:.60}; {TAKEN}")
 
 
 def _accounted(run: Path) -> Guarantee | None:

@@ -40,6 +40,8 @@ class StatedGuarantee:
             cannot be compared.
         kept_limits: Whether the participation in the log keeps to the limits; None if that is not
             known.
+        kept_promise: False if the run spent more than was promised, or its log does not keep to
+            the limits that were promised.
         warnings: Sentences that the statement must begin with.
     """
 
@@ -47,6 +49,7 @@ class StatedGuarantee:
     origin: Origin
     ex_post: Guarantee | None = None
     kept_limits: bool | None = None
+    kept_promise: bool = True
     warnings: tuple[str, ...] = ()
 
 
@@ -78,10 +81,14 @@ def choose_guarantee(
     elif observed is not None:
         stated = _compare_with_log(stated, observed)
     more_warnings: list[str] = []
+    kept_promise = stated.kept_limits is not False
     if accounted is not None:
         more_warnings += _differences(promised, accounted)
+        kept_promise = kept_promise and not _spent_more(promised, accounted)
         if observed is not None and stated.kept_limits and len(promised.runs) == 1:
-            more_warnings += _broken_limits(limits_of(promised), observed, "planned")
+            broken = list(_broken_limits(limits_of(promised), observed, "planned"))
+            more_warnings += broken
+            kept_promise = kept_promise and not broken
     if observed is not None and observed.duplicate_rows:
         stated = replace(stated, guarantee=stated.guarantee.resting_on(REPEATED))
         more_warnings.append(
@@ -89,7 +96,8 @@ def choose_guarantee(
             "more than once in a round. If an update was summed twice, and not only its row "
             "written twice, no guarantee in this statement holds."
         )
-    return replace(stated, warnings=(*stated.warnings, *more_warnings))
+    warnings = (*stated.warnings, *more_warnings)
+    return replace(stated, kept_promise=kept_promise, warnings=warnings)
 
 
 def _compare_with_log(stated: StatedGuarantee, observed: Observed) -> StatedGuarantee:
@@ -199,11 +207,16 @@ def _differences(promised: Guarantee, accounted: Guarantee) -> Iterator[str]:
         (r.mechanism, r.noise_multiplier) for r in performed
     ]:
         yield "The run did not use the mechanism and the noise multiplier that were promised."
-    if accounted.mu / accounted.devices > promised.mu / promised.devices * (1 + AGREEMENT):
+    if _spent_more(promised, accounted):
         yield (
             "The run spent more than was promised: this statement gives what its server accounted, "
             "not what was promised."
         )
+
+
+def _spent_more(promised: Guarantee, accounted: Guarantee) -> bool:
+    """Return whether the run spent more per client than was promised."""
+    return accounted.mu / accounted.devices > promised.mu / promised.devices * (1 + AGREEMENT)
 
 
 def _not_compared(base: Guarantee, observed: Observed) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -73,6 +74,11 @@ def load_task(
     return kind.load(options)
 
 
+# For messages about a file of the task `jsonl`.
+LINE_FORM: Final = 'each line is {"user": "name", "text": "..."}'
+GZIP: Final = b"\x1f\x8b"  # the first bytes of a gzip file
+
+
 class Line(msgspec.Struct):
     """One line of the file of `jsonl`. Other fields are ignored."""
 
@@ -97,15 +103,18 @@ def _read_texts(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the user and the text of each line."""
     decoder = msgspec.json.Decoder(Line)
     for number, content in _lines(path):
+        if number == 1 and content.startswith(GZIP):
+            raise InvalidInput(
+                f"{path} is compressed with gzip; decompress it first (gunzip); {LINE_FORM}"
+            )
         try:
             line = decoder.decode(content)
             name = safe_name(line.user)
         except (msgspec.ValidationError, RecursionError, UnicodeDecodeError, InvalidInput) as error:
-            raise InvalidInput(f"line {number} of {path}: {error}") from None
+            raise InvalidInput(f"line {number} of {path}: {error}; {LINE_FORM}") from None
         except msgspec.DecodeError as error:
             raise InvalidInput(
-                f"line {number} of {path} is not JSON ({error}); each line is "
-                '{"user": ..., "text": ...}'
+                f"line {number} of {path} is not JSON ({error}); {LINE_FORM}"
             ) from None
         yield name, line.text
 
@@ -143,7 +152,8 @@ def load_chitchat(options: Options) -> Task:
     """
     if options.path is not None:
         raise InvalidInput(
-            "chitchat is read from an installed package and takes no path; leave path out"
+            "chitchat is read from an installed package and takes no path; leave the path out, or, "
+            f"for a file of your own, choose the task jsonl: --set 'task=\"jsonl\"'; {LINE_FORM}"
         )
     options.on_progress(None, "reading chitchat")
     encoder = options.english_encoder(cut_chat)

@@ -283,7 +283,10 @@ class Options:
     def needed_path(self, what: str) -> Path:
         """Return the path, or raise if it is missing. `what` describes the file in the message."""
         if self.path is None:
-            raise InvalidInput(f"this task reads {what}: give its path= (in a config: data.path)")
+            raise InvalidInput(
+                f"this task reads {what}: give its path, with --set 'data.path=\"FILE\"' or, in "
+                "Python, path="
+            )
         return self.path
 
     def split(self, users: Users) -> tuple[Users, Users]:

@@ -203,6 +203,18 @@ def test_timestamps_in_parquet(tmp_path):
             observe(path, layout=layout)
 
 
+def test_parquet_times_in_the_future_are_named(tmp_path):
+    path = tmp_path / "future.parquet"
+    for times in (
+        pl.Series(["2126-12-31T00:00:00"]).str.to_datetime(time_zone="UTC"),
+        pl.Series([4950000000.0]),
+        pl.Series([4950000000]),
+    ):
+        pl.DataFrame({"client": ["a"], "time": times}).write_parquet(path)
+        with pytest.raises(InvalidInput, match=r"row 1: the time '.*' .*lies in the future"):
+            observe(path, layout=TIMED)
+
+
 def test_rounded_times_lose_a_round_at_the_boundary(tmp_path):
     """Nanoseconds are rounded down, so a duration can be too long by less than 1 microsecond."""
     layout = LogLayout(time_column="time", round_length=1)
@@ -222,8 +234,18 @@ REFUSED = {
     "the name of a zone": (["2026-02-01T00:00:00 CET"], "a time is written like"),
     "milliseconds": (["1769882400000"], "seconds, not milliseconds"),
     "a date as a number": (["20260131"], "seconds, not milliseconds"),
-    "a date and an hour as a number": (["2126013118"], "seconds, not milliseconds"),
-    "far in the future": (["2126-12-31T00:00:00Z"], "a time is written like"),
+    "a date and an hour as a number": (
+        ["2126013118"],
+        r"row 1: the time '2126013118' \(2037-05-15T15:11:58Z as Unix seconds\) lies in the future"
+        ".*seconds, not milliseconds",
+    ),
+    "in the future": (
+        ["2026-01-01T00:00:00Z", "2126-12-31T00:00:00Z"],
+        "row 2: the time '2126-12-31T00:00:00Z' lies in the future: now it is 2.*Z; check the "
+        "clock and the time zone of the log$",
+    ),
+    "in the future, without a time zone": (["2126-12-31 00:00:00"], "lies in the future"),
+    "beyond all calendars": (["9999-12-31T00:00:00Z"], "a time is written like"),
     "negative": (["-1769882400"], "a time is written like"),
     "before 1970": (["1969-01-01T00:00:00Z"], "a time is written like"),
     "exponent": (["1.7e9"], "a time is written like"),

@@ -55,6 +55,8 @@ _UNIX: Final = r"^(?<whole>[0-9]{9,10})(?:\.(?<fraction>[0-9]+))?$"
 # 1000 times too large.
 _FIRST_SECOND = 10**8
 _DAY = 86_400
+# In the year 2286. Later times are refused as unreadable, earlier ones for lying in the future.
+_END_OF_TIMES: Final = 10**10 * MICROSECONDS
 _EXAMPLES: Final = "2026-01-31T18:00:00Z, 2026-01-31T18:00:00+02:00 or 1769882400"
 
 
@@ -356,10 +358,16 @@ def _latest() -> float:
     return (time.time() + _DAY) * MICROSECONDS
 
 
-def _times(column: "pl.Series") -> Times:
-    """Convert a column of any type. Values that are not times become null."""
+def _times(column: "pl.Series", latest: float | None = None) -> Times:
+    """Convert a column of any type. Values that are not times before `latest` become null.
+
+    Args:
+        column: Text, numbers or timestamps.
+        latest: In microseconds. Default: a day from now.
+    """
     import polars as pl
 
+    latest = _latest() if latest is None else latest
     if isinstance(column.dtype, pl.Datetime):
         # Polars stores the moment in UTC where there is a time zone.
         notation = NAIVE if column.dtype.time_zone is None else ZONED
@@ -367,17 +375,17 @@ def _times(column: "pl.Series") -> Times:
         factor = {"ms": 1000, "us": 1, "ns": 1}[column.dtype.time_unit]
         microseconds = exact * factor if column.dtype.time_unit != "ns" else exact // 1000
         inexact = column.dtype.time_unit == "ns" and bool((exact % 1000 != 0).any())
-        valid = ((microseconds >= 0) & (microseconds < _latest())).fill_null(False)
+        valid = ((microseconds >= 0) & (microseconds < latest)).fill_null(False)
         return Times(
             microseconds.set(~valid, None), _constant(_NAMES.index(notation), column), inexact
         )
     if column.dtype.is_float():
-        return _float_seconds(column)
+        return _float_seconds(column, latest)
     if not column.dtype.is_integer() and column.dtype != pl.String:
         empty = pl.Series([None] * len(column), dtype=pl.Int64)
         return Times(empty, empty, False)
     text = column.cast(pl.String).str.strip_chars()
-    iso, unix = _iso(text), _unix(text)
+    iso, unix = _iso(text, latest), _unix(text, latest)
     notation = unix.notation.fill_null(iso.notation)
     microseconds = unix.microseconds.fill_null(iso.microseconds)
     return Times(microseconds, notation, iso.inexact or unix.inexact)
@@ -389,12 +397,12 @@ def _constant(value: int, column: "pl.Series") -> "pl.Series":
     return pl.Series([value], dtype=pl.Int64).new_from_index(0, len(column))
 
 
-def _float_seconds(column: "pl.Series") -> Times:
+def _float_seconds(column: "pl.Series", latest: float) -> Times:
     """Unix seconds as floats, which are exact only if they are whole."""
     import polars as pl
 
     seconds = column.cast(pl.Float64)
-    valid = ((seconds >= _FIRST_SECOND) & (seconds < _latest() / MICROSECONDS)).fill_null(False)
+    valid = ((seconds >= _FIRST_SECOND) & (seconds < latest / MICROSECONDS)).fill_null(False)
     # A float of 32 bits is minutes away from the time that was meant.
     if column.dtype != pl.Float64:
         valid = valid & False
@@ -406,7 +414,7 @@ def _float_seconds(column: "pl.Series") -> Times:
     return Times(total, _constant(_NAMES.index(UNIX), column), inexact)
 
 
-def _iso(text: "pl.Series") -> Times:
+def _iso(text: "pl.Series", latest: float) -> Times:
     """Read ISO 8601; a leap second is the first second of the next minute, as in Unix time."""
     import polars as pl
 
@@ -422,18 +430,18 @@ def _iso(text: "pl.Series") -> Times:
     offset = (hours * 60 + minutes) * (60 * MICROSECONDS)
     sign = digits.str.starts_with("-").cast(pl.Int64) * 2 - 1
     microseconds = moment.to_physical() + fraction + sign * offset
-    valid = ((microseconds >= 0) & (microseconds < _latest())).fill_null(False)
+    valid = ((microseconds >= 0) & (microseconds < latest)).fill_null(False)
     notation = (zone == "").cast(pl.Int64) * _NAMES.index(NAIVE)
     return Times(microseconds.set(~valid, None), notation.set(~valid, None), inexact)
 
 
-def _unix(text: "pl.Series") -> Times:
+def _unix(text: "pl.Series", latest: float) -> Times:
     import polars as pl
 
     parts = text.str.extract_groups(_UNIX).struct.unnest()
     fraction, inexact = _fraction(parts["fraction"])
     seconds = parts["whole"].cast(pl.Int64, strict=False)
-    valid = ((seconds >= _FIRST_SECOND) & (seconds < _latest() / MICROSECONDS)).fill_null(False)
+    valid = ((seconds >= _FIRST_SECOND) & (seconds < latest / MICROSECONDS)).fill_null(False)
     microseconds = (seconds * MICROSECONDS + fraction).set(~valid, None)
     notation = _constant(_NAMES.index(UNIX), text).set(~valid, None)
     return Times(microseconds, notation, inexact)
@@ -460,7 +468,17 @@ def _refuse(column: "pl.Series", position: int, rows_before: int) -> None:
         raise InvalidInput(f"row {row:,} has no time (a blank line?)")
     text, reason = str(value), ""
     digits = text.partition(".")[0]
-    if digits.isdigit():
+    is_unix = digits.isdigit()
+    future = _times(column.slice(position, 1), _END_OF_TIMES).microseconds[0]
+    if future is not None:
+        reading = f" ({as_text(future)} as Unix seconds)" if is_unix else ""
+        milliseconds = "; Unix times are seconds, not milliseconds" if is_unix else ""
+        raise InvalidInput(
+            f"row {row:,}: the time {_shown(column, position)}{reading} lies in the future: now it "
+            f"is {as_text(int(time.time()) * MICROSECONDS)}; check the clock and the time zone of "
+            f"the log{milliseconds}"
+        )
+    if is_unix:
         reason = "; Unix times are seconds, not milliseconds, from 1973 to now"
     elif len(text) <= len("2026-01-31T18:00"):
         reason = "; it needs the date, and the time of day with its seconds"

@@ -62,10 +62,13 @@ class ParticipationLog:
     Attributes:
         rounds: Number of training rounds.
         first_round: The number of the first round in the log.
+        lacks_first_round: Whether no row of any status is in the first round. Perhaps the log
+            counts its rounds from another number. False for a log with times.
     """
 
     rounds: int
     first_round: int
+    lacks_first_round: bool
     _source: Source
     _partitions: Partitions
     _has_respelled_ids: bool
@@ -171,6 +174,7 @@ def open_log(
             yield ParticipationLog(
                 rounds=stated_rounds or reader.last_round(clock) + 1,
                 first_round=first,
+                lacks_first_round=clock is None and reader.smallest > 0,
                 _source=source,
                 _partitions=partitions,
                 _has_respelled_ids=reader.has_respelled_ids,

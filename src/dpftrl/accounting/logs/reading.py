@@ -512,9 +512,11 @@ def _refuse_rounds(
         raise InvalidInput(
             f"row {row:,}: rounds count from {first:,} (--first-round changes this), got {whole}"
         )
+    is_one_past = first == 0 and whole == last + 1
+    advice = "; if the log counts rounds from 1, give --first-round 1" if is_one_past else ""
     raise InvalidInput(
         f"row {row:,}: the last of {last - first + 1:,} rounds that count from {first:,} is "
-        f"{last:,}, got {whole:,}"
+        f"{last:,}, got {whole:,}{advice}"
     )
 
 

@@ -110,7 +110,9 @@ class RunFolder:
     def refuse_if_begun(self) -> None:
         """Refuse a folder that already holds a run."""
         if self.exists:
-            raise InvalidInput(f"a run has begun in {self.root}; resume it, or choose another")
+            raise InvalidInput(
+                f"a run has begun in {self.root}; resume it, or choose another folder"
+            )
         has_ledger = self.ledger.exists() and self.ledger.stat().st_size > len(HEADER)
         if has_ledger or max(self._checkpoints(), default=0) > 0:
             raise UnsafeState(
