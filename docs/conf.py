@@ -45,7 +45,7 @@ PUBLIC = {
     "dpftrl.torch.device_noise": "Noise on the device where the sum is, with PyTorch.",
     "dpftrl.jax": "Private training in a JAX loop. Extra: `jax`.",
     "dpftrl.flower": "A fleet of clients on Flower. Extra: `flower`.",
-    "dpftrl.simulation": "A fleet of simulated clients in one process. Extra: `train`.",
+    "dpftrl.simulation": "A fleet of simulated clients. Extra: `train`, but none for `simulate`.",
     "dpftrl.tasks": "Texts and language models to train with. Extra: `train`.",
     "dpftrl.federated": "The server of a fleet, without an engine.",
     "dpftrl.centralized": "Training on a data set, without a framework.",
