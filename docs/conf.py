@@ -3,8 +3,10 @@
 import importlib
 import inspect
 from pathlib import Path
+from typing import Any
 
 import dpftrl
+from dpftrl.centralized.owner import TrainingOwner
 
 HERE = Path(__file__).parent
 
@@ -102,6 +104,8 @@ def write_api_pages(_app: object) -> None:
                 lines += ["   :no-index:"]
             if kind == "class":
                 lines += ["   :members:", "   :show-inheritance:"]
+                if issubclass(value, TrainingOwner):  # which has no page of its own
+                    lines += ["   :inherited-members:"]
             lines += [""]
             documented.add(id(value))
         (folder / f"{package}.rst").write_text("\n".join(lines))
@@ -109,6 +113,17 @@ def write_api_pages(_app: object) -> None:
     (folder / "index.rst").write_text("\n".join(index) + "\n")
 
 
+def keep_colons(_app: object, what: str, *others: Any) -> None:
+    """Keep a colon in the first line of a property: Napoleon takes what is before it for a type.
+
+    An empty comment becomes the first line.
+    """
+    lines = others[-1]
+    if what == "property" and lines and ":" in lines[0]:
+        lines[:0] = ["..", ""]
+
+
 def setup(app: object) -> None:
     """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", keep_colons, priority=400)  # before Napoleon
     app.connect("builder-inited", write_api_pages)

@@ -447,7 +447,7 @@ class DistributedTraining(TrainingOwner):
             batches: The list that `loader` has just yielded.
 
         Returns:
-            What happened in this step, on all ranks. The guarantee does not cover it: do not
+            What happened in this step, on all ranks. The guarantee does not cover it, so do not
             publish it.
 
         Raises:

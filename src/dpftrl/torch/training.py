@@ -194,7 +194,7 @@ class PrivateTraining(TrainingOwner):
                 but its rows must be the same examples.
 
         Returns:
-            What happened in this step. The guarantee does not cover it: do not publish it.
+            What happened in this step. The guarantee does not cover it, so do not publish it.
 
         Raises:
             InvalidInput: The batch is not that of this step, or its examples are mixed.
