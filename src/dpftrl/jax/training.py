@@ -104,7 +104,7 @@ def make_private(
         examples_per_unit: Largest number of a user's examples in one step; by default 1.
         micro_batch: Number of units whose gradients are computed at a time.
         commit_every: Number of steps between two checkpoints; by default 100. After an
-            interruption, fewer steps than this are repeated.
+            interruption, at most so many steps are repeated.
         canaries: Number of canaries to add, for `dpftrl audit run`; see docs/auditing.md. They
             need `sampling="none"`.
         state_folder: Folder for the witness of the run, outside `folder`; by default $DPFTRL_STATE,

@@ -174,7 +174,7 @@ def make_private(
             out to the ranks, so it should be at most `batch_size / ranks`; by default it is
             `batch_size / 8`.
         commit_every: Number of steps between two checkpoints; by default 100. After an
-            interruption, fewer steps than this are repeated.
+            interruption, at most so many steps are repeated.
         collate_fn: Makes a micro-batch of a list of examples.
         num_workers: Number of processes that load examples, on each rank.
         state_folder: Folder for the witness of the run, of rank 0.

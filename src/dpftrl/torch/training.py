@@ -91,7 +91,7 @@ def make_private(
         micro_batch: Number of units whose gradients are computed at a time; by default as many as
             fit into the memory.
         commit_every: Number of steps between two checkpoints; by default 100. After an
-            interruption, fewer steps than this are repeated.
+            interruption, at most so many steps are repeated.
         canaries: Number of canaries to add, for `dpftrl audit run`; see docs/auditing.md. They
             need `sampling="none"`.
         collate_fn: Makes a batch of a list of examples.
