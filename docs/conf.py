@@ -3,8 +3,10 @@
 import importlib
 import inspect
 from pathlib import Path
+from typing import Any
 
 import dpftrl
+from dpftrl.centralized.owner import TrainingOwner
 
 HERE = Path(__file__).parent
 
@@ -47,7 +49,7 @@ PUBLIC = {
     "dpftrl.torch.device_noise": "Noise on the device where the sum is, with PyTorch.",
     "dpftrl.jax": "Private training in a JAX loop. Extra: `jax`.",
     "dpftrl.flower": "A fleet of clients on Flower. Extra: `flower`.",
-    "dpftrl.simulation": "A fleet of simulated clients in one process. Extra: `train`.",
+    "dpftrl.simulation": "A fleet of simulated clients. Extra: `train`, but none for `simulate`.",
     "dpftrl.tasks": "Texts and language models to train with. Extra: `train`.",
     "dpftrl.federated": "The server of a fleet, without an engine.",
     "dpftrl.centralized": "Training on a data set, without a framework.",
@@ -104,6 +106,8 @@ def write_api_pages(_app: object) -> None:
                 lines += ["   :no-index:"]
             if kind == "class":
                 lines += ["   :members:", "   :show-inheritance:"]
+                if issubclass(value, TrainingOwner):  # which has no page of its own
+                    lines += ["   :inherited-members:"]
             lines += [""]
             documented.add(id(value))
         (folder / f"{package}.rst").write_text("\n".join(lines))
@@ -116,8 +120,19 @@ def keep_backslashes(_app: object, _context: object, lines: list[str]) -> None:
     lines[:] = [line.replace("\\", "\\\\") for line in lines]
 
 
+def keep_colons(_app: object, what: str, *others: Any) -> None:
+    """Keep a colon in the first line of a property: Napoleon takes what is before it for a type.
+
+    An empty comment becomes the first line.
+    """
+    lines = others[-1]
+    if what == "property" and lines and ":" in lines[0]:
+        lines[:0] = ["..", ""]
+
+
 def setup(app: object) -> None:
     """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", keep_colons, priority=400)  # before Napoleon
     app.connect("builder-inited", write_api_pages)
     app.connect("sphinx-click-process-description", keep_backslashes)
     app.connect("sphinx-click-process-options", keep_backslashes)

@@ -1,5 +1,6 @@
 """What users import from `dpftrl`: complete, light, typed, and documented by a README that runs."""
 
+import ast
 import json
 import re
 import subprocess
@@ -96,3 +97,15 @@ def test_a_program_of_a_user_passes_strict_type_checks_and_a_mistake_does_not(tm
     )
     assert (done.returncode == 1) is mistake, done.stdout
     assert ("epsilom" in done.stdout) is mistake
+
+
+def test_no_result_is_documented_with_a_colon_that_sphinx_takes_for_a_type():
+    """In "Returns: The loss: a number", the site shows "The loss" as the type of the result."""
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            lines = (ast.get_docstring(node) or "").splitlines()
+            if "Returns:" in lines:
+                first = re.sub("`[^`]*`", "", lines[lines.index("Returns:") + 1])
+                assert ":" not in first, f"{path}, {node.name}: {first.strip()}"

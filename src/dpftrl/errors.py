@@ -4,7 +4,7 @@ DpftrlError
 ├── InvalidInput        a value outside its domain, or a file that is not valid
 │   ├── UnknownMechanism    the name is not a mechanism (the message offers the nearest name)
 │   └── UnsafeState         a run that must not be resumed: rolled back, edited, damaged or in use
-│       └── RunInUse            another server uses the run; it may be free later
+│       └── RunInUse            another program uses the run; it may be free later
 ├── ReportRefused       a report from a client that may not send it, or not in this round
 ├── TooFewClients       not enough clients are eligible for a round yet
 ├── RunOver             no further round: all rounds are done, or the budget is spent

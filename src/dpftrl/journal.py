@@ -290,10 +290,10 @@ class Lock:
                 ) from None
             if holder == str(self._process):
                 raise RunInUse(
-                    "another server of this process is working on this run; close() it first"
+                    "another object of this process is using this run; close() it first"
                 ) from None
             raise RunInUse(
-                f"another server (process {holder or 'unknown'}) is working on this run; "
+                f"another program (process {holder or 'unknown'}) is using this run; "
                 "wait for it, or stop it"
             ) from None
         with contextlib.suppress(OSError):  # the process id only improves the message above
@@ -304,7 +304,7 @@ class Lock:
     def check(self) -> None:
         """Raise an error if the lock file was replaced: another process may hold the new file."""
         if not _is_at(self._handle, self._path):
-            raise UnsafeState(f"{self._path} was removed while this server worked; open it again")
+            raise UnsafeState(f"{self._path} was removed while the run was open; open it again")
 
     def close(self) -> None:
         """Release the lock. A forked copy of this process only closes its own handle."""
@@ -389,7 +389,8 @@ class Chain(Generic[AnyRecord]):
             raise UnsafeState(
                 f"the witness of this run is missing, so nobody knows whether {folder} is its "
                 "newest state; bring the witness along, and name its folder as state_folder "
-                "(--state-folder), or say that you trust the folder (--trust-folder)"
+                "(--state-folder), or say that you trust the folder with trust_folder=True "
+                "(--trust-folder)"
             )
         if not has_line:
             raise UnsafeState(
@@ -404,11 +405,13 @@ class Chain(Generic[AnyRecord]):
             raise UnsafeState(
                 f"the journal in {folder} has {journal.lines} lines, and the witness has seen "
                 f"{seen.lines}: lines were added, or the witness is an old copy; bring the newest "
-                "witness along, or say that you trust the folder (--trust-folder)"
+                "witness along, or say that you trust the folder with trust_folder=True "
+                "(--trust-folder)"
             )
         raise UnsafeState(
             f"{folder} was rolled back or changed: its journal has {journal.lines} lines, and the "
-            f"witness has seen {seen.lines}; going on could release a round twice"
+            f"witness has seen {seen.lines}; going on could use the same noise twice; restore "
+            "the newest state of the folder, or start in another folder"
         )
 
     def resume(self) -> None:

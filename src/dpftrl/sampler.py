@@ -307,7 +307,7 @@ def draw_below(words: Words, bound: np.uint64, labels: Labels, drawn: int) -> in
     A word modulo the bound is uniform if words after the last multiple of the bound are left out.
 
     Returns:
-        The number of labels that are written now: one more for every word that was not left out.
+        The number of labels that are written now, one more for every word that was not left out.
     """
     for word in words:
         label = word % bound
@@ -322,7 +322,7 @@ def shuffle_step(words: Words, labels: Labels, left: int) -> int:
     """Continue the shuffle of Fisher and Yates: swap label `left` - 1 with a random one up to it.
 
     Returns:
-        The number of labels whose place is still to be drawn: one fewer for every word that was
+        The number of labels whose place is still to be drawn, one fewer for every word that was
         not left out (see `draw_below`).
     """
     for word in words:

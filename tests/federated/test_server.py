@@ -73,7 +73,7 @@ def test_a_copy_by_fork_can_neither_go_on_nor_keep_the_run_from_others(tmp_path)
     for action in ("begin", "commit", "abandon"):
         assert "a copy, by fork" in found["copy"][action]
     assert found["copy"]["close"] == "done"  # its own end only
-    assert "another server" in found["while it is open"]
+    assert "another object" in found["while it is open"]
     assert found["journal grew"] is False
     assert found["rounds"] == 1
     assert found["rounds after close"] == 1
@@ -150,7 +150,7 @@ def test_a_closed_server_does_nothing_and_lets_go_of_the_run(tmp_path):
     one_round(server)
     attempt = server.begin(PEOPLE)
     fill(attempt)
-    with refused(UnsafeState, "another server"):
+    with refused(UnsafeState, "another object"):
         Server.resume(tmp_path / "run", state_folder=tmp_path / "state")
     server.close()
     server.close()

@@ -548,7 +548,7 @@ def test_a_run_in_use_is_waited_for_or_refused(tmp_path: Path) -> None:
     model = {"w": np.zeros(6)}
     settings, state = Settings(clip_norm=2.0), tmp_path / "state"
     alive = Server.create(tmp_path / "run", plan(), settings, model, state_folder=state)
-    with pytest.raises(RunInUse, match="another server"):
+    with pytest.raises(RunInUse, match="another object"):
         strategy(tmp_path).start(grid(), start_arrays())
     ends = Timer(0.3, alive.close)
     ends.start()

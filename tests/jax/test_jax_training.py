@@ -484,6 +484,23 @@ def begun() -> Iterator[Place]:
         yield place
 
 
+def test_what_was_planned_and_resumed_is_said_and_auto_is_no_other_argument(place, capsys):
+    target = {"epsilon": 4.0, "delta": 1e-3, "epochs": 4, "batch_size": 8, "plan": None}
+    with private(place, **target, sampling="none") as training:
+        assert capsys.readouterr().err.startswith("dpftrl: planned: blt")
+        train(training, 4)
+    with private(place, **target, sampling="auto"):
+        assert capsys.readouterr().err == (
+            "dpftrl: resumed at step 3 of 8; step 3 is repeated, with the same batches and the "
+            "same noise\n"
+        )
+    with pytest.raises(InvalidInput, match="batch_size must be a whole number of at least 1"):
+        private(None, **{**target, "batch_size": 0})
+    with pytest.warns(UserWarning, match="delta 0.1 is not below 1 / dataset") as caught:
+        private(None, **{**target, "delta": 0.1}, sampling="none")
+    assert caught[0].filename == __file__
+
+
 @pytest.mark.parametrize("name", list(DIFFERENT))
 def test_arguments_that_differ_when_resuming_are_refused(begun, name):
     changes = dict(DIFFERENT[name])

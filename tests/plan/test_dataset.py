@@ -52,12 +52,13 @@ def test_steps_and_samplings_of_a_data_set():
     ("numbers", "words"),
     [
         ((0, 1, 1), "dataset_size"),
+        ((10, 0, 1), "batch_size must be a whole number of at least 1, got 0"),
         ((10, 11, 1), "larger than the data set"),
         ((10, 5, 0), "epochs"),
         ((10, 5, 1.5), "epochs"),
         ((10, 5, 1, 4), "below the expected batch size"),
     ],
-    ids=["empty", "batch too large", "no epoch", "half epoch", "cap below batch"],
+    ids=["empty", "empty batch", "batch too large", "no epoch", "half epoch", "cap below batch"],
 )
 def test_a_data_set_that_cannot_be_is_refused(numbers, words):
     with pytest.raises(InvalidInput, match=words):

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -371,3 +373,49 @@ def test_narrow_types_give_updates_against_what_the_client_received(run, tmp_pat
     full = {"w": half["w"].to(torch.float32)}
     run("full", model=full, train=lambda model, _: model, evaluate=None)
     assert checkpoint(tmp_path / "half") == checkpoint(tmp_path / "full")
+
+
+WITHOUT_EXTRAS = """
+import sys
+sys.modules.update(dict.fromkeys(("polars", "matplotlib", "tensorboardX")))
+import numpy as np
+import dpftrl
+plan = dpftrl.make_plan(population=30, report_goal=3, rounds=4, epsilon=8.0, delta=1e-3)
+result = dpftrl.simulate(
+    "run",
+    plan,
+    model=np.zeros(2),
+    train=lambda model, data: model + data,
+    clients={f"person {i}": np.ones(2) for i in range(30)},
+    clip_norm=1.0,
+)
+assert result.rounds == 4, result
+assert result.statement is not None
+from dpftrl.cli import start
+sys.argv = ["dpftrl", "statement", "run"]
+start()
+"""
+
+
+def test_a_run_and_its_statement_need_no_extra(tmp_path):
+    environment = {**os.environ, "DPFTRL_STATE": str(tmp_path / "state")}
+    command = [sys.executable, "-c", WITHOUT_EXTRAS]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "run" / "statement.html").exists()
+    assert not (tmp_path / "run" / "curves.png").exists()
+    said = "dpftrl: no curves.png will be drawn: pip install 'dpftrl[plot]'"
+    assert ran.stderr.splitlines().count(said) == 1
+
+
+def test_an_error_of_the_statement_does_not_replace_an_interrupt(run, monkeypatch):
+    def fails(*_args: Any, **_named: Any) -> None:
+        raise InvalidInput("no room on the disk")
+
+    def interrupted(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dpftrl.simulation.loop.statement_of_files", fails)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run(on_round=interrupted)
+    assert "no room on the disk" in caught.value.__notes__[0]

@@ -188,6 +188,54 @@ def test_users_are_resumed_to_the_same_bits(places):
     assert bits(interrupted(next(places), [2, 5, 7], **options)) == wanted
 
 
+def test_a_sampled_user_adds_one_clip_norm_once_per_epoch_whatever_its_examples():
+    """What is drawn and clipped is the user: its 19 examples count as one unit of the plan."""
+    owners = [0] * 19 + [1, 2, 3, 4, 5]
+    dataset = Dataset(6, 2, 4)
+    believed = believe_sampled(
+        mechanism("independent", dataset.in_order),
+        dataset.sampling("balls-in-bins"),
+        *(3.0, 7.0, 1e-6),
+        failure=1e-9,
+    )
+    plan = DatasetPlan("balls-in-bins", believed, dataset)
+
+    def weighted_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        inputs, labels, weights = batch
+        losses = nn.functional.cross_entropy(model(inputs), labels, reduction="none")
+        return (weights * losses).mean()
+
+    def sums(weight_of_first_user: float) -> np.ndarray:
+        weights = torch.tensor([weight_of_first_user] * 19 + [1.0] * 5)
+        model, totals = small_model(), []
+        with private(
+            None,
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.0),  # so that later sums can be compared
+            TensorDataset(INPUTS, LABELS, weights),
+            plan=plan,
+            units=owners,
+            examples_per_unit=19,
+        ) as training:
+            step = training.run.step
+
+            def record(total: np.ndarray, *rest: Any, **options: Any) -> None:
+                totals.append(total.copy())
+                step(total, *rest, **options)
+
+            training.run.step = record
+            for batch in training.loader:
+                training.step(weighted_loss, batch)
+            assert training.run.settings.unit == "user"
+        return np.array(totals) * training.run.grid.step
+
+    moved = np.linalg.norm(sums(1e4) - sums(0.0), axis=1)
+    assert 0.79 < moved.max() <= 0.8  # the clip norm
+    bins = moved.reshape(4, 3) > 0  # epochs and bins
+    assert bins.sum(axis=1).tolist() == [1, 1, 1, 1]
+    assert (bins == bins[0]).all()
+
+
 @pytest.mark.parametrize("micro_batch", [1, 2, 4])
 def test_micro_batches_are_resumed_to_the_same_bits(places, micro_batch):
     wanted = bits(interrupted(next(places), [], micro_batch=micro_batch))

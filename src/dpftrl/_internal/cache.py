@@ -66,7 +66,7 @@ def store_tensors(folder: Path, key: str, tensors: Tensors) -> bool:
     """Store tensors under a key, completely or not at all.
 
     Returns:
-        Whether it worked: False if the folder cannot be written to.
+        Whether it worked. It does not if the folder cannot be written to.
     """
     from safetensors.numpy import save
 

@@ -72,7 +72,7 @@ class Units:
 
     @property
     def kind(self) -> Literal["example", "user"]:
-        """Whose data is protected: `example` or `user`."""
+        """Whose data is protected, `example` or `user`."""
         return "example" if self.is_example_level else "user"
 
     def examples_of(self, unit: int) -> Indices:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpftrl._internal.checks import whole_number
 from dpftrl._internal.progress import Progress
 from dpftrl.accounting import Guarantee, SampledGuarantee
 from dpftrl.centralized.batches import Units
@@ -20,7 +21,8 @@ from dpftrl.centralized.run import TrainingRun
 from dpftrl.centralized.settings import Settings
 from dpftrl.centralized.store import RunFolder
 from dpftrl.errors import InvalidInput
-from dpftrl.plan import Dataset, DatasetPlan, SamplingName, make_dataset_plan
+from dpftrl.plan import Dataset, DatasetPlan, SamplingChoice, make_dataset_plan
+from dpftrl.plan.dataset import check_target, has_dp_accounting, large_delta
 
 PathLike = str | os.PathLike[str]
 # Seconds of planning before the first message, and between two messages.
@@ -38,12 +40,24 @@ class Target(NamedTuple):
     delta: float | None
     epochs: int | None
     batch_size: int | None
-    sampling: SamplingName | None
+    sampling: SamplingChoice | None
     mechanism: str | None
     max_batch_size: int | None
 
-    def plan(self, units: int, on_progress: Progress) -> DatasetPlan:
-        """The plan for this number of units."""
+    @property
+    def is_auto(self) -> bool:
+        """Whether the sampling is to be chosen."""
+        return self.sampling in ("auto", None)
+
+    def check(self) -> None:
+        """Refuse numbers that no training can have."""
+        check_target(self.epsilon, self.delta)
+        for name in ("epochs", "batch_size", "max_batch_size"):
+            if (value := getattr(self, name)) is not None:
+                whole_number(name, value)
+
+    def plan(self, units: Units, on_progress: Progress) -> DatasetPlan:
+        """The plan for these units."""
         epsilon, delta, epochs, batch_size = self[:4]
         if epsilon is None or delta is None or epochs is None or batch_size is None:
             missing = [
@@ -52,7 +66,12 @@ class Target(NamedTuple):
                 if getattr(self, name) is None
             ]
             raise InvalidInput(f"give {', '.join(missing)}, or a plan")
-        dataset = Dataset(units, batch_size, epochs, self.max_batch_size)
+        if batch_size > units.count:
+            raise InvalidInput(
+                f"a batch of {batch_size:,} {units.kind}s is larger than the data set, which has "
+                f"{units.count:,} {units.kind}s; give a smaller batch_size"
+            )
+        dataset = Dataset(units.count, batch_size, epochs, self.max_batch_size)
         return make_dataset_plan(
             dataset,
             epsilon,
@@ -71,7 +90,7 @@ class Target(NamedTuple):
             ("sampling", plan.sampling),
             ("max_batch_size", plan.dataset.max_batch_size),
         ):
-            given = getattr(self, name)
+            given = None if name == "sampling" and self.is_auto else getattr(self, name)
             if given is not None and given != kept:
                 yield f"{name} {given} instead of {kept}"
         promised = plan.guarantee.epsilon
@@ -149,6 +168,7 @@ def open_run(
     Raises:
         InvalidInput: The run in the folder was created with other arguments.
     """
+    target.check()
     if folder is None or not RunFolder(Path(folder)).exists:
         chosen = planned(target, plan, units, on_progress)
         return TrainingRun.create(
@@ -167,7 +187,21 @@ def open_run(
     except BaseException:
         run.close()
         raise
+    say(on_progress, resumed(run))
     return run
+
+
+def resumed(run: TrainingRun) -> str:
+    """Where a run was resumed, in one line."""
+    steps = run.plan.dataset.steps
+    if run.steps == steps:
+        return f"resumed a run whose {steps:,} steps are all done"
+    text = f"resumed at step {run.steps:,} of {steps:,}"
+    if not run.repeating:
+        return text
+    last = run.released - 1
+    which = f"step {last:,} is" if run.repeating == 1 else f"steps {run.steps:,} to {last:,} are"
+    return f"{text}; {which} repeated, with the same batches and the same noise"
 
 
 def planned(
@@ -175,12 +209,44 @@ def planned(
 ) -> DatasetPlan:
     """The given plan, if the target does not contradict it; or a plan for the target."""
     if plan is None:
-        return target.plan(units.count, on_progress or _Messages())
+        if target.is_auto and not has_dp_accounting():
+            say(
+                on_progress,
+                "poisson sampling is not compared: it needs the package dp-accounting "
+                "(pip install 'dpftrl[dp-accounting]')",
+            )
+        chosen = target.plan(units, on_progress or _Messages())
+        say(on_progress, _described(chosen))
+        _warn_about_delta(chosen, units)
+        return chosen
+    _warn_about_delta(plan, units)
     if differences := list(target.differences(plan)):
         raise InvalidInput(
             f"the arguments contradict the plan: {'; '.join(differences)}; leave them out"
         )
     return plan
+
+
+def _described(plan: DatasetPlan) -> str:
+    """What was planned, in one line."""
+    order = "no sampling (fixed order)" if plan.sampling == "none" else f"{plan.sampling} sampling"
+    return (
+        f"planned: {plan.mechanism.name}, {order}, noise multiplier {plan.noise_multiplier:.4g}, "
+        f"{plan.dataset.steps:,} steps"
+    )
+
+
+def _warn_about_delta(plan: DatasetPlan, units: Units) -> None:
+    if warning := large_delta(plan.guarantee.delta, units.count, units.kind):
+        warnings.warn(warning, stacklevel=5)  # of the caller of make_private
+
+
+def say(on_progress: Progress | None, message: str) -> None:
+    """Say something once, where the progress of planning is said."""
+    if on_progress is None:
+        sys.stderr.write(f"dpftrl: {message}\n")
+    else:
+        on_progress(None, message)
 
 
 def length_of(dataset: Any) -> int:

@@ -14,14 +14,15 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn, Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
-from dpftrl._internal.progress import Progress
+from dpftrl._internal.progress import Progress, ignore_progress
 from dpftrl._internal.storage import read_file, read_json, replace_file
 from dpftrl.centralized.batches import Units
-from dpftrl.centralized.owner import PathLike, Target, check_same, planned
+from dpftrl.centralized.owner import PathLike, Target, check_same, planned, resumed, say
 from dpftrl.centralized.run import Recorded, TrainingRun, check_units
 from dpftrl.centralized.settings import RunFile, Settings
 from dpftrl.centralized.store import (
     MOST_CHECKPOINT_BYTES,
+    RESTORE,
     RunFolder,
     RunStore,
     check_created,
@@ -281,10 +282,12 @@ class ShardedRun(TrainingRun):
             assert folder is not None
             path = folder.private / "checkpoints" / name
             if not path.exists():
-                raise UnsafeState(f"{path} is missing: a shard of the model")
+                raise UnsafeState(f"{path} is missing: a shard of the model; {RESTORE}")
             content = read_file(path, MOST_CHECKPOINT_BYTES, own=True)
             if hashlib.sha256(content).hexdigest() != known:
-                raise UnsafeState(f"{path} was changed since it was written: its digest differs")
+                raise UnsafeState(
+                    f"{path} was changed since it was written: its digest differs; {RESTORE}"
+                )
             yield content
 
 
@@ -369,6 +372,9 @@ def open_sharded_run(
             "adaptive clipping is not supported with several ranks: give clip_norm a number"
         )
     check_arguments(ranks, settings, units, held)
+    ranks.together(target.check)
+    if ranks.rank != 0:
+        on_progress = ignore_progress  # rank 0 says it for all
     if folder is None:
         own = ranks.together(lambda: planned(target, plan, units, on_progress))
         opened = _without_folder(ranks, own, settings, units, insecure_test_key)
@@ -408,6 +414,7 @@ def open_sharded_run(
             run = ShardedRun(opened, units, store, ranks, held, model_is_sharded)
             if exists:
                 check_same(run, settings, plan, target, insecure_test_key)
+                say(on_progress, resumed(run))
             return run
 
         return ranks.together(check)

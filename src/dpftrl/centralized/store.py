@@ -40,6 +40,8 @@ from dpftrl.plan.dataset import load_dataset_plan
 
 ShardKind = Literal["safetensors", "noise"]
 MOST_CHECKPOINT_BYTES: Final = 2**40
+# What to do about a file that was changed or removed.
+RESTORE: Final = "restore it from a copy, or start in another folder"
 # Drafts that a killed process may leave: a dot, one of our names, and a random number.
 DRAFT: Final = re.compile(
     r"\.(run\.json|plan\.json|guarantee\.json|noise\..*|journal\.jsonl|[0-9]+\..*|statement\..*|canaries\..*)"
@@ -267,7 +269,9 @@ class RunFolder:
     def read_key(self) -> NoiseKey:
         """Read the noise key."""
         if not self.key.exists():
-            raise UnsafeState(f"{self.key} is missing: without its noise key a run cannot go on")
+            raise UnsafeState(
+                f"{self.key} is missing: without its noise key a run cannot go on; {RESTORE}"
+            )
         return NoiseKey(memoryview(read_file(self.key, own=True)))
 
 
@@ -456,10 +460,14 @@ class RunStore:
         """
         path = self.folder.checkpoint(self.state.saved)
         if not path.exists():
-            raise UnsafeState(f"{path} is missing: the model after {self.state.saved} steps")
+            raise UnsafeState(
+                f"{path} is missing: the model after {self.state.saved} steps; {RESTORE}"
+            )
         content = read_file(path, MOST_CHECKPOINT_BYTES, own=True)
         if hashlib.sha256(content).hexdigest() != self.state.checkpoint_sha256:
-            raise UnsafeState(f"{path} was changed since it was written: its digest differs")
+            raise UnsafeState(
+                f"{path} was changed since it was written: its digest differs; {RESTORE}"
+            )
         return content
 
     def noise_at_checkpoint(self, fresh: NoiseStream) -> NoiseStream:
@@ -533,5 +541,7 @@ def check_created(folder: RunFolder, key: NoiseKey) -> None:
         (folder.plan, created.plan_sha256),
         *((folder.root / name, sha256) for name, sha256 in created.files.items()),
     ):
+        if not path.exists():
+            raise UnsafeState(f"{path} is missing; {RESTORE}")
         if sha256_of(path) != known:
-            raise UnsafeState(f"{path} is not what it was when the run began")
+            raise UnsafeState(f"{path} is not what it was when the run began; {RESTORE}")

@@ -282,7 +282,7 @@ def pad_batch(batch: PyTree, multiple_of: int) -> tuple[PyTree, NDArray[np.bool_
         multiple_of: The number of rows becomes a multiple of this, and at least this.
 
     Returns:
-        The batch, and the mask for `clipped_sum`: False for the new rows.
+        The batch, and the mask for `clipped_sum`, which is False for the new rows.
 
     >>> pad_batch(np.array([5, 6, 7]), 4)
     (array([5, 6, 7, 0]), array([ True,  True,  True, False]))

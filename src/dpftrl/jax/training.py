@@ -42,7 +42,7 @@ from dpftrl.jax.gradients import (
     joint_sum,
     scale_of,
 )
-from dpftrl.plan import DatasetPlan, SamplingName
+from dpftrl.plan import DatasetPlan, SamplingChoice
 
 # The key of the JSON text in the metadata of a checkpoint.
 STATE = "state"
@@ -64,7 +64,7 @@ def make_private(
     epochs: int | None = None,
     batch_size: int | None = None,
     plan: DatasetPlan | None = None,
-    sampling: SamplingName | None = None,
+    sampling: SamplingChoice | None = "auto",
     mechanism: str | None = None,
     max_batch_size: int | None = None,
     units: Sequence[Any] | None = None,
@@ -94,22 +94,25 @@ def make_private(
         epochs: How often every unit takes part.
         batch_size: Expected number of units per batch. Sums are divided by this number.
         plan: A plan, in place of epsilon, delta, epochs, batch_size, sampling and mechanism.
-        sampling: `none` (the same shuffled order in all epochs), `poisson`, `cyclic-poisson` or
-            `balls-in-bins`; by default the one that needs the least noise.
+        sampling: `auto` (the default; None is the same) takes the one that needs the least noise.
+            `none` is no sampling: a fixed order, the same shuffled one in all epochs. Or `poisson`,
+            `cyclic-poisson` or `balls-in-bins`.
         mechanism: The name of a mechanism; it needs `sampling`. By default the best one.
         max_batch_size: Largest number of units in a sampled batch.
         units: The user of each example, for user-level privacy: a unit is then a user, and its
             gradient is that of its mean loss. By default every example is a unit.
-        examples_per_unit: Largest number of a user's examples in one step.
+        examples_per_unit: Largest number of a user's examples in one step; by default 1.
         micro_batch: Number of units whose gradients are computed at a time.
-        commit_every: Number of steps between two checkpoints.
+        commit_every: Number of steps between two checkpoints; by default 100. After an
+            interruption, at most so many steps are repeated.
         canaries: Number of canaries to add, for `dpftrl audit run`; see docs/auditing.md. They
             need `sampling="none"`.
         state_folder: Folder for the witness of the run, outside `folder`; by default $DPFTRL_STATE,
             or the user's state folder.
         trust_folder: Resume even if the witness is missing.
         insecure_test_key: Seed of a noise key that anybody can guess. For tests only.
-        on_progress: Called during long planning; by default there are messages on stderr.
+        on_progress: Called during long planning, with what was planned, and with the step at which
+            a run is resumed; by default there are messages on stderr.
 
     Raises:
         InvalidInput: The arguments do not fit together, or not to the run in the folder.
@@ -218,7 +221,7 @@ class PrivateTraining(TrainingOwner):
                 rows must be the same examples.
 
         Returns:
-            What happened in this step. The guarantee does not cover it: do not publish it.
+            What happened in this step. The guarantee does not cover it, so do not publish it.
 
         Raises:
             InvalidInput: The batch is not that of this step.

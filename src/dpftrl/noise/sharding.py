@@ -99,8 +99,9 @@ class Shard:
         """Which coordinates of the shard lie in which block of `width` coordinates of the model.
 
         Returns:
-            One row for each block and span that meet: the number of the block, the first coordinate
-            in the block, their number, and the place of the first one in the arrays of the shard.
+            One row for each block and span that meet, with the number of the block, the first
+            coordinate in the block, their number, and the place of the first one in the arrays of
+            the shard.
         """
         rows: list[Cuts] = [np.empty((0, 4), np.int64)]
         local = 0

@@ -440,7 +440,7 @@ def extrapolate(
             the first of `rivals`.
 
     Returns:
-        Three walks: along the report goal, the rounds and min-sep. Report goals that the fleet
+        Three walks, along the report goal, the rounds and min-sep. Report goals that the fleet
         cannot fill are dropped.
     """
     quick_rivals = [rival for rival in rivals if rival.plan.mechanism.sensitivity_cost != "high"]

@@ -5,12 +5,14 @@ sampling, and a BLT with and without balls-in-bins sampling. They are compared b
 is what reaches the model. A `DatasetPlan` holds the one that was chosen.
 """
 
+import math
 import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, Literal, final, get_args
+from typing import Any, Final, Literal, final, get_args
 
 import msgspec
 
@@ -50,6 +52,10 @@ from dpftrl.plan.make_plan import DEFAULT_BUFFERS, OPTIMIZED_BLT, mechanism
 
 SamplingName = Literal["none", "poisson", "cyclic-poisson", "balls-in-bins"]
 SAMPLINGS: Final[tuple[SamplingName, ...]] = get_args(SamplingName)
+# A sampling, or `auto` for the one that needs the least noise.
+SamplingChoice = SamplingName | Literal["auto"]
+# The samplings whose accountant is the package dp-accounting.
+WITH_DP_ACCOUNTING: Final = ("poisson", "cyclic-poisson")
 # The samplings that are compared if none is given.
 QUICK_SAMPLINGS: Final[tuple[SamplingName, ...]] = ("poisson", "none", "balls-in-bins")
 # The name of the banded Toeplitz strategy that is optimized for cyclic Poisson sampling.
@@ -77,7 +83,8 @@ class Dataset:
     max_batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        whole_number("epochs", self.epochs)
+        for name in ("batch_size", "epochs"):
+            whole_number(name, getattr(self, name))
         self.sampling("poisson")  # checks the other numbers
 
     @property
@@ -395,7 +402,7 @@ def make_dataset_plan(
     epsilon: float,
     delta: float,
     *,
-    sampling: SamplingName | None = None,
+    sampling: SamplingChoice | None = "auto",
     mechanism_name: str | None = None,
     on_progress: Progress | None = None,
 ) -> DatasetPlan:
@@ -409,7 +416,8 @@ def make_dataset_plan(
         dataset: The data set.
         epsilon: The target epsilon.
         delta: The target delta.
-        sampling: The sampling; by default the one that needs the least noise.
+        sampling: The sampling; `auto`, which is the default, or None for the one that needs the
+            least noise. `none` is no sampling: a fixed order.
         mechanism_name: A name that `dpftrl mechanisms` lists, or the path of a .json file; by
             default the mechanism with the least noise. It needs a sampling.
         on_progress: Called by long optimizations.
@@ -418,8 +426,11 @@ def make_dataset_plan(
     >>> plan.sampling, plan.mechanism.family, round(plan.guarantee.epsilon, 6)
     ('none', 'blt', 2.0)
     """
-    if sampling is not None and sampling not in SAMPLINGS:
-        raise InvalidInput(f"sampling must be one of {', '.join(SAMPLINGS)}, got {sampling!r:.40}")
+    check_target(epsilon, delta)
+    if sampling == "auto":
+        sampling = None
+    if sampling is not None:
+        check_sampling(sampling)
     if mechanism_name is not None:
         if sampling is None:
             raise InvalidInput(
@@ -440,6 +451,53 @@ def make_dataset_plan(
         raise InvalidInput(f"nothing trains on this data set for this target: {reasons}")
     best = min(options, key=lambda row: row.rms_noise)
     return DatasetPlan(best.sampling, best.guarantee, dataset)
+
+
+def check_target(epsilon: float | None, delta: float | None) -> None:
+    """Refuse an epsilon or a delta that no training can have. None stands for one not given."""
+    if epsilon is not None and not 0 < _number(epsilon) < math.inf:
+        raise InvalidInput(f"epsilon must be a positive finite number, got {epsilon!r:.40}")
+    if delta is not None and not 0 < _number(delta) < 1:
+        raise InvalidInput(f"delta must be a number between 0 and 1, got {delta!r:.40}")
+
+
+def check_sampling(sampling: SamplingName) -> None:
+    """Refuse a sampling that does not exist, or whose accountant is not installed."""
+    if sampling not in SAMPLINGS:
+        names = ", ".join(("auto", *SAMPLINGS))
+        raise InvalidInput(f"sampling must be one of {names}, got {sampling!r:.40}")
+    if sampling in WITH_DP_ACCOUNTING and not has_dp_accounting():
+        raise InvalidInput(
+            f"sampling {sampling!r} needs the package dp-accounting: pip install "
+            "'dpftrl[dp-accounting]'"
+        )
+
+
+def has_dp_accounting() -> bool:
+    """Whether the package dp-accounting is installed, which Poisson sampling needs."""
+    return find_spec("dp_accounting") is not None
+
+
+def large_delta(delta: float, size: int, unit: str = "example") -> str | None:
+    """A warning about a delta that is not below 1 / `size`; None if it is."""
+    # A mechanism that publishes each unit in full with probability delta is (0, delta)-DP. With
+    # such a delta it publishes one unit on average.
+    if delta * size < 1:
+        return None
+    return (
+        f"delta {delta:g} is not below 1 / dataset, {1 / size:.3g}: such a delta permits "
+        f"publishing one {unit} in full"
+    )
+
+
+def _number(value: Any) -> float:
+    """The value as a float; NaN, which fails every check, if it is no number."""
+    if isinstance(value, str | bytes | bool):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 class DatasetPlanFile(msgspec.Struct, forbid_unknown_fields=True):

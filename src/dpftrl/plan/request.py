@@ -18,7 +18,7 @@ from dpftrl.errors import InvalidInput
 from dpftrl.optimize import Objective
 from dpftrl.participation import UNCAPPED, MinSep
 from dpftrl.plan.candidates import Budget, Question
-from dpftrl.plan.dataset import SAMPLINGS, Dataset, SamplingName
+from dpftrl.plan.dataset import SAMPLINGS, Dataset, SamplingName, large_delta
 from dpftrl.plan.plan import Fleet
 
 # How much time an answer may take: `quick` leaves out mechanisms that need a long optimization,
@@ -310,12 +310,8 @@ class DatasetPlanRequest(
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a reader must know before using the plan."""
-        if self.delta * self.size < 1:
-            return ()
-        return (
-            f"delta {self.delta:g} is not below 1 / dataset, {1 / self.size:.3g}: such a delta "
-            "permits publishing one example in full",
-        )
+        warning = large_delta(self.delta, self.size)
+        return () if warning is None else (warning,)
 
 
 PlanRequest = FleetPlanRequest | DatasetPlanRequest

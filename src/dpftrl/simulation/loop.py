@@ -177,14 +177,22 @@ class TrainingLoop:
         """Write the curves and the statement at the end, also after an error or Ctrl-C."""
         try:
             yield
-        finally:
-            self._metrics.close()
-            folder = self._server.folder
-            if self._server.rounds:
-                self.statement = statement_of_files(
-                    folder.plan, folder.root, state_folder=self._state_folder
-                )
-                save_statement(self.statement, folder.root / "statement")
+        except BaseException as error:
+            try:
+                self._finish()
+            except Exception as reason:  # the first error is what happened to the training
+                error.add_note(f"the curves and the statement could not be written: {reason}")
+            raise
+        self._finish()
+
+    def _finish(self) -> None:
+        self._metrics.close()
+        folder = self._server.folder
+        if self._server.rounds:
+            self.statement = statement_of_files(
+                folder.plan, folder.root, state_folder=self._state_folder
+            )
+            save_statement(self.statement, folder.root / "statement")
 
 
 def refuse_other_files(folder: Path, *more: str) -> None:

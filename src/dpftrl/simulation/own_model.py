@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast, final
 
@@ -112,7 +113,8 @@ def simulate(
     """Train a model of any framework on simulated clients, with a privacy guarantee.
 
     If `folder` holds a run, it is resumed: call `simulate` with the same arguments after a crash.
-    A run that has ended is not changed, and its result is returned.
+    A run that has ended is not changed, and its result is returned. It needs no extra besides your
+    framework; with the extra `plot`, the run also gets curves.
 
     Args:
         folder: Folder for the files of the run.
@@ -180,6 +182,8 @@ def simulate(
     trained = _OwnClients(structure, train, clients, seed, whole_number("workers", workers))
     whole_number("every", every)
     _warn_about_statistics(structure)
+    if find_spec("matplotlib") is None:
+        sys.stderr.write("dpftrl: no curves.png will be drawn: pip install 'dpftrl[plot]'\n")
     place = None if state_folder is None else Path(state_folder)
     measure = None
     is_new = not RunFolder(root).exists

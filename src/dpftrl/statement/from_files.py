@@ -12,7 +12,8 @@ import msgspec
 from dpftrl._internal.progress import Progress
 from dpftrl._internal.storage import read_file, read_json
 from dpftrl.accounting import Guarantee, guarantee_of, load_guarantee
-from dpftrl.accounting.logs import Limits, observe
+from dpftrl.accounting.logs import Limits
+from dpftrl.accounting.logs.ledgers import observe_ledger
 from dpftrl.auditing.canaries import canary_count
 from dpftrl.errors import DpftrlError, InvalidInput
 from dpftrl.federated import Start
@@ -86,7 +87,7 @@ def statement_of_files(
         with _ledger(run) as ledger:
             inputs += _run_inputs(run, ledger)
             if ledger is not None:
-                observed = observe(ledger, limits, on_progress=on_progress)
+                observed = observe_ledger(ledger, limits, on_progress=on_progress)
     return make_statement(
         promised,
         accounted=accounted,

@@ -87,7 +87,7 @@ class Statement:
 
     @property
     def summary(self) -> str:
-        """A short paragraph: warnings, the guarantee, delta, the origin and the start model."""
+        """A paragraph with warnings, the guarantee, delta, the origin and the start model."""
         facts = self.facts
         return " ".join(
             [

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss  # pyright: ignore[reportPrivateUsage]
 from torch.utils import _pytree as pytree
 
 from dpftrl._internal.checks import whole_number
@@ -15,6 +16,30 @@ from dpftrl.errors import InvalidInput
 
 # The loss of a batch of any size: the mean over the rows, or one loss per row.
 LossFn = Callable[[nn.Module, Any], Tensor]
+
+
+def check_step_arguments(loss_fn: Any, batch: Any) -> None:
+    """Refuse a loss in place of a function, and arguments in the wrong order."""
+    is_criterion = isinstance(loss_fn, _Loss)  # it is called with outputs and labels
+    if callable(loss_fn) and not is_criterion and not isinstance(loss_fn, Tensor):
+        return
+    given = type(loss_fn).__name__
+    got = f"{given} and a function: swap them" if callable(batch) else f"{given} as loss_fn"
+    raise InvalidInput(
+        "call step(loss_fn, batch), where loss_fn(model, batch) returns the mean loss as a scalar "
+        f"tensor; got {got}"
+    )
+
+
+def check_loss(loss: Any) -> Tensor:
+    """Refuse a loss that is no tensor of floating-point numbers."""
+    if isinstance(loss, Tensor) and loss.is_floating_point():
+        return loss
+    given = f"a tensor of {loss.dtype}" if isinstance(loss, Tensor) else type(loss).__name__
+    raise InvalidInput(
+        "loss_fn(model, batch) must return the mean loss as a scalar tensor, or one loss per row, "
+        f"got {given}; step(loss_fn, batch) differentiates it, so leave out .item() and float()"
+    )
 
 
 @dataclass(frozen=True, repr=False)

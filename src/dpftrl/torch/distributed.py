@@ -34,16 +34,16 @@ from dpftrl.centralized.sharded_run import ShardedRun, open_sharded_run
 from dpftrl.clipping import Steps
 from dpftrl.errors import InvalidInput
 from dpftrl.noise import Shard
-from dpftrl.plan import DatasetPlan, SamplingName
+from dpftrl.plan import DatasetPlan, SamplingChoice
 from dpftrl.torch._fsdp import GatheredModel, is_sharded, like, shard_of
-from dpftrl.torch._micro_batches import LossFn
+from dpftrl.torch._micro_batches import LossFn, check_step_arguments
 from dpftrl.torch._modules import check_layers
 from dpftrl.torch._sharded_checkpoint import read_shards, write_shard
 from dpftrl.torch.checkpoint import write_checkpoint
 from dpftrl.torch.gradient_check import check_gradients
 from dpftrl.torch.gradients import BatchStats, ClippedSums
 from dpftrl.torch.loader import Request, Rows, plain_batch, seeded, tensors_of
-from dpftrl.torch.training import check_optimizer, trainable
+from dpftrl.torch.training import check_dataset, check_optimizer, trainable
 
 __all__ = ["DistributedTraining", "ShareLoader", "TorchGroup", "make_private"]
 
@@ -126,7 +126,7 @@ def make_private(
     epochs: int | None = None,
     batch_size: int | None = None,
     plan: DatasetPlan | None = None,
-    sampling: SamplingName | None = None,
+    sampling: SamplingChoice | None = "auto",
     mechanism: str | None = None,
     max_batch_size: int | None = None,
     units: Sequence[Any] | None = None,
@@ -164,22 +164,24 @@ def make_private(
         epochs: How often every unit takes part.
         batch_size: Expected number of units per batch, of all ranks together.
         plan: A plan, in place of epsilon, delta, epochs, batch_size, sampling and mechanism.
-        sampling: How batches are drawn.
+        sampling: How batches are drawn: `auto`, `none` (a fixed order), or the name of a sampling.
         mechanism: The name of a mechanism.
         max_batch_size: Largest number of units in a sampled batch.
         units: The user of each example, for user-level privacy.
-        examples_per_unit: Largest number of a user's examples in one step.
+        examples_per_unit: Largest number of a user's examples in one step; by default 1.
         scheduler: A learning-rate scheduler of the optimizer.
         micro_batch: Number of units whose gradients are computed at a time. Micro-batches are dealt
             out to the ranks, so it should be at most `batch_size / ranks`; by default it is
             `batch_size / 8`.
-        commit_every: Number of steps between two checkpoints.
+        commit_every: Number of steps between two checkpoints; by default 100. After an
+            interruption, at most so many steps are repeated.
         collate_fn: Makes a micro-batch of a list of examples.
         num_workers: Number of processes that load examples, on each rank.
         state_folder: Folder for the witness of the run, of rank 0.
         trust_folder: Resume even if the witness is missing.
         insecure_test_key: Seed of a noise key that anybody can guess. For tests only.
-        on_progress: Called during long planning; by default there are messages on stderr.
+        on_progress: Called during long planning, with what was planned, and with the step at which
+            a run is resumed; by default there are messages on stderr.
         canaries: Must be 0: canaries of an audit are supported in a single process only.
         group: The processes that train together; by default all.
 
@@ -196,8 +198,7 @@ def make_private(
     module = model.module if isinstance(model, DistributedDataParallel) else model
     check_layers(module)
     check_optimizer(module, optimizer, scheduler)
-    if isinstance(dataset, DataLoader):
-        raise InvalidInput("give the data set itself, not a DataLoader: make_private makes batches")
+    check_dataset(dataset)
     data_units = Units(length_of(dataset), units, examples_per_unit)
     names, size = trainable(module)
     settings = Settings.of(data_units, clip_norm, names, size, commit_every, "torch", mechanism)
@@ -446,7 +447,7 @@ class DistributedTraining(TrainingOwner):
             batches: The list that `loader` has just yielded.
 
         Returns:
-            What happened in this step, on all ranks. The guarantee does not cover it: do not
+            What happened in this step, on all ranks. The guarantee does not cover it, so do not
             publish it.
 
         Raises:
@@ -458,6 +459,7 @@ class DistributedTraining(TrainingOwner):
         run.check_usable()
         with self._gathered():
             try:
+                check_step_arguments(loss_fn, batches)
                 share = self.loader.check(batches)
                 total, measured = self._sum(loss_fn, batches, share)
             except Exception as error:

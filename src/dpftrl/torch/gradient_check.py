@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from dpftrl.clipping import Grid
 from dpftrl.errors import InvalidInput
-from dpftrl.torch._micro_batches import LossFn, leaves_of
+from dpftrl.torch._micro_batches import LossFn, check_loss, leaves_of
 from dpftrl.torch._modules import RandomState
 from dpftrl.torch._products import FloatVector
 from dpftrl.torch.gradients import ClippedSums
@@ -60,7 +60,12 @@ def _check_gradients(
 
     def autograd(start: int, stop: int) -> FloatVector:
         with torch.enable_grad():
-            loss = loss_fn(sums.model, batch_of(start, stop)).mean()
+            loss = check_loss(loss_fn(sums.model, batch_of(start, stop))).mean()
+            if not loss.requires_grad:
+                raise InvalidInput(
+                    "the loss has no gradient: loss_fn(model, batch) must compute it with the "
+                    "model it is given, without detach() and torch.no_grad()"
+                )
             found = torch.autograd.grad(loss, trainable, allow_unused=True, materialize_grads=True)
         return torch.cat([value.reshape(-1).double() for value in found]).numpy()
 
@@ -102,6 +107,6 @@ def _check_gradients(
         raise InvalidInput(
             "the gradient for two rows together is not a mean of their gradients (it differs by "
             f"{difference:.3g}, where the larger one has norm {size:.3g}); the model or the loss "
-            "mixes examples, or the loss is not a mean over rows"
+            "mixes examples, or the loss is not a mean over rows (use reduction='mean')"
         )
     return True

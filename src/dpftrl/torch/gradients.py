@@ -27,7 +27,7 @@ from dpftrl._internal.threads import parallel_map
 from dpftrl.clipping import SLACK, Grid, JointClip, Steps
 from dpftrl.errors import InvalidInput
 from dpftrl.torch import _kernels as kernels
-from dpftrl.torch._micro_batches import LossFn, MicroBatch, UnitRows, leaves_of
+from dpftrl.torch._micro_batches import LossFn, MicroBatch, UnitRows, check_loss, leaves_of
 from dpftrl.torch._modules import RandomState, check_layers, modules_of, slots_of
 from dpftrl.torch._products import (
     ROUNDING,
@@ -406,10 +406,10 @@ class ClippedSums:
         """The loss of one row, as a number."""
         row = pytree.tree_unflatten([leaf.unsqueeze(0) for leaf in leaves], task.structure)
         loss = task.loss_fn(self.model, row)
-        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():  # pyright: ignore[reportUnnecessaryIsInstance]
-            shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
+        if check_loss(loss).numel() != 1:
             raise InvalidInput(
-                f"loss_fn must return the mean loss or one loss per row; for one row, got {shape}"
+                "loss_fn(model, batch) must return the mean loss as a scalar tensor, or one loss "
+                f"per row; for one row, got a tensor of shape {tuple(loss.shape)}"
             )
         return loss.reshape(())
 

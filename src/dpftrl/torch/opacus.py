@@ -232,7 +232,7 @@ class _CorrelatedNoise(DPOptimizer):
         """Clip and sum; at the end of a batch, add the noise to the sum and set gradients.
 
         Returns:
-            Whether the gradients are set: False within a batch that has several parts.
+            Whether the gradients are set. They are not within a batch that has several parts.
 
         Raises:
             RoundsExceeded: All steps of the plan are done.

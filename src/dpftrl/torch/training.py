@@ -19,13 +19,16 @@ from dpftrl.auditing.canaries import attach_canaries, files_with_canaries
 from dpftrl.centralized import Settings, TrainingRun, Units
 from dpftrl.centralized.owner import Metrics, PathLike, Target, TrainingOwner, length_of, open_run
 from dpftrl.errors import InvalidInput
-from dpftrl.plan import DatasetPlan, SamplingName
-from dpftrl.torch._micro_batches import LossFn
+from dpftrl.plan import DatasetPlan, SamplingChoice
+from dpftrl.torch._micro_batches import LossFn, check_step_arguments
 from dpftrl.torch._modules import check_layers, modules_of
 from dpftrl.torch.checkpoint import read_checkpoint, write_checkpoint
 from dpftrl.torch.gradient_check import check_gradients
 from dpftrl.torch.gradients import ClippedSums
 from dpftrl.torch.loader import PrivateLoader, plain_batch, seeded
+
+# Examples are no longer taken for such a tuple or list if it has more tensors: inputs, labels, ...
+MOST_COLUMNS = 4
 
 
 def make_private(
@@ -40,7 +43,7 @@ def make_private(
     epochs: int | None = None,
     batch_size: int | None = None,
     plan: DatasetPlan | None = None,
-    sampling: SamplingName | None = None,
+    sampling: SamplingChoice | None = "auto",
     mechanism: str | None = None,
     max_batch_size: int | None = None,
     units: Sequence[Any] | None = None,
@@ -75,18 +78,20 @@ def make_private(
         epochs: How often every unit takes part.
         batch_size: Expected number of units per batch. Sums are divided by this number.
         plan: A plan, in place of epsilon, delta, epochs, batch_size, sampling and mechanism.
-        sampling: `none` (the same shuffled order in all epochs), `poisson`, `cyclic-poisson` or
-            `balls-in-bins`; by default the one that needs the least noise.
+        sampling: `auto` (the default; None is the same) takes the one that needs the least noise.
+            `none` is no sampling: a fixed order, the same shuffled one in all epochs. Or `poisson`,
+            `cyclic-poisson` or `balls-in-bins`.
         mechanism: The name of a mechanism; it needs `sampling`. By default the best one.
         max_batch_size: Largest number of units in a sampled batch.
         units: The user of each example, for user-level privacy: a unit is then a user, and its
             gradient is that of its mean loss. By default every example is a unit.
-        examples_per_unit: Largest number of a user's examples in one step.
+        examples_per_unit: Largest number of a user's examples in one step; by default 1.
         scheduler: A learning-rate scheduler of the optimizer. It is stepped after every step, and
             saved with the model.
         micro_batch: Number of units whose gradients are computed at a time; by default as many as
             fit into the memory.
-        commit_every: Number of steps between two checkpoints.
+        commit_every: Number of steps between two checkpoints; by default 100. After an
+            interruption, at most so many steps are repeated.
         canaries: Number of canaries to add, for `dpftrl audit run`; see docs/auditing.md. They
             need `sampling="none"`.
         collate_fn: Makes a batch of a list of examples.
@@ -95,7 +100,8 @@ def make_private(
             or the user's state folder.
         trust_folder: Resume even if the witness is missing.
         insecure_test_key: Seed of a noise key that anybody can guess. For tests only.
-        on_progress: Called during long planning; by default there are messages on stderr.
+        on_progress: Called during long planning, with what was planned, and with the step at which
+            a run is resumed; by default there are messages on stderr.
 
     Raises:
         InvalidInput: The arguments do not fit together, or not to the run in the folder.
@@ -109,8 +115,7 @@ def make_private(
         )
     check_layers(model)
     check_optimizer(model, optimizer, scheduler)
-    if isinstance(dataset, DataLoader):
-        raise InvalidInput("give the data set itself, not a DataLoader: make_private makes batches")
+    check_dataset(dataset)
     data_units = Units(length_of(dataset), units, examples_per_unit)
     names, size = trainable(model)
     settings = Settings.of(data_units, clip_norm, names, size, commit_every, "torch", mechanism)
@@ -184,12 +189,12 @@ class PrivateTraining(TrainingOwner):
 
         Args:
             loss_fn: Called as `loss_fn(model, batch)`; returns the mean loss of a batch of any
-                size, or the loss of every example.
+                size as a scalar tensor, or the loss of every example.
             batch: The batch that `loader` has just yielded. It may have been moved or transformed,
                 but its rows must be the same examples.
 
         Returns:
-            What happened in this step. The guarantee does not cover it: do not publish it.
+            What happened in this step. The guarantee does not cover it, so do not publish it.
 
         Raises:
             InvalidInput: The batch is not that of this step, or its examples are mixed.
@@ -197,6 +202,7 @@ class PrivateTraining(TrainingOwner):
         """
         run = self._run
         run.check_usable()
+        check_step_arguments(loss_fn, batch)
         handed_out = self.loader.check(batch)
         self._check_no_gradients()
         batch = plain_batch(batch)
@@ -250,6 +256,25 @@ class PrivateTraining(TrainingOwner):
                     f"{name} has a gradient already: something else called backward(), and this "
                     "gradient is not private; `step` computes all gradients itself"
                 )
+
+
+def check_dataset(dataset: Any) -> None:
+    """Refuse what has a length, but whose items are not examples."""
+    if isinstance(dataset, DataLoader):
+        raise InvalidInput("give the data set itself, not a DataLoader: make_private makes batches")
+    if not isinstance(dataset, tuple | list):
+        return
+    parts = cast("Sequence[Any]", dataset)
+    if not 2 <= len(parts) <= MOST_COLUMNS or any(np.ndim(part) == 0 for part in parts):
+        return
+    if not all(isinstance(part, torch.Tensor | np.ndarray) for part in parts):
+        return
+    if len({len(part) for part in parts}) == 1 and len(parts[0]) > len(parts):
+        raise InvalidInput(
+            f"the data set is a {type(parts).__name__} of {len(parts)} arrays with "
+            f"{len(parts[0]):,} rows each, not of examples; give "
+            "torch.utils.data.TensorDataset(X, Y), made of tensors with one row per example"
+        )
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:

@@ -189,7 +189,7 @@ def test_one_server_at_a_time(
         refusal = children.run(other, rounds=3)["error"]
     finally:
         killed = children.run(place, kill_holder=True)
-    assert "another server" in refusal
+    assert "another program" in refusal
     assert killed["status"] == KILLED
     assert children.run(other)["result"] == unharmed["result"]
 

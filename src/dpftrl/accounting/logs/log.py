@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, final
+from typing import IO, TYPE_CHECKING, Final, cast, final
 
 from dpftrl._internal.checks import whole_number
 from dpftrl._internal.client_ids import canonical_ids, shown
@@ -110,7 +110,7 @@ class ParticipationLog:
             self._on_progress(partition / len(self._partitions), activity)
             contacts = merge_contacts(self._partitions.rows(partition), self._clock)
             if self._has_respelled_ids:
-                _refuse_same_clients(contacts.ids, self._source)
+                _refuse_same_clients(cast("pl.Series", contacts.ids), self._source)
             yield contacts
 
 

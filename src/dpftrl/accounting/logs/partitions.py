@@ -9,7 +9,7 @@ import tempfile
 from array import array
 from dataclasses import dataclass
 from functools import cached_property
-from typing import IO, TYPE_CHECKING, Final, NamedTuple, final
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -214,6 +214,16 @@ class Patterns:
         return self.rounds[self.starts[positions][:, None] + np.arange(count)]
 
 
+class ClientIds(Protocol):
+    """Client ids by position: a polars Series, or `ledgers.Ids`."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, position: int, /) -> Any: ...
+    def gather(self, indices: Any, /) -> Any:
+        """The ids at these positions."""
+        ...
+
+
 class Contacts(NamedTuple):
     """Which client of a partition was contacted when; each (client, round or time) once.
 
@@ -227,7 +237,7 @@ class Contacts(NamedTuple):
         clock: For a log with times: how times become rounds.
     """
 
-    ids: "pl.Series"
+    ids: ClientIds
     owner: Integers
     rounds: Integers
     counted_rows: Integers

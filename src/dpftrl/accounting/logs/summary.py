@@ -1,19 +1,16 @@
 """The summary of a participation log: counts, gaps, and the clients that broke a limit."""
 
+import heapq
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 
 from dpftrl._internal.checks import whole_number
-from dpftrl.accounting.logs.partitions import NO_GAP, Contacts, Integers, Patterns
+from dpftrl.accounting.logs.partitions import NO_GAP, ClientIds, Contacts, Integers, Patterns
 from dpftrl.mechanisms._sensitivity import Kind
 from dpftrl.participation import FixedEpochs, MinSep, Participation, Pattern
-
-if TYPE_CHECKING:
-    import polars as pl
-
 
 # A histogram with more distinct values than this shows ranges: a table that fits on a screen.
 MOST_BINS = 50
@@ -326,20 +323,16 @@ class BrokenLimits:
         self.counted_clients += int(broke_by_counted.sum())
 
     def _ranked(
-        self, rule: Rule, ids: "pl.Series", patterns: Patterns, positions: Integers, counted: bool
+        self, rule: Rule, ids: ClientIds, patterns: Patterns, positions: Integers, counted: bool
     ) -> Iterator[tuple[Rank, Broken]]:
         """The worst of the patterns at these positions, which all break the rule."""
-        import polars as pl
-
-        broken_patterns = pl.DataFrame(
-            {
-                "measure": rule.measure(patterns)[positions],
-                "client": ids.gather(patterns.clients[positions]),
-                "position": positions,
-            }
-        )
-        worst = broken_patterns.sort("measure", "client").head(MOST_SHOWN)
-        for measure, client, position in worst.rows():
+        measures = rule.measure(patterns)[positions]
+        if len(measures) > MOST_SHOWN:  # only the ids of the worst are looked at, and of their ties
+            is_worst = measures <= np.partition(measures, MOST_SHOWN - 1)[MOST_SHOWN - 1]
+            measures, positions = measures[is_worst], positions[is_worst]
+        clients = ids.gather(patterns.clients[positions]).to_list()
+        ranked = zip(measures.tolist(), clients, positions.tolist(), strict=True)
+        for measure, client, position in heapq.nsmallest(MOST_SHOWN, ranked):
             if rule.limit == "min_sep":
                 first, second = (t + self._first_round for t in patterns.closest(position))
                 broken = Broken(client, rule.limit, (first, second), None, counted)
