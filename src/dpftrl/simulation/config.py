@@ -320,8 +320,9 @@ PRESETS: Final[dict[str, Config]] = {
         task="jsonl",
         data=Data(vocabulary_size=4_000),
         model=SMALL_WINDOW,
-        server=COOLING,
-        privacy=Privacy(rounds=120, epsilon=8.0),
+        client=Local(learning_rate=2.0),
+        server=Sgd(learning_rate=0.6, momentum=0.9, schedule=COOLING.schedule),
+        privacy=Privacy(rounds=160, report_goal=200, epsilon=8.0),
     ),
     "poetry": Config(
         task="poetry",
