@@ -28,11 +28,22 @@ data = TensorDataset(torch.zeros(8, 2), torch.zeros(8, dtype=torch.int64))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """
 OPTIONS = "folder=None, epsilon=8.0, delta=1e-2, epochs=1, batch_size=4, clip_norm=1.0"
+SIMULATE = """
+import numpy as np, dpftrl
+people = {f"client-{i}": np.full(2, float(i)) for i in range(60)}
+plan = dpftrl.make_plan(population=60, report_goal=10, rounds=4, epsilon=8.0, delta=1e-3)
+result = dpftrl.simulate(
+    "own", plan, model={"w": np.zeros(2)}, train=lambda model, data: {"w": model["w"] + data},
+    clients=people, clip_norm=1.0,
+)
+print(result.epsilon)
+"""
 LOG = "printf 'client,round\\na,0\\nb,1\\na,3\\n' > log.csv && "
 # For each extra, a shell command that needs it.
 TRIALS = {
     "": f"dpftrl --version && {ACCOUNT} && dpftrl plan --population 1M --report-goal 1000 --rounds "
-    "100 --epsilon 4 --delta 1e-7 --json",
+    f"100 --epsilon 4 --delta 1e-7 --json && python -c '{SIMULATE}' && dpftrl verify own && "
+    "dpftrl statement own",
     "audit": f"{ACCOUNT} --rigorous",
     "dp-accounting": "dpftrl account independent --dataset 1000 --batch-size 10 --epochs 1 "
     "--sampling poisson --noise-multiplier 2 --delta 1e-5 --json",
@@ -76,6 +87,21 @@ def built(folder: Path) -> Path:
 def size_of(folder: Path) -> float:
     """Megabytes of the files in a folder."""
     return sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
+
+
+def import_time(python: Path) -> float:
+    """Return the time of `import dpftrl`, as a multiple of the time in which Python starts."""
+
+    def fastest(code: str) -> float:
+        times = list[float]()
+        for _ in range(5):
+            start = time.perf_counter()
+            subprocess.run([python, "-c", code], check=True)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    empty = fastest("pass")
+    return (fastest("import dpftrl") - empty) / empty
 
 
 def tried(wheel: Path, extras: str, folder: Path) -> None:
@@ -126,6 +152,9 @@ def main() -> None:
                     continue
                 size = size_of(Path(folder) / "env")
                 print(f"{name}: ok, {size:,.0f} MB, {time.monotonic() - start:.0f} s", flush=True)
+                if not extra:
+                    ratio = import_time(Path(folder) / "env" / "bin" / "python")
+                    print(f"import dpftrl: {ratio:.2f} times the start of Python", flush=True)
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
 

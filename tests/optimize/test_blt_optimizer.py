@@ -114,7 +114,7 @@ def test_random_restarts_find_nothing_better_by_a_ten_thousandth(setting, object
     assert optimized.error_report.sensitivity.kind == "exact"
     if buffers > 1:
         fewer = optimize_blt(participation, buffers - 1, objective)
-        assert optimized.value <= fewer.value * (1 + 1e-9)
+        assert optimized.value <= fewer.value * (1 + 1e-4)
 
 
 def test_the_same_input_gives_the_same_bits():

@@ -148,5 +148,5 @@ def test_a_split_without_users_is_refused(tmp_path):
 
 
 def test_a_path_is_needed():
-    with pytest.raises(InvalidInput, match=r"stackoverflow\.sqlite .*: give its path="):
+    with pytest.raises(InvalidInput, match=r"stackoverflow\.sqlite .*: give its path"):
         load(None)

@@ -232,10 +232,12 @@ def search(
     buffers: int,
     smaller: Chain | None = None,
 ) -> Chain:
-    """The best chain with at most `buffers` buffers, never worse than that with one buffer less.
+    """The best chain with at most `buffers` buffers.
 
     Up to DIRECT buffers, fixed starts usually find the best chain. If their result is doubtful, and
-    for more buffers, further starts add a pair of rates to the best chain with one buffer less.
+    for more buffers, further starts add a pair of rates to the best chain with one buffer less, and
+    the result is never worse than that chain. Where fixed starts are enough, it can be worse by
+    some millionths in flat, extreme settings; which ones depends on the rounding of the processor.
 
     Args:
         participation: The participation to optimize for.
