@@ -224,7 +224,7 @@ with gzip.open("events.jsonl.gz", "wt") as file:
     file.writelines(json.dumps({"client": c, "round": r}) + "\\n" for c, r in rows)
 times = [f"2026-01-0{1 + turn}T00:00:00" for _, turn in rows]
 data = pl.DataFrame({"client": [c for c, _ in rows], "reported_at": times})
-data.with_columns(pl.col("reported_at").str.to_datetime()).write_parquet("events.parquet")
+data.with_columns(pl.col("reported_at").str.to_datetime(time_zone="UTC")).write_parquet("events.parquet")
 """
 
 
