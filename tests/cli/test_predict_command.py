@@ -191,3 +191,9 @@ def test_a_run_of_a_program_is_not_resumed_by_train(tmp_path):
     (tmp_path / "private").mkdir()
     RunFolder(tmp_path).journal.write_text("")
     assert "dpftrl.simulate" in refused_in_one_line("train", "--resume", "--out", tmp_path)
+
+
+def test_the_folder_of_a_centralized_run_is_refused(tmp_path):
+    (tmp_path / "run.json").write_text('{"format": "dpftrl centralized run"}')
+    message = refused_in_one_line("predict", tmp_path, "see")
+    assert "load the model with the program that trained it" in message

@@ -197,15 +197,20 @@ def load_model(path: str | os.PathLike[str]) -> ReleasedModel:
 
 
 def _refuse_run(folder: Path) -> None:
-    """Refuse the folder of a run of a fleet, which has no exported model in it."""
+    """Refuse the folder of a run, which has no exported model in it."""
     from dpftrl.verify.centralized_files import is_centralized  # here, because it is slow to import
 
-    has_model = (folder / MODEL_FILE).exists()
-    if not has_model and (folder / "run.json").exists() and not is_centralized(folder):
+    if (folder / MODEL_FILE).exists() or not (folder / "run.json").exists():
+        return
+    if is_centralized(folder):
         raise InvalidInput(
-            f"{folder} is a run; write its model first: dpftrl export {shlex.quote(str(folder))} "
-            f"{MODEL_FILE}"
+            f"{folder} is a run of a training loop of your own; load the model with the program "
+            "that trained it"
         )
+    raise InvalidInput(
+        f"{folder} is a run; write its model first: dpftrl export {shlex.quote(str(folder))} "
+        f"{MODEL_FILE}"
+    )
 
 
 def _check_stated(epsilon: float, delta: float, rounds: int, start: Start, source: Path) -> None:
