@@ -30,7 +30,8 @@ def audit(name, *, mu=1.0, factor=1.0, trials=2**15, **options):
 def test_correct_noise_does_not_exceed_the_claim(name):
     found = audit(name)
     assert not found.exceeds_claim
-    assert found.mu_lower_bound > 0.9 * found.attained_mu
+    # The ratio has mean 0.927 and standard deviation 0.011 (80 audits of smooth-tree).
+    assert found.mu_lower_bound > 0.86 * found.attained_mu
     exact = found.claim.kind == "exact"
     assert found.is_attained == (exact and name not in NOT_ATTAINED)
 

@@ -144,9 +144,9 @@ def test_a_large_delta_gives_the_warning_of_dpftrl_plan():
         ({"epsilon": float("nan")}, "epsilon must be a positive finite number, got nan"),
         ({"epsilon": float("inf")}, "epsilon must be a positive finite number, got inf"),
         ({"epsilon": "4"}, "epsilon must be a positive finite number, got '4'"),
-        ({"delta": 0}, "delta must be a number between 0 and 1, got 0"),
-        ({"delta": 1.0}, "delta must be a number between 0 and 1, got 1.0"),
-        ({"delta": "1e-5"}, "delta must be a number between 0 and 1, got '1e-5'"),
+        ({"delta": 0}, "delta must be between 0 and 1, got 0"),
+        ({"delta": 1.0}, "delta must be between 0 and 1, got 1.0"),
+        ({"delta": "1e-5"}, "delta must be between 0 and 1, got '1e-5'"),
         (
             {"sampling": "shuffle"},
             "sampling must be one of auto, none, poisson, cyclic-poisson, balls-in-bins, got "

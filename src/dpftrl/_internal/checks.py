@@ -31,9 +31,9 @@ def positive_number(name: str, value: float) -> float:
     Traceback (most recent call last):
     dpftrl.errors.InvalidInput: noise_multiplier must be a positive finite number, got nan
     """
-    number = as_float(value)
+    number = _float_or_nan(value)
     if not 0 < number < math.inf:
-        raise InvalidInput(f"{name} must be a positive finite number, got {value!s:.40}")
+        raise InvalidInput(f"{name} must be a positive finite number, got {_shown(value)}")
     return number
 
 
@@ -44,13 +44,23 @@ def fraction(name: str, value: float) -> float:
     Traceback (most recent call last):
     dpftrl.errors.InvalidInput: delta must be between 0 and 1, got 1
     """
-    try:
-        number = as_float(value)
-    except (TypeError, InvalidInput):
-        number = math.nan
+    number = _float_or_nan(value)
     if not 0 < number < 1:
-        raise InvalidInput(f"{name} must be between 0 and 1, got {value!s:.40}")
+        raise InvalidInput(f"{name} must be between 0 and 1, got {_shown(value)}")
     return number
+
+
+def _shown(value: object) -> str:
+    """Return `value` for a message: text in quotes, so that '4' is not taken for a number."""
+    return f"{value!r:.40}" if isinstance(value, str) else f"{value!s:.40}"
+
+
+def _float_or_nan(value: float) -> float:
+    """Return `value` as a float; NaN, which fails every check, if it is not a number."""
+    try:
+        return as_float(value)
+    except (TypeError, ValueError, InvalidInput):
+        return math.nan
 
 
 def as_float(value: float) -> float:

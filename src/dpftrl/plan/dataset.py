@@ -5,18 +5,17 @@ sampling, and a BLT with and without balls-in-bins sampling. They are compared b
 is what reaches the model. A `DatasetPlan` holds the one that was chosen.
 """
 
-import math
 import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal, final, get_args
+from typing import Final, Literal, final, get_args
 
 import msgspec
 
-from dpftrl._internal.checks import whole_number
+from dpftrl._internal.checks import fraction, positive_number, whole_number
 from dpftrl._internal.progress import Progress
 from dpftrl._internal.storage import read_json, replace_file
 from dpftrl.accounting import Guarantee, account, calibrate
@@ -455,10 +454,10 @@ def make_dataset_plan(
 
 def check_target(epsilon: float | None, delta: float | None) -> None:
     """Refuse an epsilon or a delta that no training can have. None stands for one not given."""
-    if epsilon is not None and not 0 < _number(epsilon) < math.inf:
-        raise InvalidInput(f"epsilon must be a positive finite number, got {epsilon!r:.40}")
-    if delta is not None and not 0 < _number(delta) < 1:
-        raise InvalidInput(f"delta must be a number between 0 and 1, got {delta!r:.40}")
+    if epsilon is not None:
+        positive_number("epsilon", epsilon)
+    if delta is not None:
+        fraction("delta", delta)
 
 
 def check_sampling(sampling: SamplingName) -> None:
@@ -488,16 +487,6 @@ def large_delta(delta: float, size: int, unit: str = "example") -> str | None:
         f"delta {delta:g} is not below 1 / dataset, {1 / size:.3g}: such a delta permits "
         f"publishing one {unit} in full"
     )
-
-
-def _number(value: Any) -> float:
-    """The value as a float; NaN, which fails every check, if it is no number."""
-    if isinstance(value, str | bytes | bool):
-        return math.nan
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
 
 
 class DatasetPlanFile(msgspec.Struct, forbid_unknown_fields=True):

@@ -27,7 +27,8 @@ from dpftrl.torch.gradient_check import check_gradients
 from dpftrl.torch.gradients import ClippedSums
 from dpftrl.torch.loader import PrivateLoader, plain_batch, seeded
 
-# Examples are no longer taken for such a tuple or list if it has more tensors: inputs, labels, ...
+# Columns (inputs, labels, weights, ...) that somebody may pass as a tuple by mistake. A longer one
+# is taken for a data set of examples.
 MOST_COLUMNS = 4
 
 
